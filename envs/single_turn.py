@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.rewards.boxed import last_boxed
-from roll_like.envs import FreeText, read_tag
+from roll_like.envs import FreeText, answer_of, read_tag
 from roll_like.errors import EnvError
 
 #: Where the answer stands: `<answer>4</answer>`, `\\boxed{4}`, or the whole text.
@@ -64,7 +64,7 @@ class SingleTurn(gymnasium.Env[str, str]):
         return question, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Score the answer and end the episode.
+        """Score the answer, which follows the reasoning if there is any, and end the episode.
 
         Raises:
             ResetNeeded: There was an answer already.
@@ -72,7 +72,7 @@ class SingleTurn(gymnasium.Env[str, str]):
         if not self._open:
             raise ResetNeeded("the question was answered; call reset() first")
         self._open = False
-        answer = read_answer(action, self._style)
+        answer = read_answer(answer_of(action), self._style)
         reward = -self._penalty if answer is None else self.score(answer)
         info = {"success": answer is not None and reward >= 1.0, "invalid_action": answer is None}
         return "", float(reward), True, False, info

@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.envs.qa import MATCHES, Match, references, same
 from roll_like.builtin.envs.single_turn import AnswerStyle, read_answer
-from roll_like.envs import Commands, FreeText, TaskRows, read_task_rows
+from roll_like.envs import Commands, FreeText, TaskRows, answer_of, read_task_rows, tags_of
 from roll_like.errors import DataError, EnvError
 from roll_like.tools import (
     AnyCall,
@@ -24,6 +24,7 @@ from roll_like.tools import (
     parse_tool_calls,
     read_tool_configs,
 )
+from roll_like.types import ReasoningTags
 
 Role: TypeAlias = Literal["tool", "user"]
 Row: TypeAlias = dict[str, Any]
@@ -141,9 +142,11 @@ class Tools(gymnasium.Env[str, str]):
         if self._row is None:
             raise ResetNeeded("the episode is over; call reset() first")
         self._turn += 1
-        text, calls = parse_tool_calls(action, self._call_style, self._schemas)
+        # a tag in a call's argument is part of the argument
+        tags = tags_of(action) or ReasoningTags()
+        _, calls = parse_tool_calls(action, self._call_style, self._schemas, reasoning=tags)
         if not calls:
-            return self._scored(text, self._row)
+            return self._scored(answer_of(action), self._row)
         outcomes = self._run(calls)
         invalid = any(outcome.invalid for outcome in outcomes)
         messages = self._messages(calls, outcomes)
@@ -189,8 +192,7 @@ class Tools(gymnasium.Env[str, str]):
 
     def _scored(self, text: str, row: Mapping[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._row = None
-        said = text.rpartition("</think>")[2].partition("<think>")[0]
-        answer = read_answer(said, self._style)
+        answer = read_answer(text, self._style)
         wanted = references(row[self._answer])
         right = answer is not None and any(same(answer, reference, self._match) for reference in wanted)
         reward = -self._penalty if answer is None else float(right)

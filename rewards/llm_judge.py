@@ -263,10 +263,12 @@ class LLMJudge(Reward):
 
 def _response(completion: Completion) -> str:
     """Return what is judged: the response, or an episode after its first messages; empty where nothing was written."""
-    if not any(turn.text.strip() for turn in completion.turns):
-        return "" if completion.turns or not completion.text.strip() else completion.text
-    first = len(completion.turns[0].shown)
-    return judge_prompts.conversation(completion.conversation[first:])
+    if not completion.turns:
+        return completion.text if completion.text.strip() else ""
+    played = completion.conversation[len(completion.turns[0].shown) :]
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in played):
+        return ""
+    return judge_prompts.conversation(played)
 
 
 def _read_winner(found: Any) -> float:

@@ -105,6 +105,29 @@ class PlacedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningTags:
+    """What a model writes before and after its reasoning; `roll_like.data.reasoning` splits responses by it.
+
+    Attributes:
+        open: Before it.
+        close: After it.
+        opened: Whether the prompt ended with `open`, so that the response begins within reasoning.
+        final: What the model writes before its answer, if it does; what follows the last of them is the answer.
+        around: What else may stand around an answer, from outside in; no part of it.
+    """
+
+    open: str = "<think>"
+    close: str = "</think>"
+    opened: bool = False
+    final: str = ""
+    around: tuple[str, ...] = ()
+
+
+#: The tags of most models.
+THINK = ReasoningTags()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One thing to solve.
 
@@ -118,6 +141,7 @@ class Task:
         metadata: Every other field of the row.
         origin: `file:line` (or `dataset:row`), for messages about this row.
         images: The images of the prompt, in order.
+        reasoning: What delimits the reasoning in responses to the prompt; None where the model does not reason.
     """
 
     task_id: str
@@ -129,6 +153,7 @@ class Task:
     metadata: Mapping[str, Any]
     origin: str
     images: tuple[PlacedImage, ...] = ()
+    reasoning: ReasoningTags | None = THINK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +191,7 @@ class TurnRecord:
     Attributes:
         shown: Messages that the policy was shown since its last turn; with its first turn, the beginning of the
             conversation.
-        text: What the policy wrote.
+        text: What the policy wrote, its reasoning included.
         tokens: Tokens that it sampled.
         prompt_tokens: Tokens of its prompt, everything before included.
         reward: What the turn earned.
@@ -177,6 +202,7 @@ class TurnRecord:
         sampled: When the sample was back. Unix seconds.
         ended: When the environment was done. Unix seconds.
         after: Messages that no turn was shown any more; only of an episode's last turn.
+        reasoning: What delimits the reasoning in `text`; None where the model does not reason.
     """
 
     shown: tuple[Mapping[str, Any], ...]
@@ -191,6 +217,7 @@ class TurnRecord:
     sampled: float
     ended: float
     after: tuple[Mapping[str, Any], ...] = ()
+    reasoning: ReasoningTags | None = THINK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +236,7 @@ class Trajectory:
         turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
         parts: The sequences that the engine saw, in order; one, unless history was rewritten.
         segments: Which policy version sampled which tokens.
-        text: The response, decoded once, for rewards and people; never tokenised again.
+        text: The response, reasoning included, decoded once, for rewards and people; never tokenised again.
         stop_reason: Why it ended.
         record: The turns of an episode, for rewards and people; empty for single answers.
         routes: The experts that the engine computed each token with; None unless they are replayed in training.

@@ -37,6 +37,7 @@ from roll_like.check.model import (
     check_window,
     role_shapes,
 )
+from roll_like.check.reasoning import check_reasoning
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
@@ -93,10 +94,17 @@ def check_run(
     renderer = None
     if tokenizer is not None:
         images = check_images(config, model, findings)
-        renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
+        renderer = Renderer(
+            tokenizer,
+            template_options=config.model.template_options,
+            images=images,
+            reasoning=config.model.reasoning_tags,
+        )
     report = Report(planned(config, shape), findings, complete=model is not None, precision=precision)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
+        if renderer is not None:
+            findings += check_reasoning(config, renderer)
         findings += check_routes(config, model)
         if config.replay is None:
             findings += check_adapters(config, model)

@@ -68,6 +68,7 @@ class RowsOnly(Renderer):
 
     def __init__(self) -> None:
         """Without a tokenizer."""
+        self._reasoning = None
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True

@@ -13,6 +13,7 @@ from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.gpus import GPU_KINDS, GPUName
 from roll_like.errors import PluginError
 from roll_like.registry import TRACKERS, TRAINING_BACKENDS
+from roll_like.types import ReasoningTags
 
 Precision = Literal["float32", "bfloat16", "float16"]
 #: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
@@ -26,6 +27,22 @@ Epochs = Annotated[float, Field(gt=0, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 #: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ReasoningConfig(ConfigModel):
+    """What a model writes around its reasoning."""
+
+    open: str = Field(
+        min_length=1,
+        description="Before it, such as `<think>`. Where the chat template ends prompts with it, responses lack it.",
+    )
+    close: str = Field(min_length=1, description="After it, such as `</think>`; the answer follows.")
+
+    @model_validator(mode="after")
+    def _two_tags(self) -> Self:
+        if self.open == self.close:
+            raise ValueError(f"`open` and `close` are both {self.open!r}, so beginning and end cannot be told apart")
+        return self
 
 
 class ModelConfig(ConfigModel):
@@ -42,6 +59,12 @@ class ModelConfig(ConfigModel):
     )
     template_options: dict[str, Any] = Field(
         default_factory=dict, description="Further variables of the chat template, such as `enable_thinking: false`."
+    )
+    reasoning: Literal["auto"] | ReasoningConfig | None = Field(
+        default="auto",
+        description="What delimits reasoning in responses; rewards and environments score what follows it. `auto`: "
+        "what the chat template or the tokenizer shows, else `<think>` and `</think>`. null: nothing, all of a "
+        "response is the answer.",
     )
     dtype: Literal["auto"] | Precision = Field(
         default="auto",
@@ -65,6 +88,13 @@ class ModelConfig(ConfigModel):
         if value is not None and list(value) != sorted(set(value)):
             raise ValueError(f"layers are named once each, in their order; found {list(value)}")
         return value
+
+    @property
+    def reasoning_tags(self) -> Literal["auto"] | ReasoningTags | None:
+        """`reasoning`, as renderers take it."""
+        if isinstance(self.reasoning, ReasoningConfig):
+            return ReasoningTags(open=self.reasoning.open, close=self.reasoning.close)
+        return self.reasoning
 
     def at(self, path: str) -> ModelConfig:
         """Return the section for another model as it is: with all its layers, and no revision of this one's."""

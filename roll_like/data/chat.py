@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from jinja2 import TemplateError
 
 from roll_like.data.images import ImageTokens, expanded, pictures_of
+from roll_like.data.reasoning import THINK, after_prompt, known_tags
 from roll_like.errors import EnvError
-from roll_like.types import IntArray, Picture, PlacedImage
+from roll_like.types import IntArray, Picture, PlacedImage, ReasoningTags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +36,8 @@ class Renderer:
         tokenizer: Has a chat template.
         template_options: Further variables of the template, such as `enable_thinking`.
         images: Counts the tokens of images; None where messages are texts.
+        reasoning: What delimits reasoning in responses; None where there is none; `auto`: what the template or the
+            tokenizer shows, else `<think>` and `</think>`.
     """
 
     images: ImageTokens | None = None
@@ -45,12 +48,14 @@ class Renderer:
         *,
         template_options: Mapping[str, Any] | None = None,
         images: ImageTokens | None = None,
+        reasoning: ReasoningTags | Literal["auto"] | None = "auto",
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.images = images
         self.template_options = dict(template_options or {})
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
+        self._reasoning = reasoning
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -106,11 +111,40 @@ class Renderer:
         return str(text)
 
     @cached_property
+    def reasoning(self) -> ReasoningTags | None:
+        """What delimits reasoning in responses, whatever the prompt; None where there is none."""
+        if not isinstance(self._reasoning, str):
+            return self._reasoning
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+        return known_tags("\n".join(self._templates), added) or THINK
+
+    @property
+    def reasoning_tokens(self) -> tuple[str, ...]:
+        """The special tokens among what delimits reasoning, which decoding without special tokens would lose."""
+        tags = self.reasoning
+        if tags is None:
+            return ()
+        ids = self.encode("".join((tags.open, tags.close, tags.final, *tags.around)))
+        return tuple(sorted({self.decode([token_id]) for token_id in ids.tolist() if token_id in self.special_ids}))
+
+    def reasoning_after(self, prompt: str) -> ReasoningTags | None:
+        """Return what delimits reasoning in the response to a prompt, which may begin it; None where there is none."""
+        return after_prompt(self.reasoning, prompt)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether a prompt ends with the beginning of reasoning."""
+        tags = self.reasoning_after(prompt)
+        return tags is not None and tags.opened
+
+    @cached_property
+    def _templates(self) -> Sequence[str]:
+        template = self.tokenizer.chat_template
+        return list(template.values()) if isinstance(template, Mapping) else [template or ""]
+
+    @cached_property
     def marks_generation(self) -> bool:
         """Whether the template says with `{% generation %}` blocks what an assistant writes."""
-        template = self.tokenizer.chat_template
-        texts = template.values() if isinstance(template, Mapping) else [template or ""]
-        return any(_GENERATION_BLOCK.search(text) for text in texts)
+        return any(_GENERATION_BLOCK.search(text) for text in self._templates)
 
     def generated(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]

@@ -191,7 +191,7 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
         answers = [_answer(row, source, key) for row in batch]
         texts = [(_render(renderer, prompt, row), True) for prompt, row in zip(messages, batch, strict=True)]
         encoded = renderer.encode_pieces(texts)
-        for row, prompt, answer, ids in zip(batch, messages, answers, encoded, strict=True):
+        for row, prompt, answer, (text, _), ids in zip(batch, messages, answers, texts, encoded, strict=True):
             number += 1
             prompt_ids, images = renderer.expanded(ids, pictures_of(prompt), row.origin)
             yield Task(
@@ -204,6 +204,7 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
                 metadata={field: value for field, value in row.fields.items() if field != source.prompt_field},
                 origin=row.origin,
                 images=images,
+                reasoning=renderer.reasoning_after(text),
             )
 
 

@@ -89,7 +89,8 @@ class Generation:
         token_ids: Sampled tokens, the end-of-sequence token included, shape [R].
         logprobs: Log-probability of each under the distribution it was drawn from, in nats, shape [R].
         segments: Which policy version sampled which tokens of the response; empty when R is 0.
-        text: The response, decoded once, without special tokens and without the stop string.
+        text: The response, decoded once, without the stop string and without special tokens but those of
+            `EngineSpec.kept_tokens`.
         stop_reason: Why it ended.
         cached_prompt_tokens: Prompt tokens whose computation was shared with an earlier request.
         routes: With `EngineSpec.returns_routes`: the experts of all tokens of the prompt and of the response, shape
@@ -184,6 +185,7 @@ class EngineSpec:
             None for whole weights. Given to engines whose plugin finds no `adapter_obstacle`.
         returns_routes: Whether each `Generation` says which experts its tokens were computed with. True for engines
             whose plugin finds no `routes_obstacle`.
+        kept_tokens: Special tokens that stay in `Generation.text`: those that delimit reasoning.
     """
 
     model_path: str
@@ -199,6 +201,7 @@ class EngineSpec:
     shares_gpus: bool = False
     adapter: AdapterSpec | None = None
     returns_routes: bool = False
+    kept_tokens: tuple[str, ...] = ()
 
 
 class InferenceEngine(ABC):

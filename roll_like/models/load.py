@@ -130,7 +130,12 @@ def load_renderer(config: ModelConfig, *, images: bool = False) -> Renderer:
         ConfigError: There is no tokenizer, or it has no chat template.
     """
     seen = image_processor(resolve_model(config).path) if images else None
-    return Renderer(load_tokenizer(config), template_options=config.template_options, images=seen)
+    return Renderer(
+        load_tokenizer(config),
+        template_options=config.template_options,
+        images=seen,
+        reasoning=config.reasoning_tags,
+    )
 
 
 def from_anywhere(spelling: str, path: Path) -> str:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from roll_like.data.reasoning import split_reasoning
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, RewardError, describe_error
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardConfig
@@ -147,8 +148,11 @@ class _Entry:
 
 def to_completion(trajectory: Trajectory) -> Completion:
     """Return a trajectory as rewards see it."""
+    last = trajectory.record[-1] if trajectory.record else None
+    text, tags = (trajectory.text, trajectory.task.reasoning) if last is None else (last.text, last.reasoning)
+    reasoning, answer = split_reasoning(text, tags)
     return Completion(
-        text=trajectory.record[-1].text if trajectory.record else trajectory.text,
+        text=answer,
         messages=trajectory.task.messages,
         answer=trajectory.task.answer,
         metadata=trajectory.task.metadata,
@@ -156,6 +160,9 @@ def to_completion(trajectory: Trajectory) -> Completion:
         response_tokens=trajectory.response_length,
         turns=trajectory.record,
         images=tuple(image.picture for image in trajectory.task.images),
+        reasoning=reasoning,
+        full_text=text,
+        tags=tags,
     )
 
 

@@ -37,6 +37,7 @@ from roll_like.inference.interface import (
     Sampling,
     response_text,
 )
+from roll_like.inference.text import ResponseDecoder
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.modules import load_causal_lm
@@ -81,7 +82,7 @@ class HFEngine(PolledEngine):
         self._model: Any = None
         self._router: Router | None = None
         self._weights: CheckpointWeights
-        self._tokenizer: Any = None
+        self._decoder: Any = None
         self._eos: frozenset[int] = frozenset()
         self._shared_generator = torch.Generator().manual_seed(spec.seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
@@ -123,8 +124,9 @@ class HFEngine(PolledEngine):
         self._weights = CheckpointWeights(self._model)
         if self._spec.returns_routes:
             self._router = Router(self._model, ROUTER_REPLAY)
-        self._tokenizer = AutoTokenizer.from_pretrained(self._spec.tokenizer_path, local_files_only=True)
-        ends = [self._tokenizer.eos_token_id, model.generation_config.eos_token_id]
+        tokenizer = AutoTokenizer.from_pretrained(self._spec.tokenizer_path, local_files_only=True)
+        self._decoder = ResponseDecoder(tokenizer, self._spec.kept_tokens)
+        ends = [tokenizer.eos_token_id, model.generation_config.eos_token_id]
         ends.append(getattr(model.config.get_text_config(), "eos_token_id", None))
         flat = [end for item in ends for end in (item if isinstance(item, list) else [item])]
         self._eos = frozenset(end for end in flat if end is not None)
@@ -244,8 +246,7 @@ class HFEngine(PolledEngine):
         return StopReason.LENGTH if len(sample.tokens) >= sampling.max_tokens else None
 
     def _decode(self, sample: _Sample) -> str:
-        text: str = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
-        return text
+        return str(self._decoder(sample.tokens))
 
     def _hand_over(self) -> None:
         """Move finished samples to where `poll` finds them."""

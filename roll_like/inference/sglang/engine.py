@@ -44,6 +44,7 @@ from roll_like.inference.sglang.arguments import (
 from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.loader import described
 from roll_like.inference.task_engine import DEATH_SECONDS, TaskEngine
+from roll_like.inference.text import ResponseDecoder
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.shape import Experts
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
@@ -72,7 +73,7 @@ class SGLangEngine(TaskEngine):
         self._config = config
         self._engine: Any = None
         self._manager: Any = None
-        self._tokenizer: Any = None
+        self._decode: Any = None
         self._output = ProcessOutput()
         self._numbers = itertools.count()
         self._sglang_ids: dict[str, str] = {}  # of requests that SGLang has
@@ -108,7 +109,8 @@ class SGLangEngine(TaskEngine):
             await self.close()
             raise self._explain_start(failure) from failure
         self._manager = self._engine.tokenizer_manager
-        self._tokenizer = self._manager.tokenizer
+        tokenizer = self._manager.tokenizer
+        self._decode = ResponseDecoder(tokenizer, self._spec.kept_tokens)
 
     async def close(self) -> None:
         """End SGLang's processes and this engine's tasks."""
@@ -230,7 +232,7 @@ class SGLangEngine(TaskEngine):
         versioned = segments[-1].end if segments else 0
         if versioned != len(tokens):
             raise GenerationError(f"SGLang tells the policy versions of {versioned} tokens of {len(tokens)}")
-        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        decoded = self._decode(tokens)
         return Generation(
             request_id=request.request_id,
             token_ids=np.asarray(tokens, np.int32),

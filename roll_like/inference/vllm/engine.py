@@ -31,6 +31,7 @@ from roll_like.inference.interface import (
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.routes import experts_of, told_routes
 from roll_like.inference.task_engine import TaskEngine
+from roll_like.inference.text import ResponseDecoder
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.images import image_prompt
@@ -60,7 +61,7 @@ class VLLMEngine(TaskEngine):
         super().__init__(spec)
         self._config = config
         self._llm: Any = None
-        self._tokenizer: Any = None
+        self._decode: Any = None
         self._output = ProcessOutput()
         self._cache_asleep = False
         self._update_begun = False
@@ -108,7 +109,7 @@ class VLLMEngine(TaskEngine):
                 fix="set inference.lora: false, which sends merged weights, or choose other layers in "
                 "training.lora.target_modules",
             )
-        self._tokenizer = self._llm.get_tokenizer()
+        self._decode = ResponseDecoder(self._llm.get_tokenizer(), self._spec.kept_tokens)
 
     async def _hold_adapter(self) -> list[str]:
         """Hold the policy's adapter and frozen ones, where whole weights are not sent; return layers that take none."""
@@ -180,7 +181,7 @@ class VLLMEngine(TaskEngine):
                 "log-probabilities"
             )
         stop_reason = _STOP_REASONS[completion.finish_reason]
-        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        decoded = self._decode(tokens)
         return Generation(
             request_id=request.request_id,
             token_ids=np.asarray(tokens, np.int32),
