@@ -120,7 +120,7 @@ class Renderer:
         Such a template adds an object to a text, which fails, or writes it as Python does: `{'a': None}`.
         """
         found = self._shown_call({"k": _PROBE, "n": None})
-        if found is not None and (_PROBE not in found or f"'{_PROBE}'" not in found):
+        if found is not None and f"'{_PROBE}'" not in found:
             return False
         told = self._shown_call(json.dumps({"k": _PROBE, "n": None}))
         return told is not None and f'"{_PROBE}"' in told
@@ -128,13 +128,10 @@ class Renderer:
     def _shown_call(self, arguments: Any) -> str | None:
         """Return the template's text of a tool call; None where it fails."""
         function = {"name": "f", "arguments": arguments}
-        calls = [{"id": "callaaaaa", "type": "function", "function": function}]
+        calls = [{"id": "callaaaaa", "type": "function", "function": function}]  # Mistral's ids have nine characters
+        messages = [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
         try:
-            text = self.tokenizer.apply_chat_template(
-                [_USER, {"role": "assistant", "content": "", "tool_calls": calls}],
-                tokenize=False,
-                **self.template_options,
-            )
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_options)
         except (TemplateError, TypeError, AttributeError):
             return None
         return str(text)
