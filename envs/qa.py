@@ -63,7 +63,8 @@ class QA(SingleTurn):
         row = self.rows.row(seed, self.np_random)
         self._right = references(field_of(row, self._answer))
         messages = prompt_messages(row, self._prompt)
-        return messages[-1]["content"], {"state": row["origin"], "messages": messages}
+        told = {"messages": messages} if len(messages) > 1 else {}  # a single one is the observation
+        return messages[-1]["content"], {"state": row["origin"], **told}
 
     def score(self, answer: str) -> float:
         """Return 1 for a right answer, else 0."""

@@ -89,7 +89,8 @@ class Generation:
         token_ids: Sampled tokens, the end-of-sequence token included, shape [R].
         logprobs: Log-probability of each under the distribution it was drawn from, in nats, shape [R].
         segments: Which policy version sampled which tokens of the response; empty when R is 0.
-        text: The response, decoded once, without special tokens and without the stop string.
+        text: The response, decoded once, without the stop string and without special tokens, except those that mark
+            calls or reasoning (`roll_like.data.marks`).
         stop_reason: Why it ended.
         cached_prompt_tokens: Prompt tokens whose computation was shared with an earlier request.
         routes: With `EngineSpec.returns_routes`: the experts of all tokens of the prompt and of the response, shape

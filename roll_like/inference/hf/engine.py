@@ -22,6 +22,7 @@ from torch import Tensor
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.config.algorithm import ROUTER_REPLAY
+from roll_like.data.marks import decode_response
 from roll_like.data.routes import known_routes
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
@@ -244,8 +245,7 @@ class HFEngine(PolledEngine):
         return StopReason.LENGTH if len(sample.tokens) >= sampling.max_tokens else None
 
     def _decode(self, sample: _Sample) -> str:
-        text: str = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
-        return text
+        return decode_response(self._tokenizer, sample.tokens)
 
     def _hand_over(self) -> None:
         """Move finished samples to where `poll` finds them."""

@@ -23,6 +23,7 @@ import psutil
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.config.inference import NCCL
+from roll_like.data.marks import decode_response
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -230,7 +231,7 @@ class SGLangEngine(TaskEngine):
         versioned = segments[-1].end if segments else 0
         if versioned != len(tokens):
             raise GenerationError(f"SGLang tells the policy versions of {versioned} tokens of {len(tokens)}")
-        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        decoded = decode_response(self._tokenizer, tokens)
         return Generation(
             request_id=request.request_id,
             token_ids=np.asarray(tokens, np.int32),

@@ -19,6 +19,7 @@ import numpy as np
 from roll_like.cluster.progress import PROGRESS
 from roll_like.cluster.semaphores import name_semaphores
 from roll_like.config.inference import POLICY
+from roll_like.data.marks import decode_response
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -178,7 +179,7 @@ class VLLMEngine(TaskEngine):
                 "log-probabilities"
             )
         stop_reason = _STOP_REASONS[completion.finish_reason]
-        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        decoded = decode_response(self._tokenizer, tokens)
         return Generation(
             request_id=request.request_id,
             token_ids=np.asarray(tokens, np.int32),
