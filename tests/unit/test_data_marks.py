@@ -21,7 +21,7 @@ def tokenizer_with(*special: str, plain: tuple[str, ...] = ()) -> Any:
 @pytest.mark.parametrize(
     ("special", "plain", "sampled", "text"),
     [
-        (("[TOOL_CALLS]", "[ARGS]"), (), 'Well.[TOOL_CALLS]f[ARGS]{"a": 1}<|im_end|>', 'Well.[TOOL_CALLS]f[ARGS]{"a": 1}'),
+        (("[TOOL_CALLS]", "[ARGS]"), (), "Well.[TOOL_CALLS]f[ARGS]{}<|im_end|>", "Well.[TOOL_CALLS]f[ARGS]{}"),
         (
             ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"), (),
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|call|>",

@@ -13,7 +13,7 @@ from roll_like.tools.mcp_server import _text  # noqa: E402 - mcp is an extra
     ("block", "text"),
     [
         ({"type": "text", "text": "5"}, "5"),
-        ({"type": "resource", "resource": {"uri": "file:///a.md", "mimeType": "text/markdown", "text": "# A\n1"}}, "# A\n1"),
+        ({"type": "resource", "resource": {"uri": "file:///a.md", "mimeType": "text/plain", "text": "A\n1"}}, "A\n1"),
         ({"type": "resource", "resource": {"uri": "file:///a.md", "text": ""}}, ""),
         (
             {"type": "resource", "resource": {"uri": "file:///a.bin", "mimeType": "application/zip", "blob": "QUJD"}},

@@ -26,18 +26,7 @@ from roll_like.tools.calls.payloads import (
 )
 
 CallStyle: TypeAlias = Literal[
-    "auto",
-    "hermes",
-    "qwen_xml",
-    "json",
-    "llama",
-    "mistral",
-    "glm",
-    "deepseek",
-    "kimi",
-    "harmony",
-    "minimax",
-    "pythonic",
+    "auto", "hermes", "qwen_xml", "llama", "mistral", "glm", "deepseek", "kimi", "harmony", "minimax", "pythonic", "json"
 ]
 
 
