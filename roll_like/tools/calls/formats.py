@@ -26,7 +26,18 @@ from roll_like.tools.calls.payloads import (
 )
 
 CallStyle: TypeAlias = Literal[
-    "auto", "hermes", "qwen_xml", "llama", "mistral", "glm", "deepseek", "kimi", "harmony", "minimax", "pythonic", "json"
+    "auto",
+    "hermes",
+    "qwen_xml",
+    "llama",
+    "mistral",
+    "glm",
+    "deepseek",
+    "kimi",
+    "harmony",
+    "minimax",
+    "pythonic",
+    "json",
 ]
 
 
