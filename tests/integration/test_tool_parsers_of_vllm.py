@@ -1,4 +1,4 @@
-"""vLLM's own tool parsers on the texts of `tests/data/tool_calls.jsonl`: the same calls, but where the table says not."""
+"""vLLM's own tool parsers on the texts of `tests/data/tool_calls.jsonl`: the same calls, unless the table says not."""
 
 from __future__ import annotations
 
