@@ -84,7 +84,8 @@ def decode_response(tokenizer: Any, token_ids: Iterable[int]) -> str:
 @lru_cache(maxsize=8)
 def _special(tokenizer: Any) -> tuple[frozenset[int], frozenset[int]]:
     """Return a tokenizer's special tokens, and which of them are marks."""
-    texts = {int(token_id): str(token) for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = getattr(tokenizer, "added_tokens_decoder", {})  # tokenizers of other libraries have none
+    texts = {int(token_id): str(token) for token_id, token in added.items() if token.special}
     known = MARKS | _BETWEEN_CHANNELS if "<|channel|>" in texts.values() else MARKS
-    marks = {token_id for token_id, text in texts.items() if text in known} - {tokenizer.eos_token_id}
+    marks = {token_id for token_id, text in texts.items() if text in known}
     return frozenset(texts), frozenset(marks)

@@ -20,6 +20,7 @@ def _comparable(value: Any) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 def test_vllm_reads_the_same_calls() -> None:
     compared = [row for row in rows() if parser_of(row["name"])]
     found = read_by_vllm(compared)
