@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
-from roll_like.envs import TaskRows, read_task_rows
+from roll_like.envs import TaskRows, field_of, prompt_messages, read_task_rows
 from roll_like.envs.answers import answer_words, contains_words, last_number, only_number, same_number, same_words
 from roll_like.errors import DataError, EnvError
 
@@ -22,8 +22,9 @@ class QA(SingleTurn):
 
     Args:
         path: File, directory or hub dataset with the rows; a file is relative to where the run is started.
-        prompt: Field of the question.
-        answer: Field of the reference answer: one, or a list of which each is right.
+        prompt: Field of the question: a text, or a list of messages. `extra_info.question` is a field of an object.
+        answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
+            `reward_model.ground_truth`.
         match: What counts as the same.
         style: Where the answer stands: `<answer>…</answer>`, `\boxed{…}`, or the whole text.
         invalid_penalty: What a text without an answer costs.
@@ -52,13 +53,16 @@ class QA(SingleTurn):
         self.rows = TaskRows(rows, held_out=held_out)
         self._prompt, self._answer, self._match = prompt, answer, match
         for row in rows:
-            _check(references(row[answer]), match, row["origin"])
+            prompt_messages(row, prompt)
+            _check(references(field_of(row, answer)), match, row["origin"])
 
     def ask(self, seed: int | None) -> tuple[str, dict[str, Any]]:
         """Return the question of a seed's row; of any row without a seed."""
         row = self.rows.row(seed, self.np_random)
-        self._right = references(row[self._answer])
-        return str(row[self._prompt]), {"state": row["origin"]}
+        self._right = references(field_of(row, self._answer))
+        messages = prompt_messages(row, self._prompt)
+        told = {"messages": messages} if len(messages) > 1 else {}  # a single one is the observation
+        return messages[-1]["content"], {"state": row["origin"], **told}
 
     def score(self, answer: str) -> float:
         """Return 1 for a right answer, else 0."""

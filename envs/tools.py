@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.envs.qa import MATCHES, Match, references, same
 from roll_like.builtin.envs.single_turn import AnswerStyle, read_answer
-from roll_like.envs import Commands, FreeText, TaskRows, answer_of, read_task_rows, tags_of
+from roll_like.envs import Commands, FreeText, TaskRows, answer_of, field_of, prompt_messages, read_task_rows, tags_of
 from roll_like.errors import DataError, EnvError
 from roll_like.tools import (
     AnyCall,
@@ -52,8 +52,9 @@ class Tools(gymnasium.Env[str, str]):
         path: File, directory or hub dataset of tasks. A row may have a `script`: the turns, as texts, with which it can
             be solved.
         tools: Tools by name, or sections such as `{type: search, corpus: FILE}`: see docs/tools.md.
-        prompt: Field of the task.
-        answer: Field of the reference answer: one, or a list of which each is right.
+        prompt: Field of the task: a text, or a list of messages. `extra_info.question` is a field of an object.
+        answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
+            `reward_model.ground_truth`.
         match: What counts as the same: `exact`, `number` or `contains`.
         style: Where the final answer stands: `<answer>…</answer>`, a box, or the whole text.
         call_style: How calls are written; see `roll_like.tools.parse_tool_calls`.
@@ -111,6 +112,8 @@ class Tools(gymnasium.Env[str, str]):
         self._limits = {"timeout": tool_timeout, "max_characters": max_characters}
         self._host: ToolHost | None = None
         rows, shown = _split(read_task_rows(path, (prompt, answer), split=split), examples, path)
+        for row in rows:
+            prompt_messages(row, prompt)
         self.rows = TaskRows(rows, held_out=held_out)
         self._schemas = self._tools().schemas
         self.tools = [] if describe_tools else self._schemas
@@ -129,8 +132,11 @@ class Tools(gymnasium.Env[str, str]):
         super().reset(seed=seed, options=options)
         self._row, self._turn = self.rows.row(seed, self.np_random), 0
         self._state = str(self._row["origin"])
-        task = str(self._row[self._prompt])
-        return task, {"state": self._state, "messages": [*self._examples, {"role": "user", "content": task}]}
+        messages = prompt_messages(self._row, self._prompt)
+        # a system message comes before the examples
+        first = 1 if messages[0]["role"] == "system" else 0
+        shown = [*messages[:first], *self._examples, *messages[first:]]
+        return messages[-1]["content"], {"state": self._state, "messages": shown}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Carry out the turn's calls, or judge its final answer.
@@ -193,7 +199,7 @@ class Tools(gymnasium.Env[str, str]):
     def _scored(self, text: str, row: Mapping[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._row = None
         answer = read_answer(text, self._style)
-        wanted = references(row[self._answer])
+        wanted = references(field_of(row, self._answer))
         right = answer is not None and any(same(answer, reference, self._match) for reference in wanted)
         reward = -self._penalty if answer is None else float(right)
         return "", reward, True, False, {"success": right, "invalid_action": answer is None, "state": self._state}
@@ -214,12 +220,12 @@ class Tools(gymnasium.Env[str, str]):
         ]
 
     def _written(self, row: Mapping[str, Any]) -> str:
-        answer = references(row[self._answer])[0]
+        answer = references(field_of(row, self._answer))[0]
         return {"tag": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}", "text": answer}[self._style]
 
     def _solved(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return a task with its script played by the real tools, as messages."""
-        messages: list[dict[str, Any]] = [{"role": "user", "content": str(row[self._prompt])}]
+        messages = [one for one in prompt_messages(row, self._prompt) if one["role"] != "system"]
         for turn in row["script"]:
             messages.append({"role": "assistant", "content": str(turn)})
             _, calls = parse_tool_calls(str(turn), self._call_style, self._schemas)

@@ -2,6 +2,8 @@
 
 A row has a `text`, the `style` in which it is written, and the `calls` in it: `[name, arguments]`, with the call's id
 where the format has one, or `{problem}` for one that cannot be read. `rest` is the text without them.
+`vllm: differs` is where vLLM's parser of that family reads something else
+(`tests/integration/test_tool_parsers_of_vllm.py`).
 """
 
 from __future__ import annotations

@@ -139,9 +139,12 @@ class HostedEnvironment:
     def _messages(self, observation: Any, info: Mapping[str, Any], *, begins: bool) -> list[dict[str, Any]]:
         """Return an observation as messages, after the system prompt if they begin a conversation."""
         prompt = system_prompt_of(self._env) if begins else None
-        system = [{"role": "system", "content": prompt}] if prompt else []
-        shown = info.get("messages") or [{"role": "user", "content": str(observation)}]
-        return [*system, *(dict(one) for one in shown)]
+        shown = [dict(one) for one in info.get("messages") or [{"role": "user", "content": str(observation)}]]
+        if not prompt:
+            return shown
+        if shown[0].get("role") == "system":  # of the task; templates take one
+            prompt = f"{shown.pop(0)['content']}\n\n{prompt}"
+        return [{"role": "system", "content": prompt}, *shown]
 
 
 def _state(observation: Any, info: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -305,6 +306,10 @@ class ProxyEpisode:
         ]
 
 
+#: An id that the parser gave.
+_NUMBERED = re.compile(r"call_\d+")
+
+
 def _lost(error: Exception) -> ApiError:
     return ApiError(503, f"the policy cannot answer, and this episode has failed: {error}", code="sample_lost")
 
@@ -322,7 +327,8 @@ def _message(generation: Generation, request: ChatRequest, tags: ReasoningTags) 
     text = "\n".join(part for part in (rest, *(one.text for one in found if not isinstance(one, ToolCall))) if part)
     written = [
         {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
+            # some models write ids, and their templates repeat them
+            "id": f"call_{uuid.uuid4().hex[:24]}" if _NUMBERED.fullmatch(call.call_id) else call.call_id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
         }

@@ -13,6 +13,7 @@ class Problem(StrEnum):
     """What is wrong with a row, as reports say it."""
 
     NO_ASSISTANT = "without an assistant turn"
+    UNTRAINED = "without a turn to be trained"
     EMPTY = "with an empty response"
     ROLES = "with roles that the chat template refuses"
     REWRITTEN = "with a turn that the chat template does not write as it is"

@@ -40,11 +40,14 @@ class Row:
         origin: `file:line` of JSON lines and of CSV, `file:row` of Parquet and JSON, `dataset[split]:row` of the hub;
             1-based.
         images: What the column with images holds.
+        typed: Whether it comes from a table with types (Parquet, the hub): these give every object the fields that any
+            row has, as null.
     """
 
     fields: dict[str, Any]
     origin: str
     images: tuple[Any, ...] = ()
+    typed: bool = False
 
     @property
     def folder(self) -> Path:
@@ -103,7 +106,7 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
 
 def _numbered(rows: Iterable[Mapping[str, Any]], label: str) -> Iterator[Row]:
     for number, fields in enumerate(rows, start=1):
-        yield Row(dict(fields), f"{label}:{number}")
+        yield Row(dict(fields), f"{label}:{number}", typed=True)
 
 
 def _read_file(path: Path, label: str, key: str) -> Iterator[Row]:

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from roll_like.config.sections import DataSource
-from roll_like.data.rows import read_rows
+from roll_like.data.messages import read_messages
+from roll_like.data.rows import Row, read_rows
 from roll_like.errors import DataError, EnvError
 from roll_like.types import EVALUATION_SEED
 
@@ -32,7 +33,7 @@ def read_task_rows(path: str, required: tuple[str, ...], *, split: str = "train"
 
     Args:
         path: A file, a directory or a hub dataset, as sources of `data` have it.
-        required: Fields that each row must have.
+        required: Fields that each row must have; `reward_model.ground_truth` is a field of an object.
         split: Split of a hub dataset.
 
     Raises:
@@ -41,13 +42,53 @@ def read_task_rows(path: str, required: tuple[str, ...], *, split: str = "train"
     rows = []
     for row in read_rows(DataSource(path=path, split=split), "kwargs"):
         for name in required:
-            if row.fields.get(name) is None:
+            if field_of(row.fields, name) is None:
                 has = ", ".join(key for key, value in row.fields.items() if value is not None)
                 raise DataError(f"{row.origin}: the field {name!r} is missing; found {has or 'none'}")
         rows.append({**row.fields, "origin": row.origin})
     if not rows:
         raise DataError(f"{path} has no rows", fix="correct `path` of the environment's kwargs")
     return tuple(rows)
+
+
+def field_of(row: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a row, or of an object in it; None where there is none.
+
+    >>> field_of({"reward_model": {"ground_truth": "4"}}, "reward_model.ground_truth")
+    '4'
+    """
+    if name in row:
+        return row[name]
+    found: Any = row
+    for step in name.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def prompt_messages(row: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the prompt of a row, a text or a list of messages, as messages.
+
+    Args:
+        row: As `read_task_rows` returns it.
+        name: The prompt's field.
+
+    Raises:
+        DataError: It is neither, does not end with a user's message, or shows images.
+    """
+    origin = str(row["origin"])
+    value = field_of(row, name)
+    if not isinstance(value, list | Mapping):
+        return [{"role": "user", "content": str(value)}]
+    messages = read_messages(Row({name: value}, origin), name, "user", "the environment's kwargs: prompt", plain=True)
+    for message in messages:
+        if not isinstance(message["content"], str):
+            raise DataError(f"{origin}: {name!r} shows images, and this environment takes texts")
+    if messages[-1]["role"] != "user":
+        raise DataError(
+            f"{origin}: the last message in {name!r} is of the role {messages[-1]['role']!r}, expected 'user'",
+            fix="remove it, or set `prompt` to the field that has the prompt",
+        )
+    return [dict(message) for message in messages]
 
 
 class TaskRows:

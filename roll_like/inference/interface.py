@@ -185,7 +185,7 @@ class EngineSpec:
             None for whole weights. Given to engines whose plugin finds no `adapter_obstacle`.
         returns_routes: Whether each `Generation` says which experts its tokens were computed with. True for engines
             whose plugin finds no `routes_obstacle`.
-        kept_tokens: Special tokens that stay in `Generation.text`: those that delimit reasoning.
+        kept_tokens: Special tokens that stay in `Generation.text`: those that delimit reasoning or mark calls.
     """
 
     model_path: str

@@ -143,7 +143,7 @@ def start_inference(
         shares_gpus=engines_share_gpus(config.resources),
         adapter=adapter,
         returns_routes=config.replays_routes,
-        kept_tokens=load_renderer(config.model).reasoning_tokens,
+        kept_tokens=load_renderer(config.model).kept_tokens,
     )
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     cluster = Cluster(

@@ -456,7 +456,7 @@ def test_a_renderer_knows_its_templates_tags_and_whether_prompts_open_them() -> 
     own = Renderer(make_tiny_tokenizer(), reasoning=MISTRAL)
     assert own.reasoning_after("…[THINK]\n") == replace(MISTRAL, opened=True)
     none = Renderer(make_tiny_tokenizer(), reasoning=None)
-    assert (none.reasoning_after("<think>"), none.reasoning_tokens) == (None, ())
+    assert (none.reasoning_after("<think>"), none.kept_tokens) == (None, ())
 
 
 @pytest.mark.parametrize(("name", "closed"), [("Qwen3", False), ("Qwen3, thinking off", True)])
@@ -465,7 +465,7 @@ def test_qwen3_opens_no_reasoning_in_the_prompt(name: str, closed: bool) -> None
     prompt = render.render([{"role": "user", "content": "?"}], ())
     assert prompt.rstrip().endswith("</think>") is closed
     assert render.reasoning_after(prompt) == THINK
-    assert render.reasoning_tokens == ()  # they are no special tokens
+    assert render.kept_tokens == ()  # they are no special tokens
 
 
 def _special(*tokens: str) -> Any:
@@ -478,10 +478,10 @@ def test_special_tokens_that_delimit_reasoning_stay_in_the_text() -> None:
     tokenizer = _special("[THINK]", "[/THINK]", "[TOOL]")
     render = Renderer(tokenizer)
     assert render.reasoning == MISTRAL
-    assert render.reasoning_tokens == ("[/THINK]", "[THINK]")
+    assert render.kept_tokens == ("[/THINK]", "[THINK]")
     ids = render.encode("[THINK]Left is[/THINK] right[TOOL]<|im_end|>").tolist()
     assert ResponseDecoder(tokenizer)(ids) == "Left is right"  # nothing tells answer and reasoning apart
-    text = ResponseDecoder(tokenizer, render.reasoning_tokens)(ids)
+    text = ResponseDecoder(tokenizer, render.kept_tokens)(ids)
     assert text == "[THINK]Left is[/THINK] right"
     assert split_reasoning(text, render.reasoning) == ("Left is", " right")
 
@@ -492,7 +492,7 @@ def test_harmony_keeps_the_tokens_of_its_headers() -> None:
     render = Renderer(tokenizer)
     assert render.reasoning == HARMONY
     written = "<|channel|>analysis<|message|>Left.<|end|><|start|>assistant<|channel|>final<|message|>right"
-    text = ResponseDecoder(tokenizer, render.reasoning_tokens)(render.encode(written + "<|return|>").tolist())
+    text = ResponseDecoder(tokenizer, render.kept_tokens)(render.encode(written + "<|return|>").tolist())
     assert text == written
     assert split_reasoning(text, render.reasoning) == ("Left.", "right")
 

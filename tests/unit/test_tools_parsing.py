@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_like.errors import ConfigError
-from roll_like.tools import MalformedCall, ToolCall, parse_tool_calls
+from roll_like.tools import CallStyle, MalformedCall, ToolCall, parse_tool_calls
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 PARAMETERS = "<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
@@ -138,26 +138,29 @@ _calls = st.tuples(st.text("abc_", min_size=1), st.dictionaries(st.text(), _valu
 def test_whatever_is_written_in_hermes_style_is_read_back(before: str, written: Any) -> None:
     objects = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in written]
     tags = [f"<tool_call>\n{each}\n</tool_call>" for each in objects]
-    # reasoning tags within an argument would hide the call
-    if any("think>" in tag for tag in tags):
-        return
     rest, calls = parse_tool_calls(before + "".join(tags))
     assert rest == before.strip()
     assert calls == [ToolCall(name, arguments, f"call_{at}") for at, (name, arguments) in enumerate(written)]
 
 
 _TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=p>", "</parameter>"]
+_MARKS = [
+    "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[f(", "a=1",
+    ")", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>", "<|channel|>", "commentary to=functions.f", "<|message|>", "<|call|>",
+    "<minimax:tool_call>", '<invoke name="f">', "</invoke>", "<|im_end|>", "f", "'",
+]  # fmt: skip
 _PIECES = ['{"name": "f", ', '"arguments": {', "}", "}}", "[", "]", '"', "\\", "1", "x", " ", "\n", "```json\n", "```"]
 _scraps = st.lists(
-    st.sampled_from([*_TAGS, "<think>", "</think>", *_PIECES]) | st.text(max_size=3),
+    st.sampled_from([*_TAGS, *_MARKS, "<think>", "</think>", *_PIECES]) | st.text(max_size=3),
     max_size=20,
 ).map("".join)
 
 
 @settings(max_examples=300)
-@given(text=_scraps, style=st.sampled_from(["auto", "hermes", "qwen_xml", "json"]))
-def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any) -> None:
-    rest, calls = parse_tool_calls(text, style)
+@given(text=_scraps, style=st.sampled_from(get_args(CallStyle)), known=st.booleans())
+def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any, known: bool) -> None:
+    rest, calls = parse_tool_calls(text, style, [{"function": {"name": "f"}}] if known else [])
     assert [call.call_id for call in calls] == [f"call_{at}" for at in range(len(calls))]
     assert len(rest) <= len(text)
     assert calls or rest == text.strip()
@@ -166,10 +169,10 @@ def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any) -> Non
 _NESTED = '{"name": "f", "arguments": {"a": '
 
 
-@pytest.mark.parametrize("unit", [*_TAGS, '{"name": ', _NESTED, "<function=f><parameter=p>"])
+@pytest.mark.parametrize("unit", [*_TAGS, *_MARKS, '{"name": ', _NESTED, "<function=f><parameter=p>", "```", " "])
 def test_hostile_text_takes_no_time(unit: str) -> None:
     text = unit * (64_000 // len(unit))
     began = time.process_time()
     for style in ("auto", "hermes", "qwen_xml", "json"):
-        parse_tool_calls(text, style)  # type: ignore[arg-type]
+        parse_tool_calls(text, style, [{"function": {"name": "f"}}])  # type: ignore[arg-type]
     assert time.process_time() - began < 2

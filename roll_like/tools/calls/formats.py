@@ -29,7 +29,6 @@ CallStyle: TypeAlias = Literal[
     "auto",
     "hermes",
     "qwen_xml",
-    "json",
     "llama",
     "mistral",
     "glm",
@@ -38,6 +37,7 @@ CallStyle: TypeAlias = Literal[
     "harmony",
     "minimax",
     "pythonic",
+    "json",
 ]
 
 
@@ -79,10 +79,16 @@ def _broken(text: str, start: int, inner: int, close: str | None, again: str, pr
 # ---- a payload between an opening and a closing mark --------------------------------------------
 
 
+#: Some models put a fence between the marks.
+_FENCE = re.compile(r"\s*```(?:json|python|xml)?\s*\n")
+_FENCE_END = re.compile(r"\s*```(?=\s*<)")
+
+
 def _wrapped(
     text: str, opened: re.Match[str], functions: Functions, *, close: str, allowed: Sequence[Payload]
 ) -> Found | None:
-    inner = opened.end()
+    fence = _FENCE.match(text, opened.end())
+    inner = fence.end() if fence else opened.end()
     if ended(text, inner) is not None:  # a mark and nothing else
         return None
     payload = payload_at(text, inner)
@@ -101,7 +107,8 @@ def _closed(text: str, end: int, mark: str, close: str) -> int:
     Raises:
         Unread: Something stands between the two.
     """
-    at = skip_space(text, end)
+    fence = _FENCE_END.match(text, end)
+    at = skip_space(text, fence.end() if fence else end)
     pattern = re.compile(close)
     if (closed := pattern.match(text, at)) is not None:
         return closed.end()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -159,6 +161,7 @@ def kind(value: Any) -> str:
 
 
 _NO: Any = object()
+_NUMBER = re.compile(r"[-+]?(?:\d+|(?=\.\d))(?P<point>\.\d*)?(?P<power>[eE][-+]?\d+)?")
 
 
 def _typed(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
@@ -243,11 +246,14 @@ def _integer(text: str, or_text: bool) -> Any:
 
 
 def _number(text: str, _: bool) -> Any:
-    try:
-        found = loads(text.strip().removeprefix("+"))
-    except ValueError:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
         return _NO
-    return found if isinstance(found, int | float) and not isinstance(found, bool) else _NO
+    try:
+        found = float(match[0]) if match["point"] or match["power"] else int(match[0])
+    except ValueError:  # more digits than Python converts
+        return _NO
+    return found if isinstance(found, int) or math.isfinite(found) else _NO
 
 
 def _list(text: str, _: bool) -> Any:
