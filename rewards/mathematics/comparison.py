@@ -1,0 +1,461 @@
+r"""Whether an answer is the reference answer.
+
+Numbers:
+
+- Numbers written exactly (integers, fractions, roots, π) are equal if their values are.
+- A decimal reference `r` with last place `u` is equal to every value that rounds to it and is at most 1/1000 away:
+  `|a - r| <= u/2` and `|a - r| <= |a|/1000`. So 3.14 takes π and 3.1416, not 3.1 or 3.15; 12.5 does not take 12.46.
+- A decimal answer to an exact reference needs six significant digits, all of them right (rounded or cut off), unless
+  it is exact: 0.333333 is 1/3 and 0.333 is not; 0.5 is 1/2.
+- Floating-point noise is no difference: both are decimals of 15 digits or more, and differ by less than 1e-12 of it.
+
+Expressions are equal if they have equal values at several random points, computed to 50 digits. Differences are
+relative throughout, so 1e-20 is not 1e-21.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import sympy
+from sympy import Expr, Integer, Rational, Symbol
+
+from roll_like.builtin.rewards.mathematics.reading import (
+    Named,
+    Numbers,
+    Reading,
+    Relation,
+    Several,
+    Table,
+    UnreadableError,
+    Value,
+    read,
+)
+from roll_like.builtin.rewards.mathematics.special import (
+    Based,
+    Choice,
+    Clock,
+    Date,
+    Phrase,
+    Ratio,
+    Residue,
+    Word,
+    fold_words,
+)
+
+_DIGITS = 50
+_EXACT = sympy.Float(10) ** -35
+_POINTS = 8
+_FUNCTION_NAMES = re.compile(r"y|[fgh](?:\([a-z]\))?|y\([a-z]\)")
+
+
+class Comparison:
+    """Compares answers with one reference answer.
+
+    Args:
+        tolerance: Relative difference up to which numbers count as equal where one of them is a decimal; 0 for the
+            rules above alone.
+    """
+
+    def __init__(self, tolerance: float = 0.0) -> None:
+        self.tolerance = Fraction(tolerance)
+
+    def any_equal(self, reference: Sequence[Reading], answer: Sequence[Reading]) -> bool:
+        """Return whether a reading of the answer is one of the reference's."""
+        return any(self.equal(one, other) for one in reference for other in answer)
+
+    def equal(self, reference: Reading, answer: Reading) -> bool:
+        """Return whether an answer is the reference answer, each in one reading."""
+        reference, answer = _single(reference), _single(answer)
+        if isinstance(answer, Named) and not isinstance(reference, Named | Relation | Several):
+            # x = 5 for 5
+            return len(answer.items) == 1 and self.equal(reference, answer.items[0][1])
+        for kind, compare in self._comparisons():
+            if isinstance(reference, kind):
+                return compare(reference, answer)
+        raise AssertionError(f"no comparison of {reference}")
+
+    def _comparisons(self) -> tuple[tuple[type, Callable[[Any, Any], bool]], ...]:
+        return (
+            (Value, self._value),
+            (Several, self._several),
+            (Named, self._named),
+            (Numbers, self._numbers),
+            (Relation, self._relation),
+            (Table, self._table),
+            (Ratio, _ratio),
+            (Clock, self._clock),
+            (Date, _date),
+            (Based, _based),
+            (Residue, _residue),
+            (Choice, self._choice),
+            (Phrase, _phrase),
+            (Word, _word),
+        )
+
+    # values
+
+    def _value(self, reference: Value, answer: Reading) -> bool:
+        if isinstance(answer, Ratio) and len(answer.terms) == 2 and answer.terms[1]:
+            return self._value(reference, Value(_rational(answer.terms[0] / answer.terms[1])))
+        if isinstance(answer, Based):
+            return reference.expr == answer.value
+        if isinstance(answer, Residue):
+            return reference.expr == answer.value
+        if isinstance(answer, Choice):
+            return False
+        return isinstance(answer, Value) and self._measured(reference, answer)
+
+    def _measured(self, reference: Value, answer: Value) -> bool:
+        """Compare values with their units and percent signs."""
+        unit, other = reference.unit, answer.unit
+        if answer.glued and (unit is None or other is None or unit.dimension != other.dimension):
+            return False
+        if unit is not None and other is not None:
+            if unit.dimension != other.dimension:
+                return False
+            return self._scalar(reference, _scaled(answer, other.scale / unit.scale))
+        degrees = {(("degree", 1),): True}
+        if (unit is not None and unit.dimension in degrees) != (other is not None and other.dimension in degrees):
+            # 90° is π/2, and 90 where the question asks for degrees
+            turned = sympy.pi / 180
+            if unit is not None and self._scalar(Value(reference.expr * turned), answer) and answer.expr.has(sympy.pi):
+                return True
+            if other is not None and reference.expr.has(sympy.pi):
+                return self._scalar(reference, Value(answer.expr * turned))
+        return self._percent(reference, answer)
+
+    def _percent(self, reference: Value, answer: Value) -> bool:
+        if self._scalar(reference, answer):
+            return True
+        if reference.percent and not answer.percent:
+            return self._scalar(_scaled(reference, Fraction(100)), answer)
+        if answer.percent and not reference.percent and _at_least_one(reference.expr):
+            return self._scalar(reference, _scaled(answer, Fraction(100)))
+        return False
+
+    def _scalar(self, reference: Value, answer: Value) -> bool:
+        one, other = reference.expr, answer.expr
+        if one.is_Rational and other.is_Rational:
+            if one == other:
+                return True
+            if reference.step is None and answer.step is None and not (reference.decimals or answer.decimals):
+                return False
+            return self._rounded(reference, answer, _fraction(one), _fraction(other))
+        if one == other:
+            return True
+        if one.is_infinite or other.is_infinite or one is sympy.nan or other is sympy.nan:
+            return False
+        if not one.free_symbols and not other.free_symbols:
+            return self._constants(reference, answer)
+        return self._everywhere(reference, answer)
+
+    def _constants(self, reference: Value, answer: Value) -> bool:
+        one, other = _evaluated(reference.expr), _evaluated(answer.expr)
+        if one is None or other is None:
+            return False
+        if _close(one, other, _EXACT):
+            return True
+        if not (one.is_real and other.is_real):
+            return False
+        if reference.step is None and answer.step is None and not (reference.decimals or answer.decimals):
+            return False
+        return self._rounded(reference, answer, _fraction(Rational(one)), _fraction(Rational(other)))
+
+    def _rounded(self, reference: Value, answer: Value, one: Fraction, other: Fraction) -> bool:
+        """Compare two numbers of which one at least is a decimal."""
+        difference, largest = abs(one - other), max(abs(one), abs(other))
+        if difference <= self.tolerance * largest:
+            return True
+        if reference.step is not None:
+            return difference <= reference.step / 2 and difference * 1000 <= largest
+        if answer.step is not None:
+            digits = abs(other) / answer.step
+            noise = digits >= 10**14 and difference * 10**12 <= largest
+            return noise or (digits >= 10**5 and one.denominator != 1 and difference < answer.step)
+        return difference * 10**6 <= largest
+
+    def _everywhere(self, reference: Value, answer: Value) -> bool:
+        """Compare expressions in variables by their values at random points."""
+        one, other = _same_constant(reference.expr, answer.expr)
+        symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+        inexact = reference.decimals or answer.decimals or reference.step is not None or answer.step is not None
+        tolerance = sympy.Float("1e-6") if inexact else _EXACT
+        generator = random.Random(0)
+        compared = 0
+        for attempt in range(3 * _POINTS):
+            point = {symbol: _number_near(generator, negative=attempt % 3 == 2) for symbol in symbols}
+            left, right = _evaluated(one.xreplace(point)), _evaluated(other.xreplace(point))
+            if left is None or right is None or bool(left.is_real) != bool(right.is_real):
+                continue
+            if not _close(left, right, tolerance):
+                return False
+            compared += 1
+            if compared == _POINTS:
+                break
+        return compared >= 4
+
+    # several values
+
+    def _several(self, reference: Several, answer: Reading) -> bool:
+        if isinstance(answer, Named):
+            ordered = sorted(answer.items)
+            return reference.kind == "tuple" and self._in_order(reference.items, [value for _, value in ordered])
+        if isinstance(answer, Table):
+            cells = answer.rows[0] if len(answer.rows) == 1 else [row[0] for row in answer.rows if len(row) == 1]
+            return reference.kind == "tuple" and self._in_order(reference.items, cells)
+        if not isinstance(answer, Several):
+            distinct = _distinct(reference.items, self)
+            return reference.kind != "tuple" and len(distinct) == 1 and self.equal(distinct[0], answer)
+        kinds = (reference.kind, answer.kind)
+        if "tuple" in kinds:
+            return "set" not in kinds and self._in_order(reference.items, answer.items)
+        return self._in_any_order(reference.items, answer.items)
+
+    def _in_order(self, one: Sequence[Reading], other: Sequence[Reading]) -> bool:
+        return len(one) == len(other) and all(map(self.equal, one, other))
+
+    def _in_any_order(self, one: Sequence[Reading], other: Sequence[Reading]) -> bool:
+        left = list(_distinct(other, self))
+        wanted = _distinct(one, self)
+        if len(wanted) != len(left):
+            return False
+        for item in wanted:
+            match = next((index for index, candidate in enumerate(left) if self.equal(item, candidate)), None)
+            if match is None:
+                return False
+            left.pop(match)
+        return True
+
+    def _named(self, reference: Named, answer: Reading) -> bool:
+        if isinstance(answer, Named):
+            return self._same_names(reference, answer)
+        if len(reference.items) == 1:
+            if isinstance(answer, Relation):
+                implicit = _implicit(reference)
+                return implicit is not None and self._relation(implicit, answer)
+            return self.equal(reference.items[0][1], answer)
+        return isinstance(answer, Several) and self._in_order([value for _, value in reference.items], answer.items)
+
+    def _same_names(self, reference: Named, answer: Named) -> bool:
+        if len(reference.items) == len(answer.items) == 1:
+            (name, value), (other_name, other) = reference.items[0], answer.items[0]
+            if name == other_name or (_FUNCTION_NAMES.fullmatch(name) and _FUNCTION_NAMES.fullmatch(other_name)):
+                return self.equal(value, other)
+            one, two = _implicit(reference), _implicit(answer)
+            if len(name) > 1 and len(other_name) > 1 and "_" not in name + other_name:
+                return self.equal(value, other)  # "AB = 5" and "Area = 5" name the quantity that was asked for
+            return one is not None and two is not None and bool(two.right.free_symbols) and self._relation(one, two)
+        wanted, found = dict(reference.items), dict(answer.items)
+        return wanted.keys() == found.keys() and all(self.equal(value, found[name]) for name, value in wanted.items())
+
+    # sets of numbers, relations, matrices
+
+    def _numbers(self, reference: Numbers, answer: Reading) -> bool:
+        if isinstance(answer, Phrase):
+            return answer.kind == "empty" and reference.numbers is sympy.S.EmptySet
+        if isinstance(answer, Several) and answer.kind != "tuple":
+            return isinstance(reference.numbers, sympy.FiniteSet) and self._in_any_order(
+                [Value(item) for item in reference.numbers.args], answer.items
+            )
+        if not isinstance(answer, Numbers):
+            return False
+        if reference.variable and answer.variable and reference.variable != answer.variable:
+            return False
+        one, other = reference.numbers, answer.numbers
+        return one == other or self._same_pieces(one, other)
+
+    def _same_pieces(self, one: sympy.Set, other: sympy.Set) -> bool:
+        pieces = [item.args if isinstance(item, sympy.Union) else (item,) for item in (one, other)]
+        left, right = (sorted(items, key=_lower_end) for items in pieces)
+        return len(left) == len(right) and all(map(self._same_piece, left, right))
+
+    def _same_piece(self, one: sympy.Set, other: sympy.Set) -> bool:
+        if isinstance(one, sympy.Interval) and isinstance(other, sympy.Interval):
+            return (one.left_open, one.right_open) == (other.left_open, other.right_open) and all(
+                self._scalar(Value(a), Value(b)) for a, b in ((one.start, other.start), (one.end, other.end))
+            )
+        if isinstance(one, sympy.FiniteSet) and isinstance(other, sympy.FiniteSet):
+            return self._in_any_order([Value(item) for item in one.args], [Value(item) for item in other.args])
+        return False
+
+    def _relation(self, reference: Relation, answer: Reading) -> bool:
+        """Compare equations and inequalities: left minus right is the same up to a factor (positive for `<`)."""
+        if isinstance(answer, Named):
+            implicit = _implicit(answer)
+            if implicit is None:
+                return False
+            answer = implicit
+        if not isinstance(answer, Relation) or reference.operator != answer.operator:
+            return False
+        one, other = reference.left - reference.right, answer.left - answer.right
+        if one.free_symbols != other.free_symbols:
+            return False
+        ratio = sympy.cancel(sympy.together(one / other)) if other != 0 else sympy.nan
+        if ratio.free_symbols:
+            ratio = sympy.simplify(ratio)
+        if ratio.free_symbols or not ratio.is_finite or ratio.is_zero:
+            return False
+        return reference.operator in ("=", "!=") or bool(ratio.is_positive)
+
+    def _table(self, reference: Table, answer: Reading) -> bool:
+        if isinstance(answer, Several) and answer.kind != "set":
+            cells = reference.rows[0] if len(reference.rows) == 1 else [row[0] for row in reference.rows if len(row) == 1]
+            return self._in_order(cells, answer.items)
+        if not isinstance(answer, Table) or len(answer.rows) != len(reference.rows):
+            return False
+        return all(map(self._in_order, reference.rows, answer.rows))
+
+    # what is no expression
+
+    def _clock(self, reference: Clock, answer: Reading) -> bool:
+        if isinstance(answer, Clock):
+            noon = 12 * 3600
+            if reference.half and answer.half:
+                return reference.seconds == answer.seconds
+            return reference.seconds % noon == answer.seconds % noon
+        return False
+
+    def _choice(self, reference: Choice, answer: Reading) -> bool:
+        if isinstance(answer, Choice):
+            return answer.letter == reference.letter and not self._contradicts(reference.rest, answer.rest)
+        if not reference.rest:
+            return False
+        return self.any_equal(_readings(reference.rest), [answer])
+
+    def _contradicts(self, reference: str, answer: str) -> bool:
+        if not reference or not answer:
+            return False
+        return not self.any_equal(_readings(reference), _readings(answer)) and fold_words(reference) != fold_words(answer)
+
+
+def _readings(text: str) -> list[Reading]:
+    try:
+        return read(text)
+    except UnreadableError:
+        return [Word(fold_words(text))]
+
+
+def _ratio(reference: Ratio, answer: Reading) -> bool:
+    if isinstance(answer, Clock):
+        hours, rest = divmod(answer.seconds, 3600)
+        return reference.written == (hours, rest // 60) and not rest % 60
+    if isinstance(answer, Value) and len(reference.terms) == 2 and reference.terms[1] and answer.unit is None:
+        return bool(answer.expr == _rational(reference.terms[0] / reference.terms[1]))
+    return isinstance(answer, Ratio) and reference.terms == answer.terms
+
+
+def _date(reference: Date, answer: Reading) -> bool:
+    if not isinstance(answer, Date) or (reference.month, reference.day) != (answer.month, answer.day):
+        return False
+    return None in (reference.year, answer.year) or reference.year == answer.year
+
+
+def _based(reference: Based, answer: Reading) -> bool:
+    if isinstance(answer, Value):
+        # the base is often left out, since the question names it
+        return bool(answer.expr.is_Integer) and answer.unit is None and str(answer.expr) == reference.digits
+    return isinstance(answer, Based) and reference == answer
+
+
+def _residue(reference: Residue, answer: Reading) -> bool:
+    if isinstance(answer, Residue):
+        return reference == answer
+    return isinstance(answer, Value) and bool(answer.expr == reference.value)
+
+
+def _phrase(reference: Phrase, answer: Reading) -> bool:
+    if isinstance(answer, Numbers):
+        return reference.kind == "empty" and answer.numbers is sympy.S.EmptySet
+    return isinstance(answer, Phrase) and reference.kind == answer.kind
+
+
+def _word(reference: Word, answer: Reading) -> bool:
+    return isinstance(answer, Word) and reference.text == answer.text
+
+
+def _single(reading: Reading) -> Reading:
+    """Return the item of a list or set of one."""
+    if isinstance(reading, Several) and reading.kind != "tuple" and len(reading.items) == 1:
+        return reading.items[0]
+    return reading
+
+
+def _distinct(items: Sequence[Reading], comparison: Comparison) -> list[Reading]:
+    kept: list[Reading] = []
+    for item in items:
+        if not any(item == other or comparison.equal(item, other) for other in kept):
+            kept.append(item)
+    return kept
+
+
+def _implicit(named: Named) -> Relation | None:
+    """Return `y = 2x + 1` as an equation; None where the name is no variable or the value no expression."""
+    name, value = named.items[0]
+    if len(named.items) > 1 or not isinstance(value, Value) or not value.expr.free_symbols:
+        return None
+    return Relation(Symbol(name), "=", value.expr)
+
+
+def _scaled(value: Value, factor: Fraction) -> Value:
+    step = None if value.step is None else value.step * factor
+    return Value(value.expr * _rational(factor), step, decimals=value.decimals)
+
+
+def _rational(value: Fraction) -> Rational:
+    return Rational(value.numerator, value.denominator)
+
+
+def _fraction(value: Any) -> Fraction:
+    return Fraction(int(value.p), int(value.q))
+
+
+def _at_least_one(expr: Expr) -> bool:
+    return bool(expr.is_Rational) and abs(expr) >= 1
+
+
+def _evaluated(expr: Expr) -> Expr | None:
+    """Return the value of a constant to 50 digits; None where it has none."""
+    if expr.has(sympy.nan, sympy.zoo, sympy.oo):
+        return None
+    value = expr.evalf(_DIGITS, maxn=400)
+    real, imaginary = value.as_real_imag()
+    if not (real.is_Number and imaginary.is_Number) or real.has(sympy.nan, sympy.oo, sympy.zoo):
+        return None
+    # sympy gives one bit of precision to what it cannot tell from zero
+    real, imaginary = (Integer(0) if getattr(part, "_prec", 53) == 1 else part for part in (real, imaginary))
+    return real if imaginary == 0 else real + sympy.I * imaginary
+
+
+def _close(one: Expr, other: Expr, tolerance: Expr) -> bool:
+    return bool(abs(one - other) <= tolerance * abs(one)) if one != other else True
+
+
+def _number_near(generator: random.Random, *, negative: bool) -> Rational:
+    value = Rational(generator.randint(101, 997), generator.choice((211, 307, 401)))
+    return -value if negative and generator.random() < 0.6 else value
+
+
+def _same_constant(one: Expr, other: Expr) -> tuple[Expr, Expr]:
+    """Return both with one name for a constant of integration, which may be called C, c or K."""
+    renamed = []
+    for expr in (one, other):
+        constants = [symbol for symbol in expr.free_symbols if symbol.name in ("C", "c", "K", "C_1", "c_1") and expr.has(symbol)]
+        if len(constants) == 1 and expr.coeff(constants[0]) == 1 and not (expr - constants[0]).has(constants[0]):
+            expr = expr.xreplace({constants[0]: Symbol("C")})
+        renamed.append(expr)
+    return renamed[0], renamed[1]
+
+
+def _lower_end(piece: sympy.Set) -> float:
+    try:
+        return float(piece.inf)
+    except TypeError:
+        return 0.0
+
+
+__all__ = ["Comparison"]
