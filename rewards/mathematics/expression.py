@@ -53,6 +53,7 @@ _ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3+(?:\\ldots|\.\.\.)")
 _EXPONENT = re.compile(r"[eE]([-+]?\d{1,4})(?![\d.])")
 _MIXED = re.compile(r"\s*(?:\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d)|\{(\d+)\}\s*(\d)|(\d)\s*\{(\d+)\})|(?<=\s)(\d+)/(\d+)(?![\d^]))")
 _WORD = re.compile(r"[A-Za-z]+")
+_PROSE = re.compile(r"(?:(?<=\s)|^)[A-Za-z]{2,}(?=\s|$)")
 _NAMES = sorted(
     {*_FUNCTIONS, "pi", "theta", "alpha", "beta", "gamma", "lambda", "infinity", "infty", "phi", "omega", "sigma", "mod"},
     key=len, reverse=True,
@@ -91,6 +92,9 @@ class ExpressionParser:
 
     def parse(self) -> Expr:
         """Return the expression; UnreadableError if the text is none."""
+        words = [word for word in _PROSE.findall(self.text) if word not in _KNOWN_NAMES]
+        if words and words != [self.text]:
+            raise UnreadableError(f"{words[0]!r} is a word")
         if _LEFT_TO_MATH_VERIFY.search(self.text):
             return _by_math_verify(self.text)
         if _INFIX.search(self.text) and not self.text.startswith("{"):
@@ -267,6 +271,9 @@ class ExpressionParser:
         if end >= 0 and held in _FUNCTIONS:
             self.at = end + 1
             return self._applied(held)
+        if end >= 0 and held in _CONSTANTS:
+            self.at = end + 1
+            return _CONSTANTS[held]
         if end >= 0 and re.fullmatch(r"[A-Za-z]{1,3}", held):
             self.at = end + 1
             return self._symbol(held)
@@ -436,6 +443,8 @@ class ExpressionParser:
         """Tell whether a factor follows without a sign between."""
         self._blank()
         rest = self.text[self.at : self.at + 16]
+        if rest[:1].isdigit() and self.text[self.at - 1] != "!":
+            raise UnreadableError("two numbers beside each other")
         if not rest or rest[0] in "+-*/^_=<>,;:!%)]}&|'\"$":
             return False
         if rest.startswith("\\"):

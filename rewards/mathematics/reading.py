@@ -17,6 +17,7 @@ from sympy import Expr, Rational, Symbol
 
 from roll_like.builtin.rewards.mathematics.expression import ExpressionParser, UnreadableError
 from roll_like.builtin.rewards.mathematics.special import (
+    Clock,
     Phrase,
     Residue,
     Special,
@@ -144,9 +145,9 @@ def _readings(text: str, *, reference: bool = False) -> list[Reading]:
         return []
     special = read_special(text)
     if special is not None:
-        clock = type(special).__name__ == "Clock"
-        ratio = read_ratio(text) if clock else None
-        return [special, ratio] if ratio is not None else [special]
+        ratio = read_ratio(text) if isinstance(special, Clock) else None
+        # 10:30 may be a ratio, but it is not 1:3
+        return [special] if ratio is None else [special, replace(ratio, terms=ratio.written)]
     found: list[Reading] = []
     number = _number(text)
     if number is not None:
@@ -165,7 +166,9 @@ def _readings(text: str, *, reference: bool = False) -> list[Reading]:
         if len(text.strip("() .")) > 1 and not _bracketed(text):
             return found
     try:
-        return found + _structured(text)
+        found = found + _structured(text)
+        words = _words(text) if text.isalpha() and len(text) > 1 else None
+        return found if words is None else [*found, words]
     except UnreadableError:
         if found:
             return found
@@ -271,7 +274,10 @@ def _joined(text: str) -> list[Reading]:
         raise UnreadableError("a list with dots, or of too many items")
     if re.search(r"\d\s?[A-Za-z]+\s?,?\s(?:and\s)?\d", text) and (compound := _compound(text)) is not None:
         return [compound]
-    return _combined([_structured_or_number(part)[0] for part in kept], text)
+    items = [_structured_or_number(part)[0] for part in kept]
+    if any(isinstance(item, Word) for item in items):
+        raise UnreadableError("words in a list")
+    return _combined(items, text)
 
 
 def _combined(items: list[Reading], text: str) -> list[Reading]:
@@ -471,19 +477,19 @@ def _enclosed(text: str) -> list[Reading]:
     if len(parts) > MAX_ITEMS or "\\ldots" in inner:
         raise UnreadableError("a tuple with dots, or of too many items")
     items = tuple(_structured_or_number(part)[0] for part in parts)
-    found: list[Reading] = []
-    if opening == "[" or end != "]":
-        found.append(Several(items, "tuple"))
-    if opening == "[" and end == "]":
-        found.append(Several(items, "list"))
     low, high = items[0], items[-1]
+    interval = None
     if len(items) == 2 and opening != "\\langle" and isinstance(low, Value) and isinstance(high, Value):
         interval = _interval(low.expr, high.expr, opening, end)
-        if opening + end in ("(]", "[)"):
-            found = []
-        if interval is not None:
-            found.append(interval)
-    return found
+    if opening + end in ("(]", "[)"):
+        return [interval] if interval is not None else []
+    if opening == "[" and interval is not None:
+        # [1, 3] is an interval or a list in Python's notation, and no point (1, 3)
+        return [interval, Several(items, "set")]
+    pair: list[Reading] = [Several(items, "tuple")]
+    if opening == "[":
+        pair.append(Several(items, "list"))
+    return pair if interval is None else [*pair, interval]
 
 
 def _table(text: str) -> Table:
