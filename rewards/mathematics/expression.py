@@ -53,7 +53,7 @@ _ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3+(?:\\ldots|\.\.\.)")
 _EXPONENT = re.compile(r"[eE]([-+]?\d{1,4})(?![\d.])")
 _MIXED = re.compile(r"\s*(?:\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d)|\{(\d+)\}\s*(\d)|(\d)\s*\{(\d+)\})|(?<=\s)(\d+)/(\d+)(?![\d^]))")
 _WORD = re.compile(r"[A-Za-z]+")
-_PROSE = re.compile(r"(?:(?<=\s)|^)[A-Za-z]{2,}(?=\s|$)")
+_PROSE = re.compile(r"(?:(?<=\s)(?<!frac )|^)[A-Za-z]{2,}(?=\s|$)")
 _NAMES = sorted(
     {*_FUNCTIONS, "pi", "theta", "alpha", "beta", "gamma", "lambda", "infinity", "infty", "phi", "omega", "sigma", "mod"},
     key=len, reverse=True,
@@ -92,11 +92,11 @@ class ExpressionParser:
 
     def parse(self) -> Expr:
         """Return the expression; UnreadableError if the text is none."""
+        if _LEFT_TO_MATH_VERIFY.search(self.text):
+            return _by_math_verify(self.text)
         words = [word for word in _PROSE.findall(self.text) if word not in _KNOWN_NAMES]
         if words and words != [self.text]:
             raise UnreadableError(f"{words[0]!r} is a word")
-        if _LEFT_TO_MATH_VERIFY.search(self.text):
-            return _by_math_verify(self.text)
         if _INFIX.search(self.text) and not self.text.startswith("{"):
             self.text = f"{{{self.text}}}"
         value = self._sum()

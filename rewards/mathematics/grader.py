@@ -12,6 +12,7 @@ from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.reading import (
     Named,
     Numbers,
+    Proportion,
     Reading,
     Relation,
     Several,
@@ -122,6 +123,8 @@ def written(reading: Reading) -> str:
         return "; ".join(", ".join(written(cell) for cell in row) for row in reading.rows)
     if isinstance(reading, Numbers):
         return str(reading.numbers)
+    if isinstance(reading, Proportion):
+        return ":".join([*map(written, reading.terms), "1"])
     return _special(reading)
 
 

@@ -94,7 +94,14 @@ class Table:
     rows: tuple[tuple[Reading, ...], ...]
 
 
-Reading = Value | Several | Named | Numbers | Relation | Table | Special
+@dataclass(frozen=True, slots=True)
+class Proportion:
+    r"""A ratio with roots or letters in it: `1:\sqrt{3}`, as the quotients of each term but the last by the last."""
+
+    terms: tuple[Value, ...]
+
+
+Reading = Value | Several | Named | Numbers | Relation | Table | Proportion | Special
 
 _OPERATORS = re.compile(r"<=|>=|=<|=>|!=|<|>|==?|\\(?:le|ge|ne|approx|equiv|in)(?![A-Za-z])")
 _TURNED = {">": "<", ">=": "<="}
@@ -146,8 +153,11 @@ def _readings(text: str, *, reference: bool = False) -> list[Reading]:
     special = read_special(text)
     if special is not None:
         ratio = read_ratio(text) if isinstance(special, Clock) else None
-        # 10:30 may be a ratio, but it is not 1:3
-        return [special] if ratio is None else [special, replace(ratio, terms=ratio.written)]
+        if ratio is None:
+            return [special]
+        # a reference 10:30 is no ratio 1:3, since a ratio would be in lowest terms
+        fixed = not all(ratio.written) or (reference and ratio.terms != ratio.written)
+        return [special, replace(ratio, terms=ratio.written) if fixed else ratio]
     found: list[Reading] = []
     number = _number(text)
     if number is not None:
@@ -185,7 +195,7 @@ def _words(text: str) -> Word | None:
 
 def _structured(text: str) -> list[Reading]:
     """Return the readings of a text that is no plain number and nothing special."""
-    for attempt in (_builder, _set_operation, _joined, _related, _enclosed, _plus_minus, _with_unit):
+    for attempt in (_builder, _set_operation, _joined, _related, _enclosed, _plus_minus, _proportion, _with_unit):
         found = attempt(text)
         if found:
             return found
@@ -509,6 +519,14 @@ def _plus_minus(text: str) -> list[Reading]:
     return [Several((_structured_or_number(upper)[0], _structured_or_number(lower)[0]), "list")]
 
 
+def _proportion(text: str) -> list[Reading]:
+    parts = split_top(text, re.compile(":"))
+    if not 2 <= len(parts) <= 4:
+        return []
+    *terms, last = (_expression(part).expr for part in parts)
+    return [Proportion(tuple(Value(term / last) for term in terms))]
+
+
 def _number(text: str) -> Value | None:
     number = parse_number(re.sub(r"\s?\\(?:times|cdot)\s?", "*", text))
     if number is None:
@@ -601,4 +619,4 @@ def _expression(text: str) -> Value:
     return Value(parser.parse(), decimals=parser.decimals)
 
 
-__all__ = ["Named", "Numbers", "Reading", "Relation", "Several", "Table", "UnreadableError", "Value", "read", "split_top"]
+__all__ = ["Named", "Numbers", "Proportion", "Reading", "Relation", "Several", "Table", "UnreadableError", "Value", "read", "split_top"]

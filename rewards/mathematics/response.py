@@ -22,7 +22,7 @@ _MARKED = re.compile(r"^[ \t]*####[ \t]*(?!\d+[.)][ \t]+[A-Za-z])([-+−$\\(\[{.
 _STATED = re.compile(
     r"(?:\b(?:answer|solution|result|value)s?(?:\s+(?:to|of|for|here|therefore|then)\b[^.\n:=]{0,80}?)?[\s*_]*"
     r"(?:\b(?:is|are|would\s+be|must\s+be|should\s+be|equals|will\s+be)\b|[:=])"
-    r"|(?:答案|答え|答|结果|正解)\s*(?:是|为|為|は|[::])|故选|故填|所以答案"
+    r"|(?:答案|答え|答|结果|正解)\s*(?:是|为|為|は|[::])|故?选|故填|所以答案"
     r"|\b(?:Antwort|Ergebnis|Lösung)(?:\s+(?:ist|lautet)|\s*:)|\b(?:réponse|résultat)(?:\s+(?:est|finale\s+est)|\s*:)"
     r"|\b(?:respuesta|resultado|resposta|risposta)(?:\s+(?:es|final\s+es|é|final\s+é|è)|\s*:)|\bответ\s*[::—-]|정답(?:은|\s*:)"
     r")[\s*_]*[::]?[\s*_]*",
@@ -83,7 +83,8 @@ def candidates(text: str) -> Iterator[str]:
             if bool(_STRONG.search(statement[0])) == strong and not _NEGATED.match(text, statement.end()):
                 yield from _stated(text[statement.end() : statement.end() + 2_000])
                 break
-    lines = [line for line in text[-20_000:].splitlines() if line.strip()]
+    end = _MATH.sub(lambda match: match[0].replace("\n", " "), text[-20_000:])
+    lines = [line for line in end.splitlines() if line.strip()]
     for line in lines[: -_LINES - 1 : -1]:
         yield from _in_line(line.strip())
 

@@ -213,7 +213,7 @@ def _bare(text: str) -> str:
         text = _MARKDOWN.sub("", text).strip()
         if text.endswith(".") and not text.endswith("..."):
             text = text[:-1].rstrip()
-        text = text.rstrip(" ,;:").lstrip()
+        text = re.sub(r"(?:\\\\)+$", "", text.rstrip(" ,;:")).strip()
         if text.startswith("{") and closing(text, 0) == len(text) - 1:
             text = text[1:-1].strip()
         if text == before:

@@ -100,6 +100,8 @@ def parse_unit(text: str) -> Unit | None:
     """
     scale = Fraction(1)
     dimension: dict[str, int] = {}
+    # J/(mol·K) is J/mol/K
+    text = re.sub(r"/\s*\(([^()]*)\)", lambda match: "/" + re.sub(r"\*|\\cdot\s|\\times\s", "/", match[1]), text)
     text = re.sub(r"[()]", "", text).strip().rstrip(".")
     at = 0
     inverse = False
