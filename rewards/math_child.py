@@ -1,7 +1,7 @@
 """The process that compares mathematical answers. Run as a script by `rewards.child_pool`.
 
 It reads `(reference, response, boxed, tolerance)` from the pipe whose file descriptor is its first argument. It writes
-None once, when it is ready, and a `Verdict` as a tuple for each request. `response` is None when only the reference
+None once, when it is ready, and for each request a `Verdict`, or a `RuntimeError` where sympy raised. `response` is None when only the reference
 answer is to be read. It ends when the pipe is closed, and its own alarm kills it if the pool is gone.
 """
 
@@ -14,6 +14,8 @@ import sys
 from multiprocessing.connection import Connection
 
 from roll_like.builtin.rewards.mathematics.grader import grade
+from roll_like.builtin.rewards.mathematics.verdict import Verdict
+from roll_like.errors import FOREIGN_ERRORS, describe_error
 
 
 def serve(connection: Connection, *, limit_seconds: float, memory_bytes: int) -> None:
@@ -38,7 +40,11 @@ def serve(connection: Connection, *, limit_seconds: float, memory_bytes: int) ->
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, limit_seconds)
-        answer = grade(*request)
+        answer: Verdict | RuntimeError
+        try:
+            answer = grade(*request)
+        except FOREIGN_ERRORS as error:  # sympy's; the pool's owner makes a failure of it
+            answer = RuntimeError(describe_error(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send(answer)
 

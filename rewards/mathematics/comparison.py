@@ -193,7 +193,7 @@ class Comparison:
         real, others = 0, []
         for attempt in range(3 * _POINTS):
             point = {symbol: _number_near(generator, negative=attempt % 3 == 2) for symbol in symbols}
-            left, right = _evaluated(one.xreplace(point)), _evaluated(other.xreplace(point))
+            left, right = _evaluated(one, point), _evaluated(other, point)
             if left is None or right is None or bool(left.is_real) != bool(right.is_real):
                 continue
             close = _close(left, right, tolerance)
@@ -304,6 +304,9 @@ class Comparison:
         one, other = reference.left - reference.right, answer.left - answer.right
         if one.free_symbols != other.free_symbols:
             return False
+        if reference.operator in ("=", "!="):
+            # y = 6/x is xy = 6
+            one, other = (sympy.fraction(sympy.together(side))[0] for side in (one, other))
         ratio = sympy.cancel(sympy.together(one / other)) if other != 0 else sympy.nan
         if ratio.free_symbols:
             ratio = sympy.simplify(ratio)
@@ -431,11 +434,11 @@ def _at_least_one(expr: Expr) -> bool:
     return bool(expr.is_Rational) and abs(expr) >= 1
 
 
-def _evaluated(expr: Expr) -> Expr | None:
-    """Return the value of a constant to 50 digits; None where it has none."""
+def _evaluated(expr: Expr, point: dict[Symbol, Rational] | None = None) -> Expr | None:
+    """Return the value of an expression at a point to 50 digits; None where it has none."""
     if expr.has(sympy.nan, sympy.zoo, sympy.oo):
         return None
-    value = expr.evalf(_DIGITS, maxn=400)
+    value = expr.evalf(_DIGITS, subs=point, maxn=400)
     real, imaginary = value.as_real_imag()
     if not (real.is_Number and imaginary.is_Number) or real.has(sympy.nan, sympy.oo, sympy.zoo):
         return None
@@ -465,10 +468,9 @@ def _same_constant(one: Expr, other: Expr) -> tuple[Expr, Expr]:
 
 
 def _lower_end(piece: sympy.Set) -> float:
-    try:
-        return float(piece.inf)
-    except TypeError:
-        return 0.0
+    """Return the lower end of an interval, to sort by; 0 where it is no number."""
+    low = piece.start if isinstance(piece, sympy.Interval) else next(iter(piece.args), sympy.nan)
+    return float(low) if getattr(low, "is_extended_real", False) and not low.free_symbols else 0.0
 
 
 __all__ = ["Comparison"]

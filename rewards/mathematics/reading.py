@@ -31,7 +31,10 @@ from roll_like.builtin.rewards.mathematics.text import closing, strip_label, tid
 from roll_like.builtin.rewards.mathematics.units import MAGNITUDES, Unit, leading_unit, parse_unit
 from roll_like.data.numbers import parse_number
 
+MAX_LENGTH = 2_000
 MAX_ITEMS = 64
+MAX_NESTING = 25
+MAX_INTERVALS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,13 @@ _SAME = {"\\le": "<=", "=<": "<=", "\\ge": ">=", "=>": ">=", "\\ne": "!=", "==":
 _JOINTS = re.compile(r",?\s*\\text\{\s*,?\s*(and|or|和|或|以及)\s*\}\s*|,?\s*(?<![A-Za-z\\])(and|or)(?![A-Za-z])\s*|(和|或|以及)|[,;]\s*")
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array|smallmatrix)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}", re.DOTALL)
+_FACTORS = r"(?:_(?:\{[^{}]*\}|\w))?'*"
+# what an equation may give the value of: x, x_1, f(x), f^{-1}(x), AB, |AB|, \angle A, dy/dx, a word
 _NAME = re.compile(
-    r"\\?[A-Za-z]+(?:_(?:\{[^{}]*\}|\w))?'*(?:\s*\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?|\\(?:angle|triangle|overline|vec|text|mathbb)\s*(?:\{[^{}]*\}|[A-Z]+)"
-    r"|\\text\{[^{}]*\}(?:\s*\([^()]*\))?|\|[A-Z]+\||f\s*\([^()]*\)|[A-Za-z ]+"
+    rf"(?:[A-Za-z]|\\[A-Za-z]+){_FACTORS}(?:\^\{{-1\}})?(?:\s*\([A-Za-z0-9](?:\s*,\s*[A-Za-z0-9])*\))?"
+    rf"|[A-Z]{{2,4}}{_FACTORS}|\|[A-Z]+\||(?:sum|max|min|lcm|gcd|area|ans)|[A-Za-z][a-z]{{3,}}(?:\s[a-z]+)*"
+    r"|\\(?:angle|triangle|overline|vec|measuredangle|mathbb)\s*(?:\{[^{}]*\}|[A-Z]+)|\\text\{[^{}]*\}(?:\s*\([^()]*\))?"
+    r"|\\frac\{d\s*[a-z]?\}\{d\s*[a-z]\}|f\s*\([^()]*\)"
 )
 _SET_BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:)\s*(.*)\\\}", re.DOTALL)
 _MEMBERSHIP = re.compile(r"(?:\\text\{[^{}]*\}\s*)?(?:for\s+)?[a-zA-Z](?:\s*,\s*[a-z])*\s*\\in\s*\\mathbb\{[ZNQRC]\}.*|\\text\{\s*(?:where|for|with)\b.*", re.DOTALL)
@@ -138,12 +145,22 @@ def read(text: str, *, reference: bool = False) -> list[Reading]:
         UnreadableError: It has none.
     """
     plain = strip_label(tidy(text))
-    if len(plain) > 2_000:
-        raise UnreadableError("longer than 2000 characters")
+    if len(plain) > MAX_LENGTH:
+        raise UnreadableError(f"longer than {MAX_LENGTH} characters")
+    if _depth(plain) > MAX_NESTING:
+        raise UnreadableError(f"brackets nested deeper than {MAX_NESTING}")
     readings = _readings(plain, reference=reference)
     if not readings:
         raise UnreadableError("empty")
     return readings
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _readings(text: str, *, reference: bool = False) -> list[Reading]:
@@ -177,7 +194,8 @@ def _readings(text: str, *, reference: bool = False) -> list[Reading]:
             return found
     try:
         found = found + _structured(text)
-        words = _words(text) if text.isalpha() and len(text) > 1 else None
+        bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+        words = _words(text) if bare.isalpha() and len(bare) > 1 else None
         return found if words is None else [*found, words]
     except UnreadableError:
         if found:
@@ -213,6 +231,8 @@ def _builder(text: str) -> list[Reading]:
 def _set_operation(text: str) -> list[Reading]:
     for operator, combine in (("\\cup", sympy.Union), ("\\cap", sympy.Intersection), ("\\setminus", sympy.Complement)):
         parts = split_top(text, re.compile(re.escape(operator) + "(?![A-Za-z])"))
+        if len(parts) > MAX_INTERVALS:
+            raise UnreadableError("too many intervals")
         if len(parts) > 1:
             sets = [_set(part) for part in parts]
             return [Numbers(combine(*sets) if operator != "\\setminus" else sympy.Complement(sets[0], sympy.Union(*sets[1:])))]
@@ -259,7 +279,7 @@ def split_top(text: str, separator: re.Pattern[str]) -> list[str]:
         closed = re.compile(r"\\end\{[^}]*\}|\\rangle|\\\}|[)\]}]").match(text, at)
         if opened is not None:
             depth += 1
-            at = opened.end() if not opened[0].startswith("\\begin") else text.index("}", at) + 1
+            at = opened.end() if not opened[0].startswith("\\begin") else text.find("}", at) + 1 or len(text)
         elif closed is not None:
             depth = max(depth - 1, 0)
             at = closed.end()
@@ -291,6 +311,9 @@ def _joined(text: str) -> list[Reading]:
 
 
 def _combined(items: list[Reading], text: str) -> list[Reading]:
+    ranges = [item for item in items if isinstance(item, Numbers) and item.variable]
+    if ranges:
+        items = [_as_numbers(item, ranges[0].variable) for item in items]
     if all(isinstance(item, Numbers) for item in items):
         sets = [item.numbers for item in items if isinstance(item, Numbers)]
         variables = {item.variable for item in items if isinstance(item, Numbers)}
@@ -312,6 +335,15 @@ def _combined(items: list[Reading], text: str) -> list[Reading]:
     if isinstance(last, Value) and last.unit is not None and all(isinstance(item, Value) and item.unit is None for item in items[:-1]):
         items = [replace(item, unit=last.unit) if isinstance(item, Value) else item for item in items]
     return [Several(tuple(_flat(items)), "list")]
+
+
+def _as_numbers(item: Reading, variable: str | None) -> Reading:
+    """Return `x = 3` as the set {3}, where it stands beside `x < 1`."""
+    if isinstance(item, Named) and len(item.items) == 1 and item.items[0][0] == variable:
+        value = item.items[0][1]
+        if isinstance(value, Value) and not value.expr.free_symbols:
+            return Numbers(sympy.FiniteSet(value.expr), variable)
+    return item
 
 
 def _flat(items: Sequence[Reading]) -> list[Reading]:
@@ -400,6 +432,8 @@ def _equation(parts: list[str]) -> list[Reading]:
         return [Named(((symbol, reading),)) for reading in readings]
     if len(parts) > 2:
         return _structured_or_number(value)
+    if "\\ldots" in name:
+        return _structured_or_number(value)  # 1 + 2 + … + 10 = 55
     left, right = _expression(parts[0]), _expression(parts[1])
     if _NAME.fullmatch(value) and not left.expr.free_symbols:
         return [Named(((value, left),))]  # 5 = x
@@ -437,6 +471,13 @@ def _solution(relation: Relation) -> sympy.Set | None:
         return sympy.Interval(-sympy.oo, right, True, strict)
     if isinstance(right, Symbol) and not left.free_symbols and left.is_extended_real is not False:
         return sympy.Interval(left, sympy.oo, strict, True) if relation.operator != "!=" else None
+    distance, bound, inside = (left, right, True) if isinstance(left, sympy.Abs) else (right, left, False)
+    if isinstance(distance, sympy.Abs) and bound.is_positive and relation.operator in ("<", "<="):
+        centre = sum(distance.free_symbols) - distance.args[0]
+        if not centre.free_symbols:
+            # |x - a| < b
+            near = sympy.Interval(centre - bound, centre + bound, strict, strict)
+            return near if inside else sympy.Complement(sympy.S.Reals, sympy.Interval(*near.args[:2], not strict, not strict))
     return None
 
 
@@ -550,6 +591,8 @@ def _with_unit(text: str) -> list[Reading]:
     compound = _compound(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text))
     if compound is not None:
         return [compound]
+    text = re.sub(r"\^\{\\circ\}\s*\\text\{\s*([CF])\s*\}", r"^{\\circ}\1", text)
+    text = re.sub(r"(?:\\text\{)?\s*degrees?\s+(celsius|fahrenheit)\s*\}?", r"\\text{\1}", text, flags=re.IGNORECASE)
     at = text.find("\\text{")
     if at > 0 and text[at - 1] not in "_^{":
         head, tail = text[:at].strip(), re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text[at:])

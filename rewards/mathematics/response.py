@@ -31,7 +31,7 @@ _STATED = re.compile(
 _STRONG = re.compile(r"\banswer|答|Antwort|réponse|respuesta|resposta|risposta|ответ|정답|故选|正解", re.IGNORECASE)
 _NEGATED = re.compile(r"\s*(?:not|n't|never|wrong|unknown|unclear)\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$)(?<!\d\.(?=\d))|[。!?](?=\s|$)|(?<=\S)[;](?=\s)")
-_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_MATH = re.compile(r"\$\$[^$]+\$\$|\$[^$\n]+\$|\\\((?:[^\\]|\\(?![()]))+\\\)|\\\[(?:[^\\]|\\(?![\[\]]))+\\\]")
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _JOINT = re.compile(r"\s*(?:,|;|,?\s*(?:and|or)|和|或)\s*")
 _PROSE = re.compile(r"[^\W\d_]{2,}")

@@ -55,7 +55,7 @@ _SYNONYMS = {
 _DROPPED = (
     r"\displaystyle|\textstyle|\scriptstyle|\limits|\nolimits|\boldmath|\normalsize|\large|\Large|\LARGE|\huge|\Huge"
     r"|\small|\bf|\rm|\it|\bfseries|\left\.|\right\.|\left|\right|\middle|\mleft|\mright|\bigl|\bigr|\Bigl|\Bigr|\biggl"
-    r"|\biggr|\Biggl|\Biggr|\bigg|\Bigg|\big|\Big|\nonumber|\notag|\hfill|\centering|\strut|\null|\relax|\allowbreak"
+    r"|\biggr|\Biggl|\Biggr|\bigg|\Bigg|\big|\Big|\nonumber|\notag|\therefore|\because|\hfill|\centering|\strut|\null|\relax|\allowbreak"
 )
 _BLANKS = r"\quad|\qquad|\enspace|\thinspace|\space"
 _PLAIN_WRAPPERS = ("mathbf", "bm", "boldsymbol", "mathit", "mathsf", "mathtt", "mathnormal", "underline", "boxed", "fbox")
