@@ -316,7 +316,9 @@ class Comparison:
 
     def _table(self, reference: Table, answer: Reading) -> bool:
         if isinstance(answer, Several) and answer.kind != "set":
-            cells = reference.rows[0] if len(reference.rows) == 1 else [row[0] for row in reference.rows if len(row) == 1]
+            cells = (
+                reference.rows[0] if len(reference.rows) == 1 else [row[0] for row in reference.rows if len(row) == 1]
+            )
             return self._in_order(cells, answer.items)
         if not isinstance(answer, Table) or len(answer.rows) != len(reference.rows):
             return False
@@ -355,7 +357,9 @@ class Comparison:
     def _contradicts(self, reference: str, answer: str) -> bool:
         if not reference or not answer:
             return False
-        return not self.any_equal(_readings(reference), _readings(answer)) and fold_words(reference) != fold_words(answer)
+        return not self.any_equal(_readings(reference), _readings(answer)) and fold_words(reference) != fold_words(
+            answer
+        )
 
 
 def _readings(text: str) -> list[Reading]:
@@ -460,7 +464,9 @@ def _same_constant(one: Expr, other: Expr) -> tuple[Expr, Expr]:
     """Return both with one name for a constant of integration, which may be called C, c or K."""
     renamed = []
     for expr in (one, other):
-        constants = [symbol for symbol in expr.free_symbols if symbol.name in ("C", "c", "K", "C_1", "c_1") and expr.has(symbol)]
+        constants = [
+            symbol for symbol in expr.free_symbols if symbol.name in ("C", "c", "K", "C_1", "c_1") and expr.has(symbol)
+        ]
         if len(constants) == 1 and expr.coeff(constants[0]) == 1 and not (expr - constants[0]).has(constants[0]):
             expr = expr.xreplace({constants[0]: Symbol("C")})
         renamed.append(expr)

@@ -42,7 +42,19 @@ _GREEK = set(
     "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar aleph".split()
 )
 _CONSTANTS = {"pi": sympy.pi, "infty": sympy.oo, "infinity": sympy.oo, "oo": sympy.oo, "inf": sympy.oo}
-_ACCENTS = {"vec", "hat", "bar", "overline", "tilde", "widehat", "overrightarrow", "dot", "widetilde", "angle", "triangle"}
+_ACCENTS = {
+    "vec",
+    "hat",
+    "bar",
+    "overline",
+    "tilde",
+    "widehat",
+    "overrightarrow",
+    "dot",
+    "widetilde",
+    "angle",
+    "triangle",
+}
 _LEFT_TO_MATH_VERIFY = re.compile(r"\\(?:sum|int|iint|oint|prod|lim|partial|nabla)(?![A-Za-z])|\\frac\{d\}\{d")
 _INFIX = re.compile(r"\\(?:over|choose)(?![A-Za-z])")
 _NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+")
@@ -51,7 +63,9 @@ _RECURRING = re.compile(
 )
 _ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3+(?:\\ldots|\.\.\.)")
 _EXPONENT = re.compile(r"[eE]([-+]?\d{1,4})(?![\d.])")
-_MIXED = re.compile(r"\s*(?:\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d)|\{(\d+)\}\s*(\d)|(\d)\s*\{(\d+)\})|(?<=\s)(\d+)/(\d+)(?![\d^]))")
+_MIXED = re.compile(
+    r"\s*(?:\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d)|\{(\d+)\}\s*(\d)|(\d)\s*\{(\d+)\})|(?<=\s)(\d+)/(\d+)(?![\d^]))"
+)
 _WORD = re.compile(r"[A-Za-z]+")
 _PROSE = re.compile(r"(?:(?<=\s)(?<!frac )|^)[A-Za-z]{2,}(?=\s|$)")
 _NAMES = sorted(
@@ -344,7 +358,9 @@ class ExpressionParser:
         match = _WORD.match(self.text, self.at)
         assert match is not None
         run = match[0]
-        name = run if run in _KNOWN_NAMES else next((one for one in _NAMES if len(one) > 1 and run.startswith(one)), None)
+        name = (
+            run if run in _KNOWN_NAMES else next((one for one in _NAMES if len(one) > 1 and run.startswith(one)), None)
+        )
         if name is None:
             known = any(one in run for one in _NAMES if len(one) > 2 or one in ("pi", "ln"))
             if len(run) > 4 and not known:

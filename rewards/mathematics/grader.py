@@ -88,7 +88,11 @@ def _answers(response: str, boxed: bool, expected: tuple[Reading, ...]) -> list[
         every = boxes(response) or []
         wanted = expected[0]
         # parts of an answer, each in a box where it is derived
-        if isinstance(wanted, Several | Named) and len(every) == len(wanted.items) > 1 and len(set(every)) == len(every):
+        if (
+            isinstance(wanted, Several | Named)
+            and len(every) == len(wanted.items) > 1
+            and len(set(every)) == len(every)
+        ):
             texts.insert(0, ", ".join(every))
     elif boxed:
         return []

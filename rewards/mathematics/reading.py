@@ -109,7 +109,9 @@ Reading = Value | Several | Named | Numbers | Relation | Table | Proportion | Sp
 _OPERATORS = re.compile(r"<=|>=|=<|=>|!=|<|>|==?|\\(?:le|ge|ne|approx|equiv|in)(?![A-Za-z])")
 _TURNED = {">": "<", ">=": "<="}
 _SAME = {"\\le": "<=", "=<": "<=", "\\ge": ">=", "=>": ">=", "\\ne": "!=", "==": "="}
-_JOINTS = re.compile(r",?\s*\\text\{\s*,?\s*(and|or|和|或|以及)\s*\}\s*|,?\s*(?<![A-Za-z\\])(and|or)(?![A-Za-z])\s*|(和|或|以及)|[,;]\s*")
+_JOINTS = re.compile(
+    r",?\s*\\text\{\s*,?\s*(and|or|和|或|以及)\s*\}\s*|,?\s*(?<![A-Za-z\\])(and|or)(?![A-Za-z])\s*|(和|或|以及)|[,;]\s*"
+)
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array|smallmatrix)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}", re.DOTALL)
 _FACTORS = r"(?:_(?:\{[^{}]*\}|\w))?'*"
@@ -121,7 +123,10 @@ _NAME = re.compile(
     r"|\\frac\{d\s*[a-z]?\}\{d\s*[a-z]\}|f\s*\([^()]*\)"
 )
 _SET_BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:)\s*(.*)\\\}", re.DOTALL)
-_MEMBERSHIP = re.compile(r"(?:\\text\{[^{}]*\}\s*)?(?:for\s+)?[a-zA-Z](?:\s*,\s*[a-z])*\s*\\in\s*\\mathbb\{[ZNQRC]\}.*|\\text\{\s*(?:where|for|with)\b.*", re.DOTALL)
+_MEMBERSHIP = re.compile(
+    r"(?:\\text\{[^{}]*\}\s*)?(?:for\s+)?[a-zA-Z](?:\s*,\s*[a-z])*\s*\\in\s*\\mathbb\{[ZNQRC]\}.*|\\text\{\s*(?:where|for|with)\b.*",
+    re.DOTALL,
+)
 _NUMBER_HEAD = re.compile(
     r"[-+]?\s?[$€£¥₹]?\s?-?(?:\d[\d,.']*(?:\s\d{3})*|\.\d+)(?:\s+\d+\s?/\s?\d+|\s?/\s?\d+)?(?:[eE][-+]?\d+)?(?:\s?(?:\*|x|\\times|\\cdot)\s?10\s?\^\s?(?:\{-?\d+\}|-?\d+))?\s?%?"
 )
@@ -208,7 +213,11 @@ def _readings(text: str, *, reference: bool = False) -> list[Reading]:
 
 def _words(text: str) -> Word | None:
     folded = fold_words(text)
-    return Word(folded) if folded and re.search(r"[^\W\d_]{2,}", folded) and "\\" not in re.sub(r"\\text\b", "", text) else None
+    return (
+        Word(folded)
+        if folded and re.search(r"[^\W\d_]{2,}", folded) and "\\" not in re.sub(r"\\text\b", "", text)
+        else None
+    )
 
 
 def _structured(text: str) -> list[Reading]:
@@ -235,9 +244,19 @@ def _set_operation(text: str) -> list[Reading]:
             raise UnreadableError("too many intervals")
         if len(parts) > 1:
             sets = [_set(part) for part in parts]
-            return [Numbers(combine(*sets) if operator != "\\setminus" else sympy.Complement(sets[0], sympy.Union(*sets[1:])))]
+            return [
+                Numbers(
+                    combine(*sets) if operator != "\\setminus" else sympy.Complement(sets[0], sympy.Union(*sets[1:]))
+                )
+            ]
     plain = fold_words(text)
-    if text in ("\\mathbb{R}", "R") or plain in ("all real numbers", "all reals", "real numbers", "all real values", "全体实数"):
+    if text in ("\\mathbb{R}", "R") or plain in (
+        "all real numbers",
+        "all reals",
+        "real numbers",
+        "all real values",
+        "全体实数",
+    ):
         return [Numbers(sympy.S.Reals)]
     return []
 
@@ -246,7 +265,11 @@ def _set(text: str) -> sympy.Set:
     for reading in _readings(text):
         if isinstance(reading, Numbers):
             return reading.numbers
-        if isinstance(reading, Several) and reading.kind != "tuple" and all(isinstance(item, Value) for item in reading.items):
+        if (
+            isinstance(reading, Several)
+            and reading.kind != "tuple"
+            and all(isinstance(item, Value) for item in reading.items)
+        ):
             return sympy.FiniteSet(*(item.expr for item in reading.items if isinstance(item, Value)))
         if reading == _EMPTY:
             return sympy.S.EmptySet
@@ -332,7 +355,11 @@ def _combined(items: list[Reading], text: str) -> list[Reading]:
         items = [first.items[-1][1], *items[1:]]  # x = 1, 2
     # 5 and 7 cm
     last = items[-1]
-    if isinstance(last, Value) and last.unit is not None and all(isinstance(item, Value) and item.unit is None for item in items[:-1]):
+    if (
+        isinstance(last, Value)
+        and last.unit is not None
+        and all(isinstance(item, Value) and item.unit is None for item in items[:-1])
+    ):
         items = [replace(item, unit=last.unit) if isinstance(item, Value) else item for item in items]
     return [Several(tuple(_flat(items)), "list")]
 
@@ -348,7 +375,9 @@ def _as_numbers(item: Reading, variable: str | None) -> Reading:
 
 def _flat(items: Sequence[Reading]) -> list[Reading]:
     """Return the items, those of inner lists (`\\pm 2` beside `0`) among them."""
-    return [one for item in items for one in (item.items if isinstance(item, Several) and item.kind == "list" else (item,))]
+    return [
+        one for item in items for one in (item.items if isinstance(item, Several) and item.kind == "list" else (item,))
+    ]
 
 
 def _base(name: str) -> str:
@@ -444,7 +473,9 @@ def _equation(parts: list[str]) -> list[Reading]:
 
 def _inequality(parts: list[str], operators: list[str]) -> list[Reading]:
     sides = [_expression(part).expr for part in parts]
-    relations = [_turned(left, operator, right) for left, operator, right in zip(sides, operators, sides[1:], strict=False)]
+    relations = [
+        _turned(left, operator, right) for left, operator, right in zip(sides, operators, sides[1:], strict=False)
+    ]
     variables = {symbol for relation in relations for symbol in (relation.left - relation.right).free_symbols}
     sets = [_solution(relation) for relation in relations]
     if len(variables) == 1 and all(one is not None for one in sets):
@@ -477,7 +508,11 @@ def _solution(relation: Relation) -> sympy.Set | None:
         if not centre.free_symbols:
             # |x - a| < b
             near = sympy.Interval(centre - bound, centre + bound, strict, strict)
-            return near if inside else sympy.Complement(sympy.S.Reals, sympy.Interval(*near.args[:2], not strict, not strict))
+            return (
+                near
+                if inside
+                else sympy.Complement(sympy.S.Reals, sympy.Interval(*near.args[:2], not strict, not strict))
+            )
     return None
 
 
@@ -524,7 +559,9 @@ def _enclosed(text: str) -> list[Reading]:
     if len(parts) < 2:
         if opening == "(" and end == ")" and parts:
             return _structured_or_number(parts[0])
-        return [Several((_structured_or_number(parts[0])[0],), "list")] if opening == "[" and end == "]" and parts else []
+        return (
+            [Several((_structured_or_number(parts[0])[0],), "list")] if opening == "[" and end == "]" and parts else []
+        )
     if len(parts) > MAX_ITEMS or "\\ldots" in inner:
         raise UnreadableError("a tuple with dots, or of too many items")
     items = tuple(_structured_or_number(part)[0] for part in parts)
@@ -662,4 +699,16 @@ def _expression(text: str) -> Value:
     return Value(parser.parse(), decimals=parser.decimals)
 
 
-__all__ = ["Named", "Numbers", "Proportion", "Reading", "Relation", "Several", "Table", "UnreadableError", "Value", "read", "split_top"]
+__all__ = [
+    "Named",
+    "Numbers",
+    "Proportion",
+    "Reading",
+    "Relation",
+    "Several",
+    "Table",
+    "UnreadableError",
+    "Value",
+    "read",
+    "split_top",
+]

@@ -16,7 +16,9 @@ from roll_like.data.numbers import find_numbers, fold_characters
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\s*\{[^{}]*\}|\d)*|[-+]?[^\s$\\{}]+")
-_TOGETHER = re.compile(r"[\s$,;&*()\[\]\\]*(?:(?:\\text\{\s*)?(?:and|or|und|oder|et|ou|y|e|и|或|和)\s*\}?)?[\s$,;&*()\[\]\\]*")
+_TOGETHER = re.compile(
+    r"[\s$,;&*()\[\]\\]*(?:(?:\\text\{\s*)?(?:and|or|und|oder|et|ou|y|e|и|或|和)\s*\}?)?[\s$,;&*()\[\]\\]*"
+)
 # GSM8K's mark of a final answer; `#### 1. Introduction` and `#### Step 2` are Markdown headings
 _MARKED = re.compile(r"^[ \t]*####[ \t]*(?!\d+[.)][ \t]+[A-Za-z])([-+−$\\(\[{.\d√π€£½].*)$", re.MULTILINE)
 _STATED = re.compile(
@@ -35,7 +37,9 @@ _MATH = re.compile(r"\$\$[^$]+\$\$|\$[^$\n]+\$|\\\((?:[^\\]|\\(?![()]))+\\\)|\\\
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _JOINT = re.compile(r"\s*(?:,|;|,?\s*(?:and|or)|和|或)\s*")
 _PROSE = re.compile(r"[^\W\d_]{2,}")
-_REASON = re.compile(r"\s*(?:,?\s*\b(?:because|since|as|which|where|so|when|after|by|using|in\s+total|per\s+the)\b|\().*", re.DOTALL)
+_REASON = re.compile(
+    r"\s*(?:,?\s*\b(?:because|since|as|which|where|so|when|after|by|using|in\s+total|per\s+the)\b|\().*", re.DOTALL
+)
 _LINES = 6
 
 
@@ -163,7 +167,9 @@ def _in_line(line: str) -> Iterator[str]:
     bold = _BOLD.findall(line)
     if bold:
         yield bold[-1]
-    sentence = next((part for part in reversed(re.split(r"(?<=[.!?])\s+", line)) if re.search(r"\d|[πe√∞]", part)), line)
+    sentence = next(
+        (part for part in reversed(re.split(r"(?<=[.!?])\s+", line)) if re.search(r"\d|[πe√∞]", part)), line
+    )
     words = list(_PROSE.finditer(sentence))
     if words:
         yield sentence[words[-1].end() :]

@@ -87,14 +87,20 @@ _PHRASES = {
 }
 _PHRASE = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _PHRASES.items()}
 _CLOCK = re.compile(
-    r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*([ap])\.?\s?m\b\.?|\s*(?:o'?clock|hours|hrs))?|(\d{1,2})\s*([ap])\.?\s?m\b\.?", re.IGNORECASE
+    r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*([ap])\.?\s?m\b\.?|\s*(?:o'?clock|hours|hrs))?|(\d{1,2})\s*([ap])\.?\s?m\b\.?",
+    re.IGNORECASE,
 )
 _MONTHS = "january february march april may june july august september october november december".split()
 _MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "may" else month for month in _MONTHS)
 _DATES = (
     re.compile(r"(?P<year>\d{4})[-/](?P<month>\d{1,2})[-/](?P<day>\d{1,2})"),
-    re.compile(rf"(?P<name>{_MONTH})\.?\s+(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s+(?P<year>\d{{4}}))?", re.IGNORECASE),
-    re.compile(rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<name>{_MONTH})\.?(?:,?\s+(?P<year>\d{{4}}))?", re.IGNORECASE),
+    re.compile(
+        rf"(?P<name>{_MONTH})\.?\s+(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s+(?P<year>\d{{4}}))?", re.IGNORECASE
+    ),
+    re.compile(
+        rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<name>{_MONTH})\.?(?:,?\s+(?P<year>\d{{4}}))?",
+        re.IGNORECASE,
+    ),
     re.compile(r"(?:(?P<year>\d{4})年)?(?P<month>\d{1,2})月(?P<day>\d{1,2})[日号]"),
 )
 _TERM = r"-?\d+(?:\.\d+)?(?:/\d+)?"
@@ -110,7 +116,10 @@ _BASED = re.compile(
 _RESIDUE = re.compile(
     r"(?:[a-zA-Z]\s*\\equiv\s*)?(-?\d+)\s*(?:\\pmod\s*\{?\s*(\d+)\s*\}?|\(?\s*(?:\\bmod|\\text\{\s*mod\s*\}|\\mod|\bmod)\s*\{?\s*(\d+)\s*\}?\s*\)?)"
 )
-_CHOICE = re.compile(r"(?:option\s+|choice\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-J])\s*[).:](?=\s|$)|([A-J])(?=$))\s*(.*)", re.IGNORECASE | re.DOTALL)
+_CHOICE = re.compile(
+    r"(?:option\s+|choice\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-J])\s*[).:](?=\s|$)|([A-J])(?=$))\s*(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def read_special(text: str) -> Special | None:

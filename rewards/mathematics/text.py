@@ -58,9 +58,33 @@ _DROPPED = (
     r"|\biggr|\Biggl|\Biggr|\bigg|\Bigg|\big|\Big|\nonumber|\notag|\therefore|\because|\hfill|\centering|\strut|\null|\relax|\allowbreak"
 )
 _BLANKS = r"\quad|\qquad|\enspace|\thinspace|\space"
-_PLAIN_WRAPPERS = ("mathbf", "bm", "boldsymbol", "mathit", "mathsf", "mathtt", "mathnormal", "underline", "boxed", "fbox")
+_PLAIN_WRAPPERS = (
+    "mathbf",
+    "bm",
+    "boldsymbol",
+    "mathit",
+    "mathsf",
+    "mathtt",
+    "mathnormal",
+    "underline",
+    "boxed",
+    "fbox",
+)
 _PLAIN_WRAPPERS += ("framebox", "ensuremath", "emph", "textcolor", "colorbox", "pmb", "uline", "mathring", "vphantom")
-_TEXTS = ("text", "textbf", "textit", "textrm", "textnormal", "textsf", "texttt", "mathrm", "mbox", "hbox", "operatorname", "textup")
+_TEXTS = (
+    "text",
+    "textbf",
+    "textit",
+    "textrm",
+    "textnormal",
+    "textsf",
+    "texttt",
+    "mathrm",
+    "mbox",
+    "hbox",
+    "operatorname",
+    "textup",
+)
 
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+\*?)")
 _DROPPED_COMMAND = re.compile("(?:" + _DROPPED.replace("\\", r"\\").replace(r"\\.", r"\.") + r")(?![A-Za-z])")
@@ -80,7 +104,9 @@ _LABEL = re.compile(
 )
 # a decimal comma is written {,}; so are groups of three
 _BRACED_COMMA = re.compile(r"(?<=\d)\s*(?:\{,\}|\{,)\s*\}?(?=\d)")
-_GROUP_BLANK = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\\[,;: !]|~|\{\\,\}|\\thinspace\s?|\{,\}|,\\!|\{\s\})\s?\d{3})+)(?!\d)")
+_GROUP_BLANK = re.compile(
+    r"(?<![\d.,])(\d{1,3})((?:(?:\\[,;: !]|~|\{\\,\}|\\thinspace\s?|\{,\}|,\\!|\{\s\})\s?\d{3})+)(?!\d)"
+)
 _DIGIT_GROUP = re.compile(r"\d{3}")
 _ENDS = " \n\t.,;:"
 
@@ -156,7 +182,11 @@ def _fraction(char: str) -> tuple[int, int]:
 
 
 def _subscripts(text: str) -> str:
-    return text if text.isascii() else re.sub("[₀-₉₊₋ₙₖ]+", lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
+    return (
+        text
+        if text.isascii()
+        else re.sub("[₀-₉₊₋ₙₖ]+", lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
+    )
 
 
 def _superscripts_of_numbers(text: str) -> str:

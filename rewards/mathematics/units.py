@@ -128,7 +128,9 @@ def leading_unit(words: str) -> Unit | None:
     """Return the unit that a phrase begins with: years for `years old`; None if it begins with none."""
     parts = words.split()
     for count in range(min(len(parts), 5), 0, -1):
-        if (count > 1 or len(parts) == 1 or len(parts[0]) > 2) and (unit := parse_unit(" ".join(parts[:count]))) is not None:
+        if (count > 1 or len(parts) == 1 or len(parts[0]) > 2) and (
+            unit := parse_unit(" ".join(parts[:count]))
+        ) is not None:
             return unit
     return None
 
@@ -145,7 +147,10 @@ def _named(name: str) -> tuple[Fraction, dict[str, int]] | None:
         if rest in _METRIC and (rest not in ("bar", "cal", "M", "C") or len(prefix) == 1) and rest != "M":
             return Fraction(10) ** power * _METRIC[rest][0], _METRIC[rest][1]
     word = name.lower()
-    for prefix, power in (("", 0), *((one, power) for one, power in _PREFIXES.items() if len(one) > 3 and one.isalpha())):
+    for prefix, power in (
+        ("", 0),
+        *((one, power) for one, power in _PREFIXES.items() if len(one) > 3 and one.isalpha()),
+    ):
         singular = word.removeprefix(prefix).removesuffix("s")
         symbol = _METRIC_WORDS.get(singular) if word.startswith(prefix) else None
         if symbol is not None:
