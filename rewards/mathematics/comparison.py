@@ -212,8 +212,12 @@ class Comparison:
 
     def _several(self, reference: Several, answer: Reading) -> bool:
         if isinstance(answer, Named):
-            ordered = sorted(answer.items)
-            return reference.kind == "tuple" and self._in_order(reference.items, [value for _, value in ordered])
+            # (x, y) are in the order of the alphabet; (r, θ) as they are written
+            letters = all(len(name) == 1 for name, _ in answer.items)
+            values = [value for _, value in (sorted(answer.items, key=_name) if letters else answer.items)]
+            if reference.kind == "tuple":
+                return self._in_order(reference.items, values)
+            return reference.kind == "list" and self._in_any_order(reference.items, values)
         if isinstance(answer, Table):
             cells = answer.rows[0] if len(answer.rows) == 1 else [row[0] for row in answer.rows if len(row) == 1]
             return reference.kind == "tuple" and self._in_order(reference.items, cells)
@@ -396,6 +400,10 @@ def _phrase(reference: Phrase, answer: Reading) -> bool:
 
 def _word(reference: Word, answer: Reading) -> bool:
     return isinstance(answer, Word) and reference.text == answer.text
+
+
+def _name(item: tuple[str, Reading]) -> str:
+    return item[0]
 
 
 def _single(reading: Reading) -> Reading:

@@ -21,7 +21,7 @@ from roll_like.builtin.rewards.mathematics.reading import (
     read,
 )
 from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates, has_box
-from roll_like.builtin.rewards.mathematics.special import Based, Choice, Clock, Phrase, Ratio, Residue, Word
+from roll_like.builtin.rewards.mathematics.special import Based, Choice, Clock, Date, Phrase, Ratio, Residue, Word
 from roll_like.builtin.rewards.mathematics.verdict import Verdict
 
 _GSM8K = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)
@@ -67,7 +67,7 @@ def read_reference(text: str) -> tuple[Reading, ...]:
         answer = boxed_answer(answer) or ""
     answer = answer.strip()
     readings = read(answer, reference=True)
-    if isinstance(readings[0], Phrase | Choice):
+    if isinstance(readings[0], Phrase | Choice | Clock | Date):
         return tuple(readings)
     words = isinstance(readings[0], Word) or (_WORDS_ALONE.fullmatch(answer) and not isinstance(readings[0], Numbers))
     if words and not _DELIMITED.search(answer) and answer not in ("pi", "infinity"):

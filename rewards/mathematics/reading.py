@@ -110,7 +110,7 @@ _OPERATORS = re.compile(r"<=|>=|=<|=>|!=|<|>|==?|\\(?:le|ge|ne|approx|equiv|in)(
 _TURNED = {">": "<", ">=": "<="}
 _SAME = {"\\le": "<=", "=<": "<=", "\\ge": ">=", "=>": ">=", "\\ne": "!=", "==": "="}
 _JOINTS = re.compile(
-    r",?\s*\\text\{\s*,?\s*(and|or|和|或|以及)\s*\}\s*|,?\s*(?<![A-Za-z\\])(and|or)(?![A-Za-z])\s*|(和|或|以及)|[,;]\s*"
+    r",?\s*\\text\{\s*,?\s*(and|or|和|或|以及)\s*\}\s*|,?\s*(?<![A-Za-z\\])(and|or)(?![A-Za-z])\s*|(和|或|以及)|(?:(?<!\d),|,(?!\d{3}(?!\d))|;)\s*"
 )
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array|smallmatrix)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _CASES = re.compile(r"\\begin\{cases\}(.*)\\end\{cases\}", re.DOTALL)
@@ -178,6 +178,8 @@ def _readings(text: str, *, reference: bool = False) -> list[Reading]:
         if ratio is None:
             return [special]
         # a reference 10:30 is no ratio 1:3, since a ratio would be in lowest terms
+        if ":0" in text:
+            return [special]
         fixed = not all(ratio.written) or (reference and ratio.terms != ratio.written)
         return [special, replace(ratio, terms=ratio.written) if fixed else ratio]
     found: list[Reading] = []
@@ -554,6 +556,8 @@ def _enclosed(text: str) -> list[Reading]:
     if opening == "\\{":
         if not parts:
             return [_EMPTY]
+        if _THOUSANDS.fullmatch(inner):
+            inner = ", ".join(parts)
         listed = _readings(inner)[0] if len(parts) > 1 or "\\pm" in inner else _structured_or_number(inner)[0]
         return [Several(listed.items if isinstance(listed, Several) else (listed,), "set")]
     if len(parts) < 2:
@@ -668,6 +672,7 @@ def _measured(head: str, tail: str, *, glued: bool) -> list[Reading]:
     if first.lower() in MAGNITUDES or tail[:1] in MAGNITUDES:
         factor = MAGNITUDES.get(first.lower()) or MAGNITUDES[tail[:1]]
         tail = rest if first.lower() in MAGNITUDES else tail[1:]
+    tail = re.sub(r"^(?:(?:sq(?:uare)?|cu(?:bic)?)\.?\s*)?units?\b\s*(?:\^\s*\{?[23]\}?)?$", "", tail)
     if re.match(r"(?:percent|per cent|pct|percentage points?)\b", tail):
         head, tail = head + "%", ""
     values = [reading for reading in _structured_or_number(head) if isinstance(reading, Value | Residue)]
@@ -675,7 +680,7 @@ def _measured(head: str, tail: str, *, glued: bool) -> list[Reading]:
     if not isinstance(value, Value):
         raise UnreadableError(f"{head!r} is no value")
     unit = parse_unit(tail) or leading_unit(tail) if tail else value.unit
-    if tail and parse_unit(tail) is None and (re.search(r"\d", tail) or not re.match(r"[^\W\d_]", tail)):
+    if tail and parse_unit(tail) is None and (re.search(r"[\d\\]", tail) or not re.match(r"[^\W\d_]", tail)):
         raise UnreadableError(f"{tail!r} is no unit")
     step = None if value.step is None else value.step * factor
     return [replace(value, expr=value.expr * factor, step=step, unit=unit or value.unit, glued=glued)]

@@ -172,7 +172,7 @@ def fold_words(text: str) -> str:
 
 
 def _clock(text: str) -> Clock | None:
-    match = _CLOCK.fullmatch(text)
+    match = _CLOCK.fullmatch({"noon": "12:00 PM", "midnight": "12:00 AM"}.get(text.lower(), text))
     if match is None:
         return None
     hours, minutes, seconds = int(match[1] or match[5]), int(match[2] or 0), int(match[3] or 0)

@@ -231,7 +231,7 @@ def _text(inner: str) -> str:
     """Return what a command for text holds: mathematics and single letters bare, words marked."""
     if re.fullmatch(r"\s*", inner):
         return " "
-    if re.fullmatch(r"\s*[-+]?[\d.,/:]+%?\s*", inner) or "\\frac" in inner or inner.strip() in ("e", "i", "d"):
+    if not re.search(r"[^\W\d_]", inner) or "\\frac" in inner or inner.strip() in ("e", "i", "d"):
         return f" {inner} "
     return "\\text{" + re.sub(r"\\text\{([^{}]*)\}", r"\1", inner) + "}"
 

@@ -102,7 +102,7 @@ def parse_unit(text: str) -> Unit | None:
     dimension: dict[str, int] = {}
     # J/(mol·K) is J/mol/K
     text = re.sub(r"/\s*\(([^()]*)\)", lambda match: "/" + re.sub(r"\*|\\cdot\s|\\times\s", "/", match[1]), text)
-    text = re.sub(r"[()]", "", text).strip().rstrip(".")
+    text = re.sub(r"([kMGm])\s+\\Omega", r"\1\\Omega", re.sub(r"[()]", "", text)).strip().rstrip(".")
     at = 0
     inverse = False
     while at < len(text):
