@@ -24,7 +24,8 @@ from typing import Any
 import sympy
 from sympy import Expr, Integer, Rational, Symbol
 
-from roll_like.builtin.rewards.mathematics.reading import (
+from roll_like.builtin.rewards.mathematics.expression import UnreadableError
+from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
     Numbers,
     Proportion,
@@ -32,10 +33,9 @@ from roll_like.builtin.rewards.mathematics.reading import (
     Relation,
     Several,
     Table,
-    UnreadableError,
     Value,
-    read,
 )
+from roll_like.builtin.rewards.mathematics.reading import read
 from roll_like.builtin.rewards.mathematics.special import (
     Based,
     Choice,

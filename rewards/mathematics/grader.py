@@ -9,7 +9,7 @@ import sympy
 
 from roll_like.builtin.rewards.mathematics.comparison import Comparison
 from roll_like.builtin.rewards.mathematics.expression import UnreadableError
-from roll_like.builtin.rewards.mathematics.reading import (
+from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
     Numbers,
     Proportion,
@@ -18,8 +18,8 @@ from roll_like.builtin.rewards.mathematics.reading import (
     Several,
     Table,
     Value,
-    read,
 )
+from roll_like.builtin.rewards.mathematics.reading import read
 from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates, has_box
 from roll_like.builtin.rewards.mathematics.special import Based, Choice, Clock, Date, Phrase, Ratio, Residue, Word
 from roll_like.builtin.rewards.mathematics.verdict import Verdict

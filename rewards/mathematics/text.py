@@ -170,6 +170,55 @@ def closing(text: str, start: int) -> int:
     return -1
 
 
+def split_top(text: str, separator: re.Pattern[str]) -> list[str]:
+    r"""Return the parts of a text between separators that stand in no brackets.
+
+    >>> split_top("1, (2, 3)", re.compile(","))
+    ['1', ' (2, 3)']
+    """
+    depth = 0
+    parts, start, at = [], 0, 0
+    while at < len(text):
+        if depth == 0 and (match := separator.match(text, at)) and match.end() > at:
+            parts.append(text[start:at])
+            at = start = match.end()
+            continue
+        opened = re.compile(r"\\begin\{|\\langle|\\\{|[(\[{]").match(text, at)
+        closed = re.compile(r"\\end\{[^}]*\}|\\rangle|\\\}|[)\]}]").match(text, at)
+        if opened is not None:
+            depth += 1
+            at = opened.end() if not opened[0].startswith("\\begin") else text.find("}", at) + 1 or len(text)
+        elif closed is not None:
+            depth = max(depth - 1, 0)
+            at = closed.end()
+        elif text.startswith("\\text{", at):
+            end = closing(text, at + 5)
+            at = end + 1 if end > 0 else at + 1
+        else:
+            at += 1
+    parts.append(text[start:])
+    return parts
+
+
+def bracketed(text: str) -> tuple[str, str, str] | None:
+    """Return the opening bracket, what it holds and the closing one, where they enclose the whole text."""
+    for opening, ends in (("\\{", ("\\}",)), ("\\langle", ("\\rangle",)), ("(", (")", "]")), ("[", (")", "]"))):
+        for end in ends:
+            if text.startswith(opening) and text.endswith(end) and len(text) >= len(opening) + len(end):
+                inner = text[len(opening) : len(text) - len(end)]
+                return (opening, inner, end) if _balanced(inner) else None
+    return None
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for bracket in re.findall(r"\\begin|\\end|\\[{}]|[()\[\]{}]|\\langle|\\rangle", text):
+        depth += 1 if bracket in ("\\begin", "\\{", "(", "[", "{", "\\langle") else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
 def _vulgar(text: str) -> str:
     r"""Return the text with `½` as `\frac{1}{2}`: after a whole number the two are a mixed number."""
     if text.isascii():
@@ -250,4 +299,4 @@ def _bare(text: str) -> str:
             return text
 
 
-__all__ = ["closing", "strip_label", "tidy"]
+__all__ = ["bracketed", "closing", "split_top", "strip_label", "tidy"]
