@@ -31,8 +31,8 @@ class MathConfig(RewardConfig):
         default=0.0,
         ge=0,
         lt=1,
-        description="Numbers of which one is a decimal also count as equal if they differ by at most this factor of the "
-        "larger, for example 0.01 for answers of physics. Default: decimals agree to the reference's last place.",
+        description="Numbers of which one is a decimal also count as equal if they differ by at most this factor of "
+        "the larger, for example 0.01 for answers of physics. Default: decimals agree to the reference's last place.",
     )
     timeout_seconds: float = Field(
         default=5.0,

@@ -1,28 +1,13 @@
-r"""Whether an answer is the reference answer.
-
-Numbers:
-
-- Numbers written exactly (integers, fractions, roots, π) are equal if their values are.
-- A decimal reference `r` with last place `u` is equal to every value that rounds to it and is at most 0.25 % away:
-  `|a - r| < u/2` and `|a - r| <= |a|/400`. So 3.14 takes π and 3.1416, not 3.1 or 3.15; 12.5 does not take 12.46.
-- A decimal answer to an exact reference needs six significant digits, all of them right (rounded or cut off), unless
-  it is exact: 0.333333 is 1/3 and 0.333 is not; 0.5 is 1/2.
-- Floating-point noise is no difference: both are decimals of 15 digits or more, and differ by less than 1e-12 of it.
-
-Expressions are equal if they have equal values at several random points, computed to 50 digits. Differences are
-relative throughout, so 1e-20 is not 1e-21.
-"""
+r"""Whether an answer is the reference answer, whatever kind of reading the two are. Values: `values`."""
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import sympy
-from sympy import Expr, Integer, Rational, Symbol
+from sympy import Symbol
 
 from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import (
@@ -35,6 +20,7 @@ from roll_like.builtin.rewards.mathematics.kinds import (
     Table,
     Value,
 )
+from roll_like.builtin.rewards.mathematics.quantities import rational
 from roll_like.builtin.rewards.mathematics.reading import read
 from roll_like.builtin.rewards.mathematics.special import (
     Based,
@@ -47,10 +33,8 @@ from roll_like.builtin.rewards.mathematics.special import (
     Word,
     fold_words,
 )
+from roll_like.builtin.rewards.mathematics.values import ValueComparison
 
-_DIGITS = 50
-_EXACT = sympy.Float(10) ** -35
-_POINTS = 8
 _FUNCTION_NAMES = re.compile(r"y|[fgh](?:\([a-z]\))?|y\([a-z]\)")
 
 
@@ -63,7 +47,7 @@ class Comparison:
     """
 
     def __init__(self, tolerance: float = 0.0) -> None:
-        self.tolerance = Fraction(tolerance)
+        self.values = ValueComparison(tolerance)
 
     def any_equal(self, reference: Sequence[Reading], answer: Sequence[Reading]) -> bool:
         """Return whether a reading of the answer is one of the reference's."""
@@ -103,7 +87,7 @@ class Comparison:
 
     def _value(self, reference: Value, answer: Reading) -> bool:
         if isinstance(answer, Ratio) and len(answer.terms) == 2 and answer.terms[1]:
-            return self._value(reference, Value(_rational(answer.terms[0] / answer.terms[1])))
+            return self._value(reference, Value(rational(answer.terms[0] / answer.terms[1])))
         if isinstance(answer, Proportion):
             return len(answer.terms) == 1 and self._value(reference, answer.terms[0])
         if isinstance(answer, Based):
@@ -112,101 +96,7 @@ class Comparison:
             return reference.expr == answer.value
         if isinstance(answer, Choice):
             return False
-        return isinstance(answer, Value) and self._measured(reference, answer)
-
-    def _measured(self, reference: Value, answer: Value) -> bool:
-        """Compare values with their units and percent signs."""
-        unit, other = reference.unit, answer.unit
-        if answer.glued and (unit is None or other is None or unit.dimension != other.dimension):
-            return False
-        if unit is not None and other is not None:
-            if unit.dimension != other.dimension:
-                return False
-            return self._scalar(reference, _scaled(answer, other.scale / unit.scale))
-        degrees = {(("degree", 1),): True}
-        if (unit is not None and unit.dimension in degrees) != (other is not None and other.dimension in degrees):
-            # 90° is π/2, and 90 where the question asks for degrees
-            turned = sympy.pi / 180
-            if unit is not None and self._scalar(Value(reference.expr * turned), answer) and answer.expr.has(sympy.pi):
-                return True
-            if other is not None and reference.expr.has(sympy.pi):
-                return self._scalar(reference, Value(answer.expr * turned))
-        return self._percent(reference, answer)
-
-    def _percent(self, reference: Value, answer: Value) -> bool:
-        if self._scalar(reference, answer):
-            return True
-        if reference.percent and not answer.percent:
-            return self._scalar(_scaled(reference, Fraction(100)), answer)
-        if answer.percent and not reference.percent and _at_least_one(reference.expr):
-            return self._scalar(reference, _scaled(answer, Fraction(100)))
-        return False
-
-    def _scalar(self, reference: Value, answer: Value) -> bool:
-        one, other = reference.expr, answer.expr
-        if one.is_Rational and other.is_Rational:
-            if one == other:
-                return True
-            if reference.step is None and answer.step is None and not (reference.decimals or answer.decimals):
-                return False
-            return self._rounded(reference, answer, _fraction(one), _fraction(other))
-        if one == other:
-            return True
-        if one.is_infinite or other.is_infinite or one is sympy.nan or other is sympy.nan:
-            return False
-        if not one.free_symbols and not other.free_symbols:
-            return self._constants(reference, answer)
-        return self._everywhere(reference, answer)
-
-    def _constants(self, reference: Value, answer: Value) -> bool:
-        one, other = _evaluated(reference.expr), _evaluated(answer.expr)
-        if one is None or other is None:
-            return False
-        if _close(one, other, _EXACT):
-            return True
-        if not (one.is_real and other.is_real):
-            return False
-        if reference.step is None and answer.step is None and not (reference.decimals or answer.decimals):
-            return False
-        return self._rounded(reference, answer, _fraction(Rational(one)), _fraction(Rational(other)))
-
-    def _rounded(self, reference: Value, answer: Value, one: Fraction, other: Fraction) -> bool:
-        """Compare two numbers of which one at least is a decimal."""
-        difference, largest = abs(one - other), max(abs(one), abs(other))
-        if difference <= self.tolerance * largest:
-            return True
-        if reference.step is not None:
-            return difference < reference.step / 2 and difference * 400 <= largest
-        if answer.step is not None:
-            digits = abs(other) / answer.step
-            noise = digits >= 10**14 and difference * 10**12 <= largest
-            return noise or (digits >= 10**5 and one.denominator != 1 and difference < answer.step)
-        return difference * 10**6 <= largest
-
-    def _everywhere(self, reference: Value, answer: Value) -> bool:
-        """Compare expressions in variables by their values at random points."""
-        one, other = _same_constant(reference.expr, answer.expr)
-        symbols = sorted(one.free_symbols | other.free_symbols, key=str)
-        inexact = reference.decimals or answer.decimals or reference.step is not None or answer.step is not None
-        tolerance = sympy.Float("1e-6") if inexact else _EXACT
-        generator = random.Random(0)
-        real, others = 0, []
-        for attempt in range(3 * _POINTS):
-            point = {symbol: _number_near(generator, negative=attempt % 3 == 2) for symbol in symbols}
-            left, right = _evaluated(one, point), _evaluated(other, point)
-            if left is None or right is None or bool(left.is_real) != bool(right.is_real):
-                continue
-            close = _close(left, right, tolerance)
-            if left.is_real:
-                if not close:
-                    return False
-                real += 1
-                if real == _POINTS:
-                    return True
-            else:
-                others.append(close)
-        # complex values decide only where there are no real ones: ln x^3 and 3 ln x are equal for x > 0
-        return real >= 4 or (real == 0 and len(others) >= 4 and all(others))
+        return isinstance(answer, Value) and self.values.equal(reference, answer)
 
     # several values
 
@@ -290,7 +180,7 @@ class Comparison:
     def _same_piece(self, one: sympy.Set, other: sympy.Set) -> bool:
         if isinstance(one, sympy.Interval) and isinstance(other, sympy.Interval):
             return (one.left_open, one.right_open) == (other.left_open, other.right_open) and all(
-                self._scalar(Value(a), Value(b)) for a, b in ((one.start, other.start), (one.end, other.end))
+                self.values.equal(Value(a), Value(b)) for a, b in ((one.start, other.start), (one.end, other.end))
             )
         if isinstance(one, sympy.FiniteSet) and isinstance(other, sympy.FiniteSet):
             return self._in_any_order([Value(item) for item in one.args], [Value(item) for item in other.args])
@@ -335,7 +225,7 @@ class Comparison:
             hours, rest = divmod(answer.seconds, 3600)
             return reference.written == (hours, rest // 60) and not rest % 60
         if isinstance(answer, Value) and len(reference.terms) == 2 and reference.terms[1] and answer.unit is None:
-            return self._value(Value(_rational(reference.terms[0] / reference.terms[1])), answer)
+            return self._value(Value(rational(reference.terms[0] / reference.terms[1])), answer)
         return isinstance(answer, Ratio) and reference.terms == answer.terms
 
     def _proportion(self, reference: Proportion, answer: Reading) -> bool:
@@ -427,58 +317,6 @@ def _implicit(named: Named) -> Relation | None:
     if len(named.items) > 1 or not isinstance(value, Value) or not value.expr.free_symbols:
         return None
     return Relation(Symbol(name), "=", value.expr)
-
-
-def _scaled(value: Value, factor: Fraction) -> Value:
-    step = None if value.step is None else value.step * factor
-    return Value(value.expr * _rational(factor), step, decimals=value.decimals)
-
-
-def _rational(value: Fraction) -> Rational:
-    return Rational(value.numerator, value.denominator)
-
-
-def _fraction(value: Any) -> Fraction:
-    return Fraction(int(value.p), int(value.q))
-
-
-def _at_least_one(expr: Expr) -> bool:
-    return bool(expr.is_Rational) and abs(expr) >= 1
-
-
-def _evaluated(expr: Expr, point: dict[Symbol, Rational] | None = None) -> Expr | None:
-    """Return the value of an expression at a point to 50 digits; None where it has none."""
-    if expr.has(sympy.nan, sympy.zoo, sympy.oo):
-        return None
-    value = expr.evalf(_DIGITS, subs=point, maxn=400)
-    real, imaginary = value.as_real_imag()
-    if not (real.is_Number and imaginary.is_Number) or real.has(sympy.nan, sympy.oo, sympy.zoo):
-        return None
-    # sympy gives one bit of precision to what it cannot tell from zero
-    real, imaginary = (Integer(0) if getattr(part, "_prec", 53) == 1 else part for part in (real, imaginary))
-    return real if imaginary == 0 else real + sympy.I * imaginary
-
-
-def _close(one: Expr, other: Expr, tolerance: Expr) -> bool:
-    return bool(abs(one - other) <= tolerance * abs(one)) if one != other else True
-
-
-def _number_near(generator: random.Random, *, negative: bool) -> Rational:
-    value = Rational(generator.randint(101, 997), generator.choice((211, 307, 401)))
-    return -value if negative and generator.random() < 0.6 else value
-
-
-def _same_constant(one: Expr, other: Expr) -> tuple[Expr, Expr]:
-    """Return both with one name for a constant of integration, which may be called C, c or K."""
-    renamed = []
-    for expr in (one, other):
-        constants = [
-            symbol for symbol in expr.free_symbols if symbol.name in ("C", "c", "K", "C_1", "c_1") and expr.has(symbol)
-        ]
-        if len(constants) == 1 and expr.coeff(constants[0]) == 1 and not (expr - constants[0]).has(constants[0]):
-            expr = expr.xreplace({constants[0]: Symbol("C")})
-        renamed.append(expr)
-    return renamed[0], renamed[1]
 
 
 def _lower_end(piece: sympy.Set) -> float:

@@ -1,4 +1,4 @@
-r"""An expression as sympy's, from LaTeX or plain notation (`\frac{1}{2}`, `1/2`, `sqrt(2)`, `2x^2`, `e^{16}`, `exp(16)`).
+r"""An expression as sympy's, from LaTeX or plain notation: `\frac{1}{2}`, `1/2`, `sqrt(2)`, `2x^2`, `exp(16)`.
 
 A recursive-descent parser for what answers hold. Its readings where notation is ambiguous:
 
@@ -19,71 +19,47 @@ from typing import Any
 
 import sympy
 from math_verify import LatexExtractionConfig, LatexNormalizationConfig, parse
-from sympy import Expr, Integer, Rational, Symbol
+from sympy import Expr, Integer, Symbol
 
+from roll_like.builtin.rewards.mathematics.scanner import Scanner, UnreadableError
 from roll_like.builtin.rewards.mathematics.text import closing
 
-MAX_LENGTH = 2_000
-MAX_DEPTH = 60
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(sympy, name) for name in "sin cos tan cot sec csc asin acos atan acot sinh cosh tanh coth exp".split()},
-    **{f"arc{name}": getattr(sympy, f"a{name}") for name in ("sin", "cos", "tan", "cot")},
+    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp")},
+    **{name: getattr(sympy, name) for name in ("sinh", "cosh", "tanh", "coth")},
+    **{f"{arc}{name}": getattr(sympy, f"a{name}") for name in ("sin", "cos", "tan", "cot") for arc in ("a", "arc")},
     **{f"a{name}": getattr(sympy, f"a{name}") for name in ("sinh", "cosh", "tanh", "sec", "csc")},
-    "ln": sympy.log, "log": sympy.log, "sqrt": sympy.sqrt, "cbrt": lambda value: value ** Rational(1, 3),
+    "ln": sympy.log, "log": sympy.log, "sqrt": sympy.sqrt, "cbrt": sympy.cbrt,
     "abs": sympy.Abs, "floor": sympy.floor, "ceil": sympy.ceiling, "sgn": sympy.sign, "sign": sympy.sign,
     "Re": sympy.re, "Im": sympy.im, "det": sympy.Determinant, "gcd": sympy.gcd, "lcm": sympy.lcm, "max": sympy.Max,
     "min": sympy.Min, "binom": sympy.binomial, "binomial": sympy.binomial, "factorial": sympy.factorial,
 }  # fmt: skip
 _SEVERAL = {"gcd", "lcm", "max", "min", "binom", "binomial"}
 _TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
-_GREEK = set(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar aleph".split()
-)
+_GREEK = {
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu",
+    "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta",
+    "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega", "ell", "hbar", "aleph",
+}  # fmt: skip
 _CONSTANTS = {"pi": sympy.pi, "infty": sympy.oo, "infinity": sympy.oo, "oo": sympy.oo, "inf": sympy.oo}
-_ACCENTS = {
-    "vec",
-    "hat",
-    "bar",
-    "overline",
-    "tilde",
-    "widehat",
-    "overrightarrow",
-    "dot",
-    "widetilde",
-    "angle",
-    "triangle",
-}
+_ACCENTS = {"vec", "hat", "bar", "overline", "tilde", "widehat", "overrightarrow", "dot", "widetilde", "angle"}
+_ACCENTS |= {"triangle"}
 _LEFT_TO_MATH_VERIFY = re.compile(r"\\(?:sum|int|iint|oint|prod|lim|partial|nabla)(?![A-Za-z])|\\frac\{d\}\{d")
 _INFIX = re.compile(r"\\(?:over|choose)(?![A-Za-z])")
-_NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+")
-_RECURRING = re.compile(
-    r"(\d+)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{(\d+)\}(?:(\d*)\\dot\s*\{(\d)\})?|\\(?:bar|overline|dot)\s*(\d)|\((\d+)\))"
-)
-_ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3+(?:\\ldots|\.\.\.)")
-_EXPONENT = re.compile(r"[eE]([-+]?\d{1,4})(?![\d.])")
-_MIXED = re.compile(
-    r"\s*(?:\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d)|\{(\d+)\}\s*(\d)|(\d)\s*\{(\d+)\})|(?<=\s)(\d+)/(\d+)(?![\d^]))"
-)
 _WORD = re.compile(r"[A-Za-z]+")
 _PROSE = re.compile(r"(?:(?<=\s)(?<!frac )|^)[A-Za-z]{2,}(?=\s|$)")
 _NAMES = sorted(
-    {*_FUNCTIONS, "pi", "theta", "alpha", "beta", "gamma", "lambda", "infinity", "infty", "phi", "omega", "sigma", "mod"},
-    key=len, reverse=True,
-)  # fmt: skip
-_KNOWN_NAMES = set(_NAMES) | {"oo", "inf", "rho", "delta"}
-_COMBINATIONS = re.compile(
-    r"(?:\{\}\s*)?(?:\^\s*\{?(\d+)\}?)?\s*(?:_\s*\{?(\d+)\}?)?\s*([CPA])\s*(?:_\s*\{?(\d+)\}?\s*)(?:\^\s*\{?(\d+)\}?)?(?![\w^])"
+    {*_FUNCTIONS, "pi", "theta", "alpha", "beta", "gamma", "lambda", "infinity", "infty", "phi", "omega"}
+    | {"sigma", "mod"},
+    key=len,
+    reverse=True,
 )
+_KNOWN_NAMES = set(_NAMES) | {"oo", "inf", "rho", "delta"}
+_COMBINATIONS = re.compile(r"([CPA])\s*_\s*\{?(\d+)\}?\s*\^\s*\{?(\d+)\}?(?![\w^])")
 
 
-class UnreadableError(ValueError):
-    """The text is no expression that can be read."""
-
-
-class ExpressionParser:
-    """Parses one expression.
+class ExpressionParser(Scanner):
+    r"""Parses one expression.
 
     Args:
         text: The expression, as `tidy` writes it.
@@ -95,13 +71,8 @@ class ExpressionParser:
     """
 
     def __init__(self, text: str, *, natural: bool = False) -> None:
-        if len(text) > MAX_LENGTH:
-            raise UnreadableError(f"longer than {MAX_LENGTH} characters")
-        self.text = text
-        self.at = 0
-        self.depth = 0
+        super().__init__(text)
         self.natural = natural
-        self.decimals = False
         self.bare_log = False
 
     def parse(self) -> Expr:
@@ -124,9 +95,7 @@ class ExpressionParser:
     # grammar
 
     def _sum(self) -> Expr:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise UnreadableError("nested too deeply")
+        self._deeper()
         value = self._product()
         while True:
             if self._take("+"):
@@ -134,18 +103,14 @@ class ExpressionParser:
             elif self._take("-"):
                 value = value - self._product()
             else:
-                self.depth -= 1
-                return value
+                return self._leave(value)
 
     def _product(self) -> Expr:
         value = self._signed()
         while True:
             self._blank()
-            if self._take("\\cdot", "\\times", "**", "*"):
-                if self.text[self.at - 2 : self.at] == "**":
-                    value = value ** self._signed()
-                else:
-                    value = value * self._signed()
+            if self._take("\\cdot", "\\times", "*"):
+                value = value * self._signed()
             elif self._take("/"):
                 value = _divided(value, self._signed())
             elif self._take("\\bmod", "\\mod", "\\text{mod}", "mod "):
@@ -223,61 +188,40 @@ class ExpressionParser:
 
     # parts
 
-    def _number(self) -> Expr:
-        recurring = _RECURRING.match(self.text, self.at) or _ELLIPSIS.match(self.text, self.at)
-        if recurring is not None:
-            self.at = recurring.end()
-            return _recurring(recurring)
-        match = _NUMBER.match(self.text, self.at)
-        assert match is not None
-        if len(match[0]) > 4_000:
-            raise UnreadableError("a number of more than 4000 digits")
-        self.at = match.end()
-        value: Expr = Rational(match[0].replace(",", ""))
-        self.decimals = self.decimals or "." in match[0]
-        exponent = _EXPONENT.match(self.text, self.at)
-        if exponent is not None:
-            self.at = exponent.end()
-            return value * Integer(10) ** int(exponent[1])
-        mixed = _MIXED.match(self.text, self.at)
-        if mixed is not None and "." not in match[0]:
-            numerator, denominator = (int(part) for part in mixed.groups() if part is not None)
-            if 0 < numerator < denominator:
-                self.at = mixed.end()
-                return value + Rational(numerator, denominator)
-        return value
-
     def _command(self) -> Expr:
         match = re.compile(r"\\[A-Za-z]+").match(self.text, self.at)
         if match is None:
             if self._take("\\{"):
-                return self._until("\\}", lambda value: value)
+                return self._until("\\}", _unchanged)
             raise UnreadableError(f"cannot read {self.text[self.at : self.at + 20]!r}")
         name = match[0][1:]
         self.at = match.end()
-        if name == "frac":
-            return _divided(self._argument(), self._argument())
-        if name == "binom":
-            return sympy.binomial(self._argument(), self._argument())
-        if name == "sqrt":
-            self._blank()
-            degree: Expr = Integer(2)
-            if self._take("["):
-                degree = self._until("]", lambda value: value)
-            return self._argument(whole_number=True) ** (1 / degree)
-        if name in ("lfloor", "lceil"):
-            return self._until("\\r" + name[1:], sympy.floor if name == "lfloor" else sympy.ceiling)
-        if name == "text":
-            return self._text()
+        if name in _COMMANDS:
+            return _COMMANDS[name](self)
         if name in _CONSTANTS:
             return _CONSTANTS[name]
         if name in _FUNCTIONS:
             return self._applied(name)
         if name in _GREEK:
             return self._symbol(name)
-        if name in _ACCENTS:
-            return self._accented(name)
-        raise UnreadableError(f"cannot read \\{name}")
+        return self._accented(name)
+
+    def _fraction(self) -> Expr:
+        return _divided(self._argument(), self._argument())
+
+    def _binomial(self) -> Expr:
+        return sympy.binomial(self._argument(), self._argument())
+
+    def _root(self) -> Expr:
+        self._blank()
+        degree = self._until("]", _unchanged) if self._take("[") else Integer(2)
+        return self._argument(whole_number=True) ** (1 / degree)
+
+    def _floor(self) -> Expr:
+        return self._until("\\rfloor", sympy.floor)
+
+    def _ceiling(self) -> Expr:
+        return self._until("\\rceil", sympy.ceiling)
 
     def _text(self) -> Expr:
         end = closing(self.text, self.at)
@@ -294,6 +238,8 @@ class ExpressionParser:
         raise UnreadableError(f"text {held!r} in an expression")
 
     def _accented(self, name: str) -> Expr:
+        if name not in _ACCENTS:
+            raise UnreadableError(f"cannot read \\{name}")
         self._blank()
         if self.text[self.at : self.at + 1] == "{":
             end = closing(self.text, self.at)
@@ -326,7 +272,7 @@ class ExpressionParser:
 
     def _bracketed(self, opening: str) -> Expr:
         self.at += 1
-        return self._until(")" if opening == "(" else "]", lambda value: value)
+        return self._until(")" if opening == "(" else "]", _unchanged)
 
     def _until(self, end: str, make: Callable[[Expr], Any]) -> Expr:
         value = self._sum()
@@ -351,10 +297,10 @@ class ExpressionParser:
 
     def _letters(self) -> Expr:
         combination = _COMBINATIONS.match(self.text, self.at)
-        if combination is not None and combination[5]:
+        if combination is not None:
             self.at = combination.end()
-            count = sympy.binomial if combination[3] == "C" else sympy.ff
-            return count(Integer(int(combination[4])), Integer(int(combination[5])))
+            count = sympy.binomial if combination[1] == "C" else sympy.ff
+            return count(Integer(int(combination[2])), Integer(int(combination[3])))
         match = _WORD.match(self.text, self.at)
         assert match is not None
         run = match[0]
@@ -474,47 +420,25 @@ class ExpressionParser:
             return False
         return functions or rest[0] not in "(["
 
-    def _blank(self) -> bool:
-        while self.at < len(self.text) and self.text[self.at] == " ":
-            self.at += 1
-        return False
 
-    def _take(self, *tokens: str) -> bool:
-        self._blank()
-        for token in tokens:
-            if self.text.startswith(token, self.at):
-                end = self.at + len(token)
-                if token[0] == "\\" and token[-1].isalpha() and self.text[end : end + 1].isalpha():
-                    continue
-                self.at = end
-                return True
-        return False
+_COMMANDS: dict[str, Callable[[ExpressionParser], Expr]] = {
+    "frac": ExpressionParser._fraction,
+    "binom": ExpressionParser._binomial,
+    "sqrt": ExpressionParser._root,
+    "lfloor": ExpressionParser._floor,
+    "lceil": ExpressionParser._ceiling,
+    "text": ExpressionParser._text,
+}
 
-    def _deeper(self) -> None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise UnreadableError("nested too deeply")
 
-    def _leave(self, value: Expr) -> Expr:
-        self.depth -= 1
-        return value
+def _unchanged(value: Expr) -> Expr:
+    return value
 
 
 def _divided(above: Expr, below: Expr) -> Expr:
     if below.is_zero:
         raise UnreadableError("division by zero")
     return above / below
-
-
-def _recurring(match: re.Match[str]) -> Rational:
-    """Return the value of a decimal with a mark over, brackets around or an ellipsis behind what recurs."""
-    if match.re is _ELLIPSIS:
-        whole, fixed, recurs = match[1] or "0", match[2], match[3]
-    else:
-        whole, fixed = match[1], match[2]
-        recurs = match[3] + (match[4] or "") + (match[5] or "") if match[3] else match[6] or match[7]
-    scale = 10 ** len(fixed)
-    return Rational(int(whole + fixed), scale) + Rational(int(recurs), scale * (10 ** len(recurs) - 1))
 
 
 def _by_math_verify(text: str) -> Expr:

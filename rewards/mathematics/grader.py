@@ -5,24 +5,19 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-import sympy
-
 from roll_like.builtin.rewards.mathematics.comparison import Comparison
 from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
     Numbers,
-    Proportion,
     Reading,
-    Relation,
     Several,
-    Table,
-    Value,
 )
 from roll_like.builtin.rewards.mathematics.reading import read
 from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates, has_box
-from roll_like.builtin.rewards.mathematics.special import Based, Choice, Clock, Date, Phrase, Ratio, Residue, Word
+from roll_like.builtin.rewards.mathematics.special import Choice, Clock, Date, Phrase, Word
 from roll_like.builtin.rewards.mathematics.verdict import Verdict
+from roll_like.builtin.rewards.mathematics.writing import written
 
 _GSM8K = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 _WORDS_ALONE = re.compile(r"(?:[^\W\d_]{2,}[\s.,'!?-]*)+")
@@ -108,45 +103,4 @@ def _answers(response: str, boxed: bool, expected: tuple[Reading, ...]) -> list[
     return []
 
 
-def written(reading: Reading) -> str:
-    """Return a reading as text: equal for answers that are equal, where sympy writes them alike."""
-    if isinstance(reading, Value):
-        return str(sympy.nsimplify(reading.expr, rational=True) if reading.expr.has(sympy.Float) else reading.expr)
-    if isinstance(reading, Several):
-        items = [written(item) for item in reading.items]
-        if reading.kind == "tuple":
-            return f"({', '.join(items)})"
-        return ", ".join(sorted(set(items)))
-    if isinstance(reading, Named):
-        if len(reading.items) == 1:
-            return written(reading.items[0][1])
-        return ", ".join(sorted(f"{name} = {written(value)}" for name, value in reading.items))
-    if isinstance(reading, Relation):
-        return f"{reading.left} {reading.operator} {reading.right}"
-    if isinstance(reading, Table):
-        return "; ".join(", ".join(written(cell) for cell in row) for row in reading.rows)
-    if isinstance(reading, Numbers):
-        return str(reading.numbers)
-    if isinstance(reading, Proportion):
-        return ":".join([*map(written, reading.terms), "1"])
-    return _special(reading)
-
-
-def _special(reading: Reading) -> str:
-    if isinstance(reading, Ratio):
-        return ":".join(map(str, reading.terms))
-    if isinstance(reading, Clock):
-        hours, rest = divmod(reading.seconds, 3600)
-        return f"{hours}:{rest // 60:02}" + (f":{rest % 60:02}" if rest % 60 else "")
-    if isinstance(reading, Based):
-        return f"{reading.digits}_{reading.base}"
-    if isinstance(reading, Residue):
-        return f"{reading.value} mod {reading.modulus}"
-    if isinstance(reading, Choice):
-        return reading.letter
-    if isinstance(reading, Phrase):
-        return {"empty": "no solution", "infinite": "infinitely many"}.get(reading.kind, reading.kind)
-    return reading.text if isinstance(reading, Word) else f"{reading.year or ''}-{reading.month:02}-{reading.day:02}"  # type: ignore[union-attr]
-
-
-__all__ = ["grade", "read_reference", "written"]
+__all__ = ["grade", "read_reference"]

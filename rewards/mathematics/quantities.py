@@ -22,7 +22,10 @@ _MATHEMATICAL = re.compile(r"(?:pi|sqrt|sin|cos|tan|log|ln|exp|mod|theta|alpha|x
 _DEGREES = re.compile(r"(-?[\d.]+)\s*\^\{\\circ\}\s*(?:([\d.]+)\s*(?:'|\\text\{'\}))?\s*(?:([\d.]+)\s*'')?")
 _COMPOUND = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\.?(?:\s*,?\s*(?:and\s+)?)")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_CELSIUS = re.compile(r"(?:\^\{\\circ\}\s*)?\\text\{\s*([CF])(?:elsius|ahrenheit)\s*\}|\^\{\\circ\}\s*\\text\{\s*([CF])\s*\}", re.IGNORECASE)
+_CELSIUS = re.compile(
+    r"(?:\^\{\\circ\}\s*)?\\text\{\s*([CF])(?:elsius|ahrenheit)\s*\}|\^\{\\circ\}\s*\\text\{\s*([CF])\s*\}",
+    re.IGNORECASE,
+)
 _DEGREES_OF = re.compile(r"(?:\\text\{)?\s*degrees?\s+(Celsius|Fahrenheit)\s*\}?", re.IGNORECASE)
 _CIRCLE = re.compile(r"(.*?\S)\s*(\^\{\\circ\}\s*[CF]?)")
 _CURRENCY_BEHIND = re.compile(r"(.*\S)\s*([$€£¥₹¢])")
@@ -81,7 +84,9 @@ def with_unit(text: str) -> list[Value]:
     several = compound(_TEXT.sub(r" \1 ", text))
     if several is not None:
         return [several]
-    text = _CELSIUS.sub(lambda match: "^{\\circ}" + (match[1] or match[2]).upper(), _DEGREES_OF.sub(r"\\text{\1}", text))
+    text = _CELSIUS.sub(
+        lambda match: "^{\\circ}" + (match[1] or match[2]).upper(), _DEGREES_OF.sub(r"\\text{\1}", text)
+    )
     at = text.find("\\text{")
     if at > 0 and text[at - 1] not in "_^{":
         return [_measured(text[:at].strip(), _TEXT.sub(r" \1 ", text[at:]))]

@@ -1,4 +1,4 @@
-r"""What a text is, mathematically: a value, several values, a set of numbers, a relation, a matrix, or something special.
+r"""What a text is, mathematically: a value, several values, a set of numbers, a relation, a matrix, or special.
 
 `read` returns every reading that the notation allows: `(1, 3)` is a pair and an interval, `12 m` a length and a
 product. Two answers are the same if they are so in one reading of each. A reference answer has fewer: `1,234` is a
@@ -145,7 +145,18 @@ def _words(text: str) -> Word | None:
 
 def _structured(text: str) -> list[Reading]:
     """Return the readings of a text that is no plain number and nothing special."""
-    for attempt in (_builder, _set_operation, _joined, _related, _enclosed, _plus_minus, _proportion, with_unit):
+    attempts = (
+        _builder,
+        _set_operation,
+        _joined,
+        _related,
+        _environment,
+        _enclosed,
+        _plus_minus,
+        _proportion,
+        with_unit,
+    )
+    for attempt in attempts:
         found = attempt(text)
         if found:
             return list(found)
@@ -251,14 +262,17 @@ def _list(items: Sequence[Reading]) -> Several:
 # brackets
 
 
-def _enclosed(text: str) -> list[Reading]:
-    """Return the readings of what stands in brackets: tuples, intervals, sets, matrices."""
+def _environment(text: str) -> list[Reading]:
+    """Return the readings of matrices and of systems of equations."""
     matrix = _MATRIX.fullmatch(text) or _MATRIX.fullmatch(text.strip("()[] "))
     if matrix is not None:
         return [_table(matrix[2])]
     cases = _CASES.fullmatch(text)
-    if cases is not None:
-        return _structured(re.sub(r"\s*\\\\\s*", ", ", cases[1]).strip(" ,"))
+    return [] if cases is None else _part(re.sub(r"\s*\\\\\s*", ", ", cases[1]))
+
+
+def _enclosed(text: str) -> list[Reading]:
+    """Return the readings of what stands in brackets: tuples, intervals, sets."""
     enclosed = bracketed(text)
     if enclosed is None:
         return []

@@ -72,28 +72,22 @@ def _approximated(parts: list[str], operators: list[str], read_part: ReadPart) -
 
 
 def _equation(parts: list[str], read_part: ReadPart) -> list[Reading]:
-    if not all(parts):
-        return read_part(parts[-1]) if parts[-1] else []
     name, value = parts[0], parts[-1]
-    if name.startswith("(") and name.endswith(")") and "," in name:
-        # (x, y) = (1, 2)
+    pair = name.startswith("(") and name.endswith(")") and "," in name  # (x, y) = (1, 2)
+    # a chain gives its last value; so does 1 + 2 + … + 10 = 55
+    if not all(parts) or pair or (len(parts) > 2 and not _NAME.fullmatch(name)) or "\\ldots" in name:
         return read_part(value)
     if _NAME.fullmatch(name):
         readings = read_part(value)
-        symbol = re.sub(r"\s", "", name)
         if isinstance(readings[0], Several) and readings[0].kind == "list":
-            return list(readings)
-        return [Named(((symbol, reading),)) for reading in readings]
-    if len(parts) > 2:
-        return read_part(value)
-    if "\\ldots" in name:
-        return read_part(value)  # 1 + 2 + … + 10 = 55
-    left, right = expression(parts[0]), expression(parts[1])
-    if _NAME.fullmatch(value) and not left.expr.free_symbols:
+            return readings
+        return [Named(((re.sub(r"\s", "", name), reading),)) for reading in readings]
+    left, right = expression(name), expression(value)
+    if left.expr.free_symbols:
+        return [Relation(left.expr, "=", right.expr)]
+    if _NAME.fullmatch(value):
         return [Named(((value, left),))]  # 5 = x
-    if not left.expr.free_symbols and not right.expr.free_symbols:
-        return [right]  # 2 + 3 = 5
-    return [Relation(left.expr, "=", right.expr)]
+    return [Relation(left.expr, "=", right.expr)] if right.expr.free_symbols else [right]  # 2 + 3 = 5
 
 
 def _inequality(parts: list[str], operators: list[str]) -> list[Reading]:

@@ -80,17 +80,22 @@ Special = Clock | Ratio | Date | Based | Residue | Choice | Phrase | Word
 
 _PHRASES = {
     "empty": r"(?:there\s+(?:is|are)\s+)?(?:no|none)(?:\s+(?:real|integer|such|positive|rational|valid|possible))?"
-    r"(?:\s+(?:solutions?|roots?|answers?|values?|numbers?|integers?|intersections?|x|exist|exists|real))*|none|empty(?:\s+set)?"
-    r"|(?:the\s+)?empty\s+set|无解|空集|无实数解|\\emptyset|\\\{\s*\\\}",
-    "undefined": r"undefined|not\s+defined|dne|(?:the\s+limit\s+)?does\s+not\s+exist|doesn't\s+exist|indeterminate|不存在|无意义",
+    r"(?:\s+(?:solutions?|roots?|answers?|values?|numbers?|integers?|intersections?|x|exist|exists|real))*|none"
+    r"|(?:the\s+)?empty(?:\s+set)?|无解|空集|无实数解|\\emptyset|\\\{\s*\\\}",
+    "undefined": r"undefined|not\s+defined|dne|(?:the\s+limit\s+)?does\s+not\s+exist|doesn't\s+exist|indeterminate"
+    r"|不存在|无意义",
     "infinite": r"infinitely\s+many(?:\s+solutions?)?|infinite(?:\s+solutions?)?|无穷多(?:个)?(?:解)?",
 }
 _PHRASE = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _PHRASES.items()}
 _CLOCK = re.compile(
-    r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*([ap])\.?\s?m\b\.?|\s*(?:o'?clock|hours|hrs))?|(\d{1,2})\s*([ap])\.?\s?m\b\.?",
+    r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*([ap])\.?\s?m\b\.?|\s*(?:o'?clock|hours|hrs))?"
+    r"|(\d{1,2})\s*([ap])\.?\s?m\b\.?",
     re.IGNORECASE,
 )
-_MONTHS = "january february march april may june july august september october november december".split()
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+)  # fmt: skip
 _MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "may" else month for month in _MONTHS)
 _DATES = (
     re.compile(r"(?P<year>\d{4})[-/](?P<month>\d{1,2})[-/](?P<day>\d{1,2})"),
@@ -110,7 +115,8 @@ _BASES = {
     "twelve": 12, "sixteen": 16, "bin": 2, "oct": 8, "dec": 10, "hex": 16,
 }  # fmt: skip
 _BASED = re.compile(
-    r"\(?([0-9A-Fa-f]+(?: [0-9A-Fa-f]{4})*)\)?\s*(?:_\s*(?:\{\s*(?:\\text\{)?\s*(\d{1,2}|[a-z]+)\s*\}?\s*\}|(\d{1,2})|\\text\{\s*([a-z]+)\s*\})"
+    r"\(?([0-9A-Fa-f]+(?: [0-9A-Fa-f]{4})*)\)?\s*(?:_\s*(?:\{\s*(?:\\text\{)?\s*(\d{1,2}|[a-z]+)\s*\}?\s*\}|(\d{1,2})"
+    r"|\\text\{\s*([a-z]+)\s*\})"
     r"|\s(?:in\s+)?(?:\(?base[- ](\d{1,2}|[a-z]+)\)?))"
 )
 _RESIDUE = re.compile(

@@ -22,17 +22,20 @@ _SYMBOLS = {
     "≡": r"\equiv ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
     "…": r"\ldots ", "⋯": r"\ldots ", "′": "'", "″": "''", "∶": ":", "、": ",", "。": ".", "｡": ".", "⟨": r"\langle ",
-    "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle ", "【": "[", "】": "]", "∣": "|", "∠": r"\angle ", "△": r"\triangle ",
+    "⟩": r"\rangle ",
+    "〈": r"\langle ", "〉": r"\rangle ", "【": "[", "】": "]", "∣": "|", "∠": r"\angle ", "△": r"\triangle ",
     "∧": r"\text{ and }", "∨": r"\text{ or }", "ⅇ": "e", "ⅈ": "i", "∑": r"\sum ", "∫": r"\int ", "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "\u0305": "", "“": '"', "”": '"', "⇒": r"\Rightarrow ",
+    "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "“": '"', "”": '"', "⇒": r"\Rightarrow ",
     "→": r"\to ", "∴": "", "✓": "", "✅": "", "−": "-",
     "Ω": r"\Omega ", "μ": r"\mu ", "µ": r"\mu ", "℃": r"^{\circ}C", "℉": r"^{\circ}F",
 }  # fmt: skip
-_GREEK = dict(
-    zip("αβγδεζηθικλνξπρστυφχψωΓΔΘΛΞΠΣΦΨϕϵϑ",
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda nu xi pi rho sigma tau upsilon phi chi psi "
-        "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi phi epsilon theta".split(), strict=True)
-)  # fmt: skip
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta", "θ":
+    "theta", "ι": "iota", "κ": "kappa", "λ": "lambda", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ":
+    "sigma", "τ": "tau", "υ": "upsilon", "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Δ":
+    "Delta", "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "ϕ":
+    "phi", "ϵ": "epsilon", "ϑ": "theta",
+}  # fmt: skip
 _CHARACTERS = str.maketrans(_SYMBOLS | {char: f"\\{name} " for char, name in _GREEK.items()})
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙₖ", "0123456789+-nk")
 
@@ -41,7 +44,8 @@ _SYNONYMS = {
     r"\leq": r"\le", r"\leqslant": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne", r"\lt": "<",
     r"\gt": ">", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom",
     r"\tbinom": r"\binom", r"\div": "/", r"\ast": "*", r"\varnothing": r"\emptyset", r"\backslash": r"\setminus",
-    r"\smallsetminus": r"\setminus", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\dotsc": r"\ldots", r"\dotsb": r"\ldots",
+    r"\smallsetminus": r"\setminus", r"\dots": r"\ldots", r"\cdots": r"\ldots", r"\dotsc": r"\ldots",
+    r"\dotsb": r"\ldots",
     r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\lparen": "(", r"\rparen": ")",
     r"\colon": ":", r"\mid": "|", r"\vert": "|", r"\lvert": "|", r"\rvert": "|", r"\degree": r"^{\circ}",
     r"\degrees": r"^{\circ}", r"\sim": r"\approx", r"\simeq": r"\approx", r"\cong": r"\approx", r"\doteq": r"\approx",
@@ -119,7 +123,7 @@ def tidy(text: str) -> str:
     >>> tidy(r"10\,000"), tidy("√2 ≤ x²"), tidy(r"\mathbf{5}\ \mathrm{cm}")
     ('10000', '\\sqrt 2 \\le x^{2}', '5 \\text{cm}')
     """
-    text = _superscripts_of_numbers(_GROUP_BLANK.sub(_joined, fold_characters(_vulgar(_subscripts(text)))))
+    text = _marks_over_and_above(_GROUP_BLANK.sub(_joined, fold_characters(_vulgar(_subscripts(text)))))
     text = text.translate(_CHARACTERS)
     text = _undelimited(text.strip())
     text = re.sub(r"(?<=\d)\s*\{,\}\s*(?=\d)", ".", text.replace(r"\!", ""))
@@ -152,7 +156,7 @@ def strip_label(text: str) -> str:
 
 
 def closing(text: str, start: int) -> int:
-    """Return where the bracket at `start` closes; -1 if it does not. `\\{` is no brace of a group."""
+    r"""Return where the bracket at `start` closes; -1 if it does not. `\{` is no brace of a group."""
     depth = 0
     at = start
     while at < len(text):
@@ -223,11 +227,12 @@ def _vulgar(text: str) -> str:
     r"""Return the text with `½` as `\frac{1}{2}`: after a whole number the two are a mixed number."""
     if text.isascii():
         return text
-    return re.sub("[¼-¾⅐-⅞↉]", lambda match: "\\frac{%d}{%d}" % _fraction(match[0]), text)
+    return re.sub("[¼-¾⅐-⅞↉]", _fraction, text)
 
 
-def _fraction(char: str) -> tuple[int, int]:
-    return Fraction(unicodedata.numeric(char)).limit_denominator(10).as_integer_ratio()
+def _fraction(match: re.Match[str]) -> str:
+    value = Fraction(unicodedata.numeric(match[0])).limit_denominator(10)
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _subscripts(text: str) -> str:
@@ -238,7 +243,9 @@ def _subscripts(text: str) -> str:
     )
 
 
-def _superscripts_of_numbers(text: str) -> str:
+def _marks_over_and_above(text: str) -> str:
+    # a line over each digit
+    text = re.sub("(?:\\d[\u0304\u0305])+", lambda match: f"\\overline{{{re.sub('[^0-9]', '', match[0])}}}", text)
     for char, name in (("ⁿ", "n"), ("ˣ", "x"), ("ᵏ", "k"), ("ⁱ", "i")):
         text = text.replace(char, f"^{{{name}}}")
     return text
