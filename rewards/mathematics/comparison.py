@@ -114,10 +114,10 @@ class Comparison:
         if not isinstance(answer, Several):
             distinct = _distinct(reference.items, self)
             return reference.kind != "tuple" and len(distinct) == 1 and self.equal(distinct[0], answer)
-        kinds = (reference.kind, answer.kind)
+        kinds = {reference.kind, answer.kind}
         if "tuple" in kinds:
-            return "set" not in kinds and self._in_order(reference.items, answer.items)
-        return self._in_any_order(reference.items, answer.items)
+            return kinds <= {"tuple", "list"} and self._in_order(reference.items, answer.items)
+        return kinds != {"row", "set"} and self._in_any_order(reference.items, answer.items)
 
     def _in_order(self, one: Sequence[Reading], other: Sequence[Reading]) -> bool:
         return len(one) == len(other) and all(map(self.equal, one, other))

@@ -37,7 +37,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Values in a `list` (`1, 2`: in no order), `set` (`{1, 2}`) or `tuple` (`(1, 2)`: in this order)."""
+    """Several values.
+
+    Attributes:
+        items: The values.
+        kind: `list` (`1, 2`: in no order), `set` (`{1, 2}`), `tuple` (`(1, 2)`: in this order) or `row` (`[1, 2]`: a
+            list where it is no interval).
+    """
 
     items: tuple[Reading, ...]
     kind: str

@@ -27,6 +27,7 @@ _CELSIUS = re.compile(
     re.IGNORECASE,
 )
 _DEGREES_OF = re.compile(r"(?:\\text\{)?\s*degrees?\s+(Celsius|Fahrenheit)\s*\}?", re.IGNORECASE)
+_MICRO = re.compile(r"\\mu\s*\\text\{\s*")
 _CIRCLE = re.compile(r"(.*?\S)\s*(\^\{\\circ\}\s*[CF]?)")
 _CURRENCY_BEHIND = re.compile(r"(.*\S)\s*([$€£¥₹¢])")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
@@ -84,6 +85,7 @@ def with_unit(text: str) -> list[Value]:
     several = compound(_TEXT.sub(r" \1 ", text))
     if several is not None:
         return [several]
+    text = _MICRO.sub(r"\\text{\\mu ", text)
     text = _CELSIUS.sub(
         lambda match: "^{\\circ}" + (match[1] or match[2]).upper(), _DEGREES_OF.sub(r"\\text{\1}", text)
     )

@@ -308,7 +308,7 @@ def _tuple(opening: str, items: tuple[Reading, ...], end: str) -> list[Reading]:
     if opening == "[":
         # [1, 3] is an interval or a list in Python's notation, and no point (1, 3)
         lists: list[Reading] = [Several(items, "tuple"), Several(items, "list")]
-        return [*interval, Several(items, "set")] if interval else lists
+        return [*interval, Several(items, "row")] if interval else lists
     return [Several(items, "tuple"), *interval]
 
 

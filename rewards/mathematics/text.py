@@ -289,6 +289,7 @@ def _text(inner: str) -> str:
         return " "
     if not re.search(r"[^\W\d_]", inner) or "\\frac" in inner or inner.strip() in ("e", "i", "d"):
         return f" {inner} "
+    inner = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", inner)  # so that it holds no braces
     return "\\text{" + re.sub(r"\\text\{([^{}]*)\}", r"\1", inner) + "}"
 
 
