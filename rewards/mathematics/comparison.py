@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import sympy
@@ -91,9 +92,9 @@ class Comparison:
         if isinstance(answer, Proportion):
             return len(answer.terms) == 1 and self._value(reference, answer.terms[0])
         if isinstance(answer, Based):
-            return reference.expr == answer.value
+            return bool(reference.expr == answer.value)
         if isinstance(answer, Residue):
-            return reference.expr == answer.value
+            return bool(reference.expr == answer.value)
         if isinstance(answer, Choice):
             return False
         return isinstance(answer, Value) and self.values.equal(reference, answer)
@@ -223,7 +224,7 @@ class Comparison:
     def _ratio(self, reference: Ratio, answer: Reading) -> bool:
         if isinstance(answer, Clock):
             hours, rest = divmod(answer.seconds, 3600)
-            return reference.written == (hours, rest // 60) and not rest % 60
+            return reference.written == (Fraction(hours), Fraction(rest // 60)) and not rest % 60
         if isinstance(answer, Value) and len(reference.terms) == 2 and reference.terms[1] and answer.unit is None:
             return self._value(Value(rational(reference.terms[0] / reference.terms[1])), answer)
         return isinstance(answer, Ratio) and reference.terms == answer.terms

@@ -63,18 +63,9 @@ _DROPPED = (
 )
 _BLANKS = r"\quad|\qquad|\enspace|\thinspace|\space"
 _PLAIN_WRAPPERS = (
-    "mathbf",
-    "bm",
-    "boldsymbol",
-    "mathit",
-    "mathsf",
-    "mathtt",
-    "mathnormal",
-    "underline",
-    "boxed",
-    "fbox",
-)
-_PLAIN_WRAPPERS += ("framebox", "ensuremath", "emph", "textcolor", "colorbox", "pmb", "uline", "mathring", "vphantom")
+    "mathbf", "bm", "boldsymbol", "mathit", "mathsf", "mathtt", "mathnormal", "underline", "boxed", "fbox", "framebox",
+    "ensuremath", "emph", "textcolor", "colorbox", "pmb", "uline", "mathring", "vphantom",
+)  # fmt: skip
 _TEXTS = (
     "text",
     "textbf",
