@@ -27,6 +27,8 @@ _CELSIUS = re.compile(
     re.IGNORECASE,
 )
 _DEGREES_OF = re.compile(r"(?:\\text\{)?\s*degrees?\s+(Celsius|Fahrenheit)\s*\}?", re.IGNORECASE)
+_CURRENCY_BEFORE = re.compile(r"(USD|EUR|GBP|RMB|INR|Rs\.?)\s*(-?\d.*)", re.IGNORECASE)
+_UNIT_BEHIND = re.compile(r"(.*[\d})\]])\s+([A-Za-z]{2,}.*)")
 _MICRO = re.compile(r"\\mu\s*\\text\{\s*")
 _CIRCLE = re.compile(r"(.*?\S)\s*(\^\{\\circ\}\s*[CF]?)")
 _CURRENCY_BEHIND = re.compile(r"(.*\S)\s*([$€£¥₹¢])")
@@ -79,12 +81,12 @@ def with_unit(text: str) -> list[Value]:
     Raises:
         UnreadableError: What stands behind it is neither.
     """
-    degrees = _in_degrees(text)
-    if degrees is not None:
-        return [degrees]
-    several = compound(_TEXT.sub(r" \1 ", text))
-    if several is not None:
-        return [several]
+    whole = _in_degrees(text) or compound(_TEXT.sub(r" \1 ", text))
+    if whole is not None:
+        return [whole]
+    currency = _CURRENCY_BEFORE.fullmatch(text)
+    if currency is not None:
+        return [_measured(currency[2], currency[1])]
     text = _MICRO.sub(r"\\text{\\mu ", text)
     text = _CELSIUS.sub(
         lambda match: "^{\\circ}" + (match[1] or match[2]).upper(), _DEGREES_OF.sub(r"\\text{\1}", text)
@@ -96,6 +98,9 @@ def with_unit(text: str) -> list[Value]:
         match = pattern.fullmatch(text)
         if match is not None and not _TRIGONOMETRIC.search(match[1]):
             return [_measured(match[1], match[2])]
+    behind = _UNIT_BEHIND.fullmatch(text)
+    if behind is not None and not _NUMBER_HEAD.match(text) and parse_unit(behind[2]) is not None:
+        return [_measured(behind[1], behind[2])]
     return _plain(text)
 
 

@@ -50,6 +50,7 @@ _MEMBERSHIP = re.compile(
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d{1,2}(?:,\d{2})+,\d{3}")
+_DECIMAL_COMMA = re.compile(r"-?\d{1,3}(?:\.\d{3})+,\d+")
 _FLOAT_OR_E = re.compile(r"-?\d+e[-+]\d")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _REALS = ("all real numbers", "all reals", "real numbers", "all real values", "全体实数")
@@ -73,6 +74,8 @@ def read(text: str, *, reference: bool = False) -> list[Reading]:
         raise UnreadableError(f"longer than {MAX_LENGTH} characters")
     if _depth(plain) > MAX_NESTING:
         raise UnreadableError(f"brackets nested deeper than {MAX_NESTING}")
+    if reference and _DECIMAL_COMMA.fullmatch(plain):
+        raise UnreadableError("a decimal comma; write a point")
     return _readings(plain, reference=reference)
 
 

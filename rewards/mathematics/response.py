@@ -36,6 +36,7 @@ _SENTENCE_END = re.compile(r"\.(?=\s|$)(?<!\d\.(?=\d))|[。!?](?=\s|$)|(?<=\S)[;
 _MATH = re.compile(r"\$\$[^$]+\$\$|\$[^$\n]+\$|\\\((?:[^\\]|\\(?![()]))+\\\)|\\\[(?:[^\\]|\\(?![\[\]]))+\\\]")
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _JOINT = re.compile(r"\s*(?:,|;|,?\s*(?:and|or)|和|或)\s*")
+_CONJUNCTION = re.compile(r"\b(?:and|or)\b")
 _PROSE = re.compile(r"[^\W\d_]{2,}")
 _REASON = re.compile(
     r"\s*(?:,?\s*\b(?:because|since|as|which|where|so|when|after|by|using|in\s+total|per\s+the)\b|\().*", re.DOTALL
@@ -159,7 +160,7 @@ def _in_line(line: str) -> Iterator[str]:
     denied = next((match for match in _STATED.finditer(line) if _NEGATED.match(line, match.end())), None)
     if line.startswith(("---", "```")) or denied is not None:
         return
-    if not _PROSE.search(_MATH.sub("", line)) or re.fullmatch(r"\*\*[^*]+\*\*\.?", line):
+    if not _PROSE.search(_MATH.sub("", _CONJUNCTION.sub(" ", line))) or re.fullmatch(r"\*\*[^*]+\*\*\.?", line):
         yield line
     mathematics = list(_MATH.finditer(line))
     if mathematics:

@@ -278,7 +278,12 @@ def _text(inner: str) -> str:
     """Return what a command for text holds: mathematics and single letters bare, words marked."""
     if re.fullmatch(r"\s*", inner):
         return " "
-    if not re.search(r"[^\W\d_]", inner) or "\\frac" in inner or inner.strip() in ("e", "i", "d"):
+    if (
+        not re.search(r"[^\W\d_]", inner)
+        or re.match(r"\s*[-+]?\d", inner)
+        or "\\frac" in inner
+        or inner.strip() in ("e", "i", "d")
+    ):
         return f" {inner} "
     inner = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", inner)  # so that it holds no braces
     return "\\text{" + re.sub(r"\\text\{([^{}]*)\}", r"\1", inner) + "}"
