@@ -59,7 +59,7 @@ def test_cells_of_a_table_stay_texts(tmp_path: Path) -> None:
         ("a,b\n1,2,3\n", "t.csv:2: expected 2 cells, as in the first line, found 3"),
         ("a,a\n1,2\n", "t.csv:1: two columns are called 'a'"),
         ('a,b\n"1,2\n', "t.csv:2: not a table: unexpected end of data"),
-        (b"a,b\n\xff,1\n", "t.csv cannot be read: 'utf-8' codec"),
+        (b"a,b\n\xff,1\n", "t.csv:2: the byte 0xff is not UTF-8"),
     ],
 )
 def test_what_is_no_table(text: str | bytes, message: str, tmp_path: Path) -> None:
