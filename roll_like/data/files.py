@@ -294,7 +294,7 @@ def _value(text: str, start: int, label: str, line: int) -> tuple[Any, int]:
         at, problem = line + _lines_before(text, start), str(error)
     else:
         return value, _blank_end(text, end)
-    raise DataError(f"{label}:{at}: {problem}", fix="correct the line: a row is a JSON object")
+    raise DataError(f"{label}:{at}: {problem}", fix="correct the line; a file of rows has one JSON object a line")
 
 
 def _lines_before(text: str, start: int) -> int:
@@ -318,7 +318,7 @@ def _object(value: Any, label: str, place: int) -> dict[str, Any]:
         return value
     raise DataError(
         f"{label}:{place}: expected a JSON object, found {type(value).__name__}",
-        fix="correct the file: each row is a JSON object",
+        fix="correct the file; it holds one JSON object a line, or a list of them",
     )
 
 

@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from roll_like.config.training_data import RowLimits, RowSource
-from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
+from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter, refuse_odd_text
 from roll_like.data.chat import Renderer
-from roll_like.data.images import download_images, moved
+from roll_like.data.images import download_images, moved, require_whole_images
 from roll_like.data.order import Drawn, Order
 from roll_like.data.rows import Row, read_rows
 from roll_like.data.turns import Piece
@@ -177,6 +177,8 @@ def load_source(
     for row, sequences in _tokenised(read_rows(source, key), reader, renderer, counter):
         counter.longest = max(counter.longest, *map(len, sequences))
         try:
+            if limits.bad_rows == "skip":  # else --check decodes some of the images
+                require_whole_images(image.picture for each in sequences for image in each.images)
             made = reader.finish(row, sequences, counter)
         except BadRow as bad:
             counter.leave(row.origin, bad)
@@ -259,6 +261,7 @@ def _tokenised(
         for row in batch:
             counter.rows += 1
             try:
+                refuse_odd_text(row.fields)
                 drafts.append((row, reader.draft(row)))
             except BadRow as bad:
                 counter.leave(row.origin, bad)
@@ -267,13 +270,16 @@ def _tokenised(
         ]
         tokens = iter(renderer.encode_pieces(pieces))
         for row, draft in drafts:
-            yield (
-                row,
-                [
-                    _joined(pieces, list(islice(tokens, len(pieces))), renderer, row, at)
-                    for at, pieces in enumerate(draft)
-                ],
-            )
+            encoded = [list(islice(tokens, len(pieces))) for pieces in draft]
+            try:
+                made = [
+                    _joined(pieces, ids, renderer, row, at)
+                    for at, (pieces, ids) in enumerate(zip(draft, encoded, strict=True))
+                ]
+            except BadRow as bad:
+                counter.leave(row.origin, bad)
+                continue
+            yield row, made
 
 
 def _joined(

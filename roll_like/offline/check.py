@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from roll_like.check.data import DECODED, damaged_images
+from roll_like.check.data import damaged_images
 from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.check.machine import warm_up_that_never_ends
 from roll_like.config.offline import OfflineRunConfig
@@ -111,8 +111,9 @@ def load_findings(
             yield found
         elif found is not None:
             loaded[section] = found
-            first = (sequence for sample in found.samples[:DECODED] for sequence in sample.sequences)
-            yield from damaged_images((image for each in first for image in each.images), f"{section}.sources")
+            sequences = (sequence for sample in found.samples for sequence in sample.sequences)
+            images = ((each.origin, image.picture) for each in sequences for image in each.images)
+            yield from damaged_images(images, f"{section}.sources")
             report.sources += found.report
     return loaded
 
