@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from roll_like import pixels
 from roll_like.errors import ConfigError
+from roll_like.unicode import whole_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -296,6 +297,10 @@ class Failure:
     name: str
     error: str
     origin: str
+
+    def __post_init__(self) -> None:
+        # an error may quote what a policy wrote in a call
+        object.__setattr__(self, "error", whole_text(self.error))
 
 
 SampleT = TypeVar("SampleT", Trajectory, Scored)

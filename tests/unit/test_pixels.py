@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import struct
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -48,9 +49,10 @@ def served() -> ModuleType:
 
 def as_served(data: bytes, served: ModuleType) -> Image.Image:
     """Return what vLLM's server makes of an image, as its `ImageMediaIO.load_bytes` does."""
-    image = served.normalize_image(served.open_image(io.BytesIO(data)))
-    image.load()
-    found: Image.Image = served.convert_image_mode(image, "RGB")
+    with warnings.catch_warnings(action="ignore"):
+        image = served.normalize_image(served.open_image(io.BytesIO(data)))
+        image.load()
+        found: Image.Image = served.convert_image_mode(image, "RGB")
     return found
 
 
