@@ -124,11 +124,9 @@ class SourceConfig(ConfigModel):
             found = "both are set" if self.path else "neither is set"
             raise ValueError(f"a source has a `path` or `rows`, and {found}")
         if self.rows is not None:
-            useless = [key for key in ("subset", "revision", "streaming") if key in self.model_fields_set]
+            useless = [key for key in ("subset", "revision", "streaming") if getattr(self, key)]
             if useless:
                 raise ValueError(f"`rows` are here as they are, and have no {useless[0]}; remove it, or set a `path`")
-        if "stream_block" in self.model_fields_set and not self.streaming:
-            raise ValueError("stream_block is for rows that are read as steps need them; set streaming: true with it")
         return self
 
     @property

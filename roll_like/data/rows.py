@@ -20,6 +20,8 @@ from typing import Any
 
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
+from roll_like.data.fields import as_named
+from roll_like.data.hub import explained, hub_rows
 from roll_like.errors import DataError
 
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -53,8 +55,9 @@ class Row:
 
 
 def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
-    """Yield the rows of a dataset, as `_read_rows` does, with their images apart."""
+    """Yield the rows of a dataset, as `_read_rows` does: fields as the source names them, images apart."""
     for row in _read_rows(source, key):
+        row = replace(row, fields=as_named(row.fields, source))
         images = None if source.images_field is None else row.fields.get(source.images_field)
         if images is None:
             yield row
@@ -74,6 +77,9 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     Raises:
         DataError: It does not exist, cannot be read, or a line is not a JSON object.
     """
+    if source.rows is not None:
+        yield from _given_rows(source, key)
+        return
     path = Path(source.path).expanduser()
     if path.is_file():
         yield from _read_file(path, str(source.path), key)
@@ -82,6 +88,9 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
             import datasets
 
             yield from _numbered(_load(lambda: datasets.load_from_disk(str(path)), str(path), key), str(path))
+            return
+        if source.subset is not None:
+            yield from _hub_rows(source, key, path)
             return
         files = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS))
         # beside other files, what ends in .json is about the dataset
@@ -95,10 +104,27 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     elif path.name.endswith(ENDINGS) or source.path.startswith(("/", ".", "~")):
         raise DataError(f"there is no file or directory {source.path}", fix=f"correct {key}.path")
     else:
-        import datasets
+        yield from _hub_rows(source, key)
 
-        rows = _load(lambda: datasets.load_dataset(source.path, split=source.split), source.path, key)
-        yield from _numbered(rows, f"{source.path}[{source.split}]")
+
+def _given_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    """Yield the rows that the configuration itself has."""
+    rows: Any = source.rows
+    if isinstance(rows, Mapping):  # a DatasetDict
+        if source.split not in rows:
+            raise DataError(
+                f"{key}.rows: there is no split {source.split!r}; it has {', '.join(map(repr, rows))}",
+                fix=f"set {key}.split to one of them",
+            )
+        rows = rows[source.split]
+    for number, fields in enumerate(rows):
+        yield Row(dict(fields), f"{key}.rows[{number}]")
+
+
+def _hub_rows(source: RowSource | DataSource, key: str, folder: Path | None = None) -> Iterator[Row]:
+    rows, label = hub_rows(source, key, path=None if folder is None else str(folder))
+    with explained(source, key):
+        yield from _numbered(rows, label)
 
 
 def _numbered(rows: Iterable[Mapping[str, Any]], label: str) -> Iterator[Row]:
