@@ -20,6 +20,7 @@ from typing import Any
 
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
+from roll_like.data.content import files_hash, rows_hash
 from roll_like.data.fields import as_named
 from roll_like.data.hub import explained, hub_rows
 from roll_like.errors import DataError
@@ -65,6 +66,28 @@ def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
         images = images if isinstance(images, list | tuple) else [images]
         fields = {name: value for name, value in row.fields.items() if name != source.images_field}
         yield replace(row, fields=fields, images=tuple(images))
+
+
+def content_hash(source: RowSource | DataSource, key: str) -> str | None:
+    """Return a hash of everything that rows are read from; None where nothing can be read.
+
+    Raises:
+        DataError: A dataset of the hub cannot be had.
+    """
+    if source.rows is not None:
+        rows: Any = source.rows
+        if isinstance(rows, Mapping):
+            rows = rows.get(source.split, ())
+        return f"{key} {rows_hash(rows)}"  # their origins name the key
+    path = Path(source.path).expanduser()
+    try:
+        if path.exists():
+            return files_hash(path)
+    except OSError:
+        return None  # reading them says why
+    if path.name.endswith(ENDINGS) or source.path.startswith(("/", ".", "~")):
+        return None
+    return rows_hash(hub_rows(source, key)[0])
 
 
 def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
