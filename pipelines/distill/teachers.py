@@ -23,6 +23,7 @@ from roll_like.config.run import ScheduleConfig
 from roll_like.config.teachers import teacher_of
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
+from roll_like.data.packed import MappedSequence
 from roll_like.data.samples import ConversationSample, SampleSet, SampleSource
 from roll_like.models.load import resolve_model
 from roll_like.models.teachers import planned_teachers
@@ -134,6 +135,10 @@ def start_student_and_teachers(
     return student, Teachers(engines, timer)
 
 
+def _taught(sample: ConversationSample, teacher: str) -> DistillationSample:
+    return DistillationSample(sample=sample, teacher=teacher)
+
+
 def load_samples(
     config: DistillConfig, data: DistillationDataConfig, renderer: Renderer, section: str
 ) -> SampleSet[DistillationSample]:
@@ -146,7 +151,7 @@ def load_samples(
                 name=source.name,
                 key=source.key,
                 weight=source.weight,
-                samples=tuple(DistillationSample(sample=sample, teacher=name) for sample in source.samples),
+                samples=MappedSequence(source.samples, partial(_taught, teacher=name)),
                 report=source.report,
             )
             for source, name in zip(loaded.sources, names, strict=True)

@@ -134,6 +134,20 @@ class SampleCounter:
     longest: int = 0
     _left: dict[Problem, tuple[int, str]] = field(default_factory=dict)
 
+    def empty(self) -> SampleCounter:
+        """Return one that counts by the same rules, and has counted nothing."""
+        return SampleCounter(self.bad_rows, self.key)
+
+    def add(self, later: SampleCounter) -> None:
+        """Count what another one has counted of later rows."""
+        self.rows += later.rows
+        self.shortened += later.shortened
+        self.first_shortened = self.first_shortened or later.first_shortened
+        self.longest = max(self.longest, later.longest)
+        for problem, (count, first) in later._left.items():
+            before, earlier = self._left.get(problem, (0, first))
+            self._left[problem] = (before + count, earlier)
+
     def leave(self, origin: str, bad: BadRow) -> None:
         """Count a row that is left out.
 

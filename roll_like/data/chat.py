@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -39,6 +41,7 @@ class Renderer:
     """
 
     images: ImageTokens | None = None
+    _compiled: tuple[str, Any, dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -50,8 +53,32 @@ class Renderer:
         self.tokenizer: Any = tokenizer
         self.images = images
         self.template_options = dict(template_options or {})
+        #: Where turns end in what a template writes after their texts: what `roll_like.data.turns` has found so far.
+        self.ends: dict[tuple[str, bool], int] = {}
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Hash of all that decides which tokens messages become; None where it is not known.
+
+        It is not of tokenizers that are written in Python, and where images become tokens too.
+        """
+        if self.images is not None or not getattr(self.tokenizer, "is_fast", False):
+            return None
+        model = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        parts = [
+            # calls leave these two as they were asked for last, and no call here asks for any
+            {name: value for name, value in model.items() if name not in ("padding", "truncation")},
+            self.tokenizer.chat_template,
+            {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()},
+            sorted(self.special_ids),
+            self.tokenizer.eos_token_id,
+            bool(getattr(self.tokenizer, "split_special_tokens", False)),
+            f"{type(self.tokenizer).__module__}.{type(self.tokenizer).__qualname__}",
+            self.template_options,
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -88,12 +115,10 @@ class Renderer:
                 "ignore a column of images, set the source's images_field: null",
             )
         try:
-            text = self.tokenizer.apply_chat_template(
+            text = self._written(
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **self.template_options,
             )
         except (
             TemplateError,
@@ -105,6 +130,26 @@ class Renderer:
                 fix="change the messages that the environment gives, or model.chat_template",
             ) from error
         return whole_text(str(text))
+
+    def _written(self, messages: Sequence[Any], **variables: Any) -> str:
+        """Return the tokenizer's writing of messages, without what it looks up anew for each."""
+        from transformers import PreTrainedTokenizerBase
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        template = self.tokenizer.chat_template
+        own = type(self.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+        if own or not isinstance(template, str):
+            written = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables, **self.template_options)
+            return str(written)
+        if self._compiled is None or self._compiled[0] != template:
+            words = {**self.tokenizer.special_tokens_map, **self.template_options}
+            self._compiled = (template, _compile_jinja_template(template), words)
+        _, compiled, words = self._compiled
+        return str(compiled.render(messages=messages, documents=None, **variables, **words))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process gets: a compiled template cannot be sent."""
+        return {**self.__dict__, "_compiled": None}
 
     @cached_property
     def marks_generation(self) -> bool:

@@ -37,6 +37,8 @@ _NUMBER = re.compile(r"[-._ ]?\d+$")
 #: Files about a dataset.
 _ABOUT = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 _SHOWN = 8  # names in a message
+#: The file of a folder that may say which of its files are of which subset and split.
+CARD = "README.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def find_parts(folder: Path, split: str, subset: str | None, key: str) -> list[P
     """
     parts = _parts(folder, subset, key)
     if not parts:
-        names = sorted(path.name for path in _walk(folder))
+        names = sorted(path.name for path in walk(folder))
         found = f"; it has {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}" if names else ""
         raise DataError(f"the directory {folder} holds no {READABLE} file{found}", fix=f"correct {key}.path")
     chosen = _of_split(parts, split, folder, key)
@@ -122,7 +124,7 @@ def _parts(folder: Path, subset: str | None, key: str) -> list[Part]:
     return _named(folder)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def walk(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder, but those that are hidden, or copies that editors keep. Links are followed."""
 
     def refuse(error: OSError) -> None:
@@ -141,8 +143,8 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _named(folder: Path) -> list[Part]:
     """Return what holds rows below a folder, with the splits that names say."""
-    saved = sorted({path.parent for path in _walk(folder) if path.name == "state.json" and is_saved(path.parent)})
-    files = [path for path in _walk(folder) if path.name not in _ABOUT and ending(path.name)]
+    saved = sorted({path.parent for path in walk(folder) if path.name == "state.json" and is_saved(path.parent)})
+    files = [path for path in walk(folder) if path.name not in _ABOUT and ending(path.name)]
     files = [path for path in files if not any(place in path.parents for place in saved)]
     # beside other files, what ends in .json is about the dataset
     files = [path for path in files if not path.name.lower().endswith(".json")] or files
@@ -240,7 +242,7 @@ def _refuse_copies(parts: Sequence[Part], key: str) -> None:
 
 def _configs(folder: Path, key: str) -> list[dict[str, Any]]:
     """Return what a folder's README.md says of its subsets, as on the hub; nothing where it says nothing."""
-    file = folder / "README.md"
+    file = folder / CARD
     if not file.is_file():
         return []
     found = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", file.read_text("utf-8", errors="replace"), re.DOTALL)

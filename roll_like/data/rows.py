@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -11,8 +10,11 @@ from typing import Any
 
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
+from roll_like.data.content import files_hash, rows_hash
+from roll_like.data.fields import as_named
 from roll_like.data.files import ending, read_file
 from roll_like.data.folders import find_parts, is_saved, says_other
+from roll_like.data.hub import explained, hub_rows
 from roll_like.errors import DataError
 
 
@@ -38,8 +40,9 @@ class Row:
 
 
 def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
-    """Yield the rows of a dataset, as `_read_rows` does, with their images apart."""
+    """Yield the rows of a dataset, as `_read_rows` does: fields as the source names them, images apart."""
     for row in _read_rows(source, key):
+        row = replace(row, fields=as_named(row.fields, source))
         images = None if source.images_field is None else row.fields.get(source.images_field)
         if images is None:
             yield row
@@ -47,6 +50,28 @@ def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
         images = images if isinstance(images, list | tuple) else [images]
         fields = {name: value for name, value in row.fields.items() if name != source.images_field}
         yield replace(row, fields=fields, images=tuple(images))
+
+
+def content_hash(source: RowSource | DataSource, key: str) -> str | None:
+    """Return a hash of everything that rows are read from; None where nothing can be read.
+
+    Raises:
+        DataError: A dataset of the hub cannot be had.
+    """
+    if source.rows is not None:
+        rows: Any = source.rows
+        if isinstance(rows, Mapping):
+            rows = rows.get(source.split, ())
+        return f"{key} {rows_hash(rows)}"  # their origins name the key
+    path = Path(source.path).expanduser()
+    try:
+        if path.exists():
+            return files_hash(path)
+    except OSError:
+        return None  # reading them says why
+    if ending(path.name) or source.path.startswith(("/", ".", "~")):
+        return None
+    return rows_hash(hub_rows(source, key)[0])
 
 
 def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
@@ -59,6 +84,9 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     Raises:
         DataError: It does not exist, cannot be read, or a line is not a JSON object.
     """
+    if source.rows is not None:
+        yield from _given_rows(source, key)
+        return
     path = Path(source.path).expanduser()
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -69,10 +97,27 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     elif ending(path.name) or source.path.startswith(("/", ".", "~")):
         raise DataError(f"there is no file or directory {source.path}", fix=f"correct {key}.path")
     else:
-        import datasets
+        yield from _hub_rows(source, key)
 
-        rows = _load(lambda: datasets.load_dataset(source.path, split=source.split), source.path, key)
-        yield from _numbered(rows, f"{source.path}[{source.split}]")
+
+def _given_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    """Yield the rows that the configuration itself has."""
+    rows: Any = source.rows
+    if isinstance(rows, Mapping):  # a DatasetDict
+        if source.split not in rows:
+            raise DataError(
+                f"{key}.rows: there is no split {source.split!r}; it has {', '.join(map(repr, rows))}",
+                fix=f"set {key}.split to one of them",
+            )
+        rows = rows[source.split]
+    for number, fields in enumerate(rows):
+        yield Row(dict(fields), f"{key}.rows[{number}]")
+
+
+def _hub_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    rows, label = hub_rows(source, key)
+    with explained(source, key):
+        yield from _numbered(rows, label)
 
 
 def _split_rows(source: RowSource | DataSource, path: Path, key: str) -> Iterator[Row]:
@@ -85,9 +130,9 @@ def _split_rows(source: RowSource | DataSource, path: Path, key: str) -> Iterato
     for each in asked:
         name, bracket, _ = each.partition("[")
         files = _files_of(source, path, name, key)
-        rows = (row for file, label in files for row in _rows_of(file, label, key))
+        rows = (row for file, label in files for row in _rows_of(file, label, source, key))
         if bracket:
-            count = sum(1 for file, label in files for _ in _rows_of(file, label, key))
+            count = sum(1 for file, label in files for _ in _rows_of(file, label, source, key))
             rows = islice(rows, *_slice(bracket + each.partition("[")[2], count, key))
         yield from rows
 
@@ -96,7 +141,7 @@ def _files_of(source: RowSource | DataSource, path: Path, split: str, key: str) 
     """Return the files that hold a split, each with what messages call it."""
     if path.is_dir():
         try:
-            return [(part, str(part)) for part in find_parts(path, split, getattr(source, "subset", None), key)]
+            return [(part, str(part)) for part in find_parts(path, split, source.subset, key)]
         except OSError as error:
             raise DataError(f"{error.filename} cannot be read: {error.strerror}", fix=f"correct {key}.path") from error
     # the default says nothing: a file is named as it is
@@ -108,11 +153,12 @@ def _files_of(source: RowSource | DataSource, path: Path, split: str, key: str) 
     return [(path, source.path)]
 
 
-def _rows_of(path: Path, label: str, key: str) -> Iterator[Row]:
+def _rows_of(path: Path, label: str, source: RowSource | DataSource, key: str) -> Iterator[Row]:
     if path.is_dir() and is_saved(path):
         import datasets
 
-        yield from _numbered(_load(lambda: datasets.load_from_disk(str(path)), label, key), label)
+        with explained(source, key):
+            yield from _numbered(datasets.load_from_disk(str(path)), label)
         return
     for place, fields in read_file(path, label, key):
         yield Row(fields, f"{label}:{place}")
@@ -134,34 +180,3 @@ def _slice(text: str, count: int, key: str) -> tuple[int, int]:
 def _numbered(rows: Iterable[Mapping[str, Any]], label: str) -> Iterator[Row]:
     for number, fields in enumerate(rows, start=1):
         yield Row(dict(fields), f"{label}:{number}")
-
-
-def _load(load: Callable[[], Any], label: str, key: str) -> Any:
-    """Call `load` without progress bars, and name the remedy when it fails."""
-    import datasets
-    import pyarrow
-
-    with _no_progress_bars():
-        try:
-            return load()
-        except (OSError, datasets.exceptions.DatasetsError) as error:
-            raise DataError(
-                f"{label} is neither a local file or directory nor a dataset that can be had now: {error}",
-                fix=f"correct {key}.path; without network, download the dataset where there is one "
-                f"(`hf download {label} --repo-type dataset --local-dir DIR`) and set {key}.path to that directory",
-            ) from error
-        except (ValueError, pyarrow.ArrowInvalid) as error:
-            raise DataError(f"{label}: {error}", fix=f"correct {key}.path or {key}.split") from error
-
-
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    import datasets
-
-    was_off = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_off:
-            datasets.enable_progress_bars()

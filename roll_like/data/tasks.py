@@ -13,6 +13,7 @@ from itertools import islice, product
 from roll_like.config.sections import DataSource
 from roll_like.data.bad_rows import refuse_odd_text, refused
 from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
+from roll_like.data.fields import final_answer
 from roll_like.data.images import as_text, download_images, pictures_of
 from roll_like.data.messages import field_names, read_last_answer, read_prompt, require_fields, short, with_system
 from roll_like.data.rows import Row, read_rows
@@ -231,11 +232,11 @@ def _answer(row: Row, source: DataSource, key: str) -> str | None:
     if source.answer_field is None:
         return None
     if source.holds_conversations:
-        return read_last_answer(row, source, key)
+        return final_answer(read_last_answer(row, source, key), source, row.origin, key)
     require_fields(row, {source.answer_field: f"{key}.answer_field to null if there are no reference answers, or"})
     answer = row.fields[source.answer_field]
     if isinstance(answer, str):
-        return answer
+        return final_answer(answer, source, row.origin, key)
     if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
         return str(answer)
     raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,8 @@ from roll_like.check.machine import warm_up_that_never_ends
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.plan import Plan, trainer_memory
 from roll_like.data.chat import Renderer
-from roll_like.data.samples import SampleSet, SampleT
+from roll_like.data.packed import viewed
+from roll_like.data.samples import ConversationSample, SampleSet, SampleT
 from roll_like.errors import RollLikeError
 from roll_like.models.shape import ModelShape
 
@@ -119,8 +121,13 @@ def load_findings(
 
 
 def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Finding]:
-    trained = {sequence.content() for item in data for sequence in item.sequences}
-    both = [item for item in evaluation if all(sequence.content() in trained for sequence in item.sequences)]
+    trained = {
+        _short_hash(sequence)
+        for source in data.sources
+        for item in viewed(source.samples)
+        for sequence in item.sequences
+    }
+    both = [item for item in evaluation if all(_short_hash(sequence) in trained for sequence in item.sequences)]
     if both:
         what = "pairs" if len(both[0].sequences) > 1 else "samples"
         yield Finding(
@@ -129,6 +136,10 @@ def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Fi
             f"{len(both)} of {len(evaluation)} {what} are also trained on, first {both[0].origin}; the evaluation will "
             "look better than it is",
         )
+
+
+def _short_hash(sequence: ConversationSample) -> bytes:
+    return hashlib.blake2b(sequence.content(), digest_size=16).digest()
 
 
 def _load(

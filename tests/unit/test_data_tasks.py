@@ -170,7 +170,10 @@ def test_a_dataset_saved_by_datasets(tmp_path, tokenizer):
     [
         ("missing.jsonl", "there is no file or directory missing.jsonl"),
         ("./missing", "there is no file or directory ./missing"),
-        ("nobody/nothing", r"neither a local file or directory nor a dataset that can be had now(.|\n)*hf download"),
+        (
+            "nobody/nothing",
+            r"neither a local file or directory, nor a dataset in the Hugging Face cache(.|\n)*hf download",
+        ),
     ],
 )
 def test_a_source_that_is_not_there(tokenizer, spelling, message):
