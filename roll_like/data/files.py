@@ -210,15 +210,16 @@ def _objects(lines: Iterator[str], label: str) -> Iterator[Record]:
     """Yield one object a line, or those of a file that begins with a list or with an object over several lines."""
     begun = False
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
+        text = line.strip()
+        if not text:
             continue
-        if not begun and _is_no_line(line.strip()):
+        if not begun and _is_no_line(text):
             yield from _values(line + "".join(lines), label, number)
             return
         begun = True
-        value, end = _value(line, 0, label, number)
-        if end < len(line):
-            extra = line[end : end + 20].strip()
+        value, end = _value(text, 0, label, number)
+        if end < len(text):
+            extra = text[end : end + 20]
             raise DataError(f"{label}:{number}: not JSON: {extra!r} after the object", fix="write one object a line")
         yield Record(number, _object(value, label, number))
 

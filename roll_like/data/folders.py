@@ -189,7 +189,9 @@ def _of_split(parts: Sequence[Part], split: str, folder: Path, key: str) -> list
     """
     asked = split.lower()
     unnamed = [part for part in parts if not part.words]
-    if len(unnamed) == len(parts) and (asked == "train" or _WORDS.get(asked) in map(_WORDS.get, _said(folder.name))):
+    if len(unnamed) == len(parts) and (
+        asked == "train" or (asked in _WORDS and _WORDS[asked] == _WORDS.get(folder.name.lower()))
+    ):
         return unnamed
     chosen = [part for part in parts if split == part.name or asked in part.words]
     if not chosen:
