@@ -7,7 +7,8 @@ that no policy ends a run by what it makes a tool say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any, TypeVar
 
 #: Levels that a row may be nested; what is deeper would end in a RecursionError in one place or another.
@@ -22,7 +23,8 @@ def problem_of(fields: Mapping[str, Any]) -> str | None:
     "'tags' holds half of a surrogate pair, '\\ud83d', which is no character"
     """
     for name, value in fields.items():
-        if (problem := _problem(name, 1) or _problem(value, 1)) is not None:
+        problem = _problem(name, 1) or _problem(value, 1)
+        if problem is not None:
             return f"{name!r} {problem}"
     return None
 
@@ -58,16 +60,16 @@ def _problem(value: Any, level: int) -> str | None:
             return None
         half = next(each for each in value if "\ud800" <= each <= "\udfff")
         return f"holds half of a surrogate pair, {half!r}, which is no character"
-    members: Sequence[Any] = ()
-    if isinstance(value, Mapping):
-        members = [*value, *value.values()]
-    elif isinstance(value, list | tuple):
-        members = value
-    if not members:
+    if not isinstance(value, dict | list | tuple | Mapping):
         return None
-    if level > DEEPEST:
+    if level > DEEPEST and value:
         return f"is nested deeper than {DEEPEST} levels"
-    return next((problem for each in members if (problem := _problem(each, level + 1)) is not None), None)
+    members = value if isinstance(value, list | tuple) else chain(value, value.values())
+    for each in members:
+        # a row has many texts, of which most are ASCII
+        if (each.__class__ is not str or not each.isascii()) and (problem := _problem(each, level + 1)) is not None:
+            return problem
+    return None
 
 
 def _is_whole(text: str) -> bool:

@@ -90,15 +90,13 @@ def read_file(path: Path, label: str, key: str) -> Iterator[Record]:
     Raises:
         DataError: It cannot be read, or holds something else than rows; names the line where there is one.
     """
-    import pyarrow
-
     found = ending(path.name)
     if found is None:
         raise DataError(
             f"{label}: expected a file that ends in {READABLE}",
             fix=f"convert it (one JSON object a line), unpack it if it is an archive, or correct {key}.path",
         )
-    try:
+    with _explained(label, f"{key}.path"):
         if found.kind in ("parquet", "arrow"):
             yield from _columns(path, found.kind)
             return
@@ -110,8 +108,23 @@ def read_file(path: Path, label: str, key: str) -> Iterator[Record]:
                 yield from _values("".join(lines), label, 1)
             else:
                 yield from _objects(lines, label)
+
+
+def read_json_lines(path: Path, key: str) -> Iterator[Record]:
+    """Yield the objects of a file of JSON lines, whatever its name; arguments and errors are those of `read_file`."""
+    with _explained(str(path), key), _text(path, Ending(path.name, "lines", ".jsonl", "")) as text:
+        yield from _objects(_lines(text, str(path)), str(path))
+
+
+@contextmanager
+def _explained(label: str, key: str) -> Iterator[None]:
+    """Raise what goes wrong with a file as a DataError that names it."""
+    import pyarrow
+
+    try:
+        yield
     except (OSError, UnicodeError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException) as error:
-        raise DataError(f"{label} cannot be read: {error}", fix=f"repair the file, or correct {key}.path") from error
+        raise DataError(f"{label} cannot be read: {error}", fix=f"repair the file, or correct {key}") from error
 
 
 def _columns(path: Path, kind: str) -> Iterator[Record]:
