@@ -17,6 +17,15 @@ def is_dataset(value: Any) -> bool:
     )
 
 
+def as_section(value: Any) -> Any:
+    """Return what a section of data is written as: in Python, rows or a dataset may stand for the whole of it."""
+    if isinstance(value, list) or is_dataset(value):
+        return {"sources": [value]}
+    if isinstance(value, Mapping) and is_dataset(value.get("sources")):
+        return {**value, "sources": [value["sources"]]}
+    return value
+
+
 def _checked(value: Any) -> Any:
     """Return rows as they are.
 

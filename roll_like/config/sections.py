@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.gpus import GPU_KINDS, GPUName
-from roll_like.config.python_rows import Rows, is_dataset
+from roll_like.config.python_rows import Rows, as_section, is_dataset
 from roll_like.errors import PluginError
 from roll_like.registry import TRACKERS, TRAINING_BACKENDS
 
@@ -192,6 +192,11 @@ class DataSource(SourceConfig):
 
 class DataConfig(ConfigModel):
     """What the policy is trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
 
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
     max_prompt_tokens: PositiveInt = Field(default=512, description="Longer prompts are left out, and counted. Tokens.")

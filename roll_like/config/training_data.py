@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll_like.config.base import ConfigModel
+from roll_like.config.python_rows import as_section
 from roll_like.config.sections import PositiveInt, SourceConfig
 
 SourceT = TypeVar("SourceT", bound="RowSource")
@@ -50,6 +51,11 @@ class PairSource(RowSource):
 
 class RowLimits(ConfigModel):
     """What happens to rows that are too long, or bad."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
 
     max_tokens: PositiveInt = Field(default=1024, description="Longest sample, prompt included. Tokens.")
     too_long: Literal["skip", "cut", "refuse"] = Field(

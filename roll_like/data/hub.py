@@ -120,40 +120,46 @@ def explained(source: SourceConfig, key: str) -> Iterator[None]:
 def _meaning(source: SourceConfig, key: str, error: Exception) -> tuple[str, str]:
     """Return what is wrong, and the remedy."""
     text = _whole_text(error)
-    if match := _NO_SUBSET.search(text):
-        return f"the dataset has several subsets: {match['known']}", f"set {key}.subset to one of them"
-    if match := _OTHER_SUBSET.search(text):
-        return f"there is no subset {source.subset!r}; it has {match['known']}", f"set {key}.subset to one of them"
-    if match := _OTHER_SPLIT.search(text):
-        return f"there is no split {source.split!r}; it has {match['known']}", f"set {key}.split to one of them"
-    if "scripts are no longer supported" in text:
-        return (
+    for pattern, what, field in (
+        (_NO_SUBSET, "the dataset has several subsets:", "subset"),
+        (_OTHER_SUBSET, f"there is no subset {source.subset!r}; it has", "subset"),
+        (_OTHER_SPLIT, f"there is no split {source.split!r}; it has", "split"),
+    ):
+        if match := pattern.search(text):
+            return f"{what} {match['known']}", f"set {key}.{field} to one of them"
+    for signs, what, fix in (
+        (
+            ("scripts are no longer supported",),
             "the dataset is a Python script, which `datasets` does not run any more",
             f"set {key}.revision: refs/convert/parquet, where the hub keeps its rows as Parquet; "
             "or download the files and name their directory",
-        )
-    if "gated dataset" in text or "401 Client Error" in text or "403 Client Error" in text:
-        return (
+        ),
+        (
+            ("gated dataset", "401 Client Error", "403 Client Error"),
             f"the hub gives the dataset only to those who may read it ({_first_line(text)})",
             f"accept its terms at https://huggingface.co/datasets/{source.path} and log in with `hf auth login`, or "
             "set HF_TOKEN",
-        )
-    if "Revision" in text and "exist" in text:
-        return f"there is no revision {source.revision!r} of the dataset on the hub", f"correct {key}.revision"
-    offline = "OfflineMode" in text or "offline" in text.lower()
-    if offline or isinstance(error, ConnectionError) or "reach" in text:
-        why = "this process is offline (HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set)" if offline else _first_line(text)
-        return (
+        ),
+        (
+            ("Revision '", "Invalid rev id"),
+            f"there is no revision {source.revision!r} of the dataset on the hub",
+            f"correct {key}.revision",
+        ),
+        (
+            ("OfflineMode", "offline", "Couldn't reach", "ConnectError", "ConnectionError", "Timeout"),
             "it is neither a local file or directory, nor a dataset in the Hugging Face cache, and the hub cannot be "
-            f"reached: {why}",
+            f"reached ({_first_line(text)})",
             f"correct {key}.path; or download the dataset where there is network "
             f"(`hf download {source.path} --repo-type dataset --local-dir DIR`) and set {key}.path to DIR",
-        )
-    if "doesn't exist on the Hub or cannot be accessed" in text or "Couldn't find" in text:
-        return (
+        ),
+        (
+            ("doesn't exist on the Hub or cannot be accessed", "Couldn't find"),
             "there is neither a local file or directory of this name, nor a dataset on the hub that you may read",
             f"correct {key}.path; a private dataset needs `hf auth login` or HF_TOKEN",
-        )
+        ),
+    ):
+        if any(sign in text for sign in signs):
+            return what, fix
     return f"the dataset cannot be read: {_first_line(text)}", f"correct {key}.path, {key}.subset or {key}.split"
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
@@ -72,21 +72,20 @@ def _made_and_kept(
     try:
         part = cache.begin() if limits.cache_gib else None
         samples, facts = _made(source, reader, renderer, limits, key=key, section=section, folder=part)
-        if part is not None and isinstance(samples, PackedSamples) and facts["rows"] > BATCH:
-            if content_hash(source, key) == content:  # else a file was written to meanwhile
-                left = [
-                    {"problem": str(each.problem), "count": each.count, "first": each.first}
-                    for each in facts["left_out"]
-                ]
-                cache.keep(part, name, {**facts, "left_out": left})
-                part = None
-        return samples, facts
+        many = isinstance(samples, PackedSamples) and facts["rows"] > BATCH
+        # the content is another one where a file was written to meanwhile
+        if part is not None and many and content_hash(source, key) == content:
+            left = [asdict(each) for each in facts["left_out"]]
+            cache.keep(part, name, {**facts, "left_out": left})
+            part = None
     except OSError as error:
         _say(
-            f"{key}: tokenised rows are not kept in {cache.folder}: {error}; set {section}.cache_dir to a folder that can "
-            f"be written, or {section}.cache_gib: 0"
+            f"{key}: tokenised rows are not kept in {cache.folder}: {error}; set {section}.cache_dir to a folder that "
+            f"can be written, or {section}.cache_gib: 0"
         )
         return _made(source, reader, renderer, limits, key=key, section=section)
+    else:
+        return samples, facts
     finally:
         if part is not None:  # its files stay mapped until they are not used any more
             shutil.rmtree(part, ignore_errors=True)

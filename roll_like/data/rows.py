@@ -41,8 +41,8 @@ class Row:
 
 def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     """Yield the rows of a dataset, as `_read_rows` does: fields as the source names them, images apart."""
-    for row in _read_rows(source, key):
-        row = replace(row, fields=as_named(row.fields, source))
+    for written in _read_rows(source, key):
+        row = replace(written, fields=as_named(written.fields, source))
         images = None if source.images_field is None else row.fields.get(source.images_field)
         if images is None:
             yield row

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -94,10 +95,8 @@ class TokenCache:
         except (OSError, ValueError, KeyError):  # of a disk that was full, or a machine that lost its power
             shutil.rmtree(entry, ignore_errors=True)
             return None
-        try:
+        with suppress(OSError):  # another user's, or a disk that is only read: it stays as old as it is
             os.utime(entry / _META)
-        except OSError:
-            pass  # another user's, or a disk that is only read: it stays as old as it is
         return columns, facts
 
     def begin(self) -> Path:

@@ -1,6 +1,6 @@
 """Rows to samples, many at a time: here, and of large data in further processes.
 
-A process is started as `python -m roll_like.data.tokenise`. It reads pickled values from its standard input and answers
+A process is started as `python -m roll_like.data.tokenise_main`. It reads pickled values from its standard input and answers
 on its standard output: first what it works with, then batches of rows. It ends when its input does, also if the process
 that started it is killed. It is no fork, which would copy threads' locks, and it does not import the user's program.
 """
@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any
@@ -104,7 +104,8 @@ def tokenised(rows: Iterable[Row], job: Job) -> Iterator[Tokenised]:
     Raises:
         DataError: A row is wrong, or a process was lost.
     """
-    batches = iter(lambda source=iter(rows): list(islice(source, BATCH)), [])
+    remaining = iter(rows)
+    batches = iter(lambda: list(islice(remaining, BATCH)), [])
     for batch in islice(batches, _FIRST_ROWS // BATCH):
         yield job.run(batch)
     count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
@@ -142,7 +143,7 @@ class _Processes:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._count))
         for _ in range(self._count):
             process = subprocess.Popen(
-                [sys.executable, "-m", "roll_like.data.tokenise"],
+                [sys.executable, "-m", "roll_like.data.tokenise_main"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
@@ -178,7 +179,8 @@ class _Processes:
 
 class _Process:
     def __init__(self, process: subprocess.Popen[bytes], job: bytes) -> None:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         self._process, self._requests, self._answers = process, process.stdin, process.stdout
         self._job = job
 
@@ -208,10 +210,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            try:
+            with suppress(OSError):  # what was not sent goes nowhere
                 pipe.close()
-            except OSError:
-                pass  # what was not sent goes nowhere
 
 
 def main(requests: IO[bytes], answers: IO[bytes]) -> None:
@@ -282,12 +282,3 @@ def _joined(
         part=part,
         images=tuple(images),
     )
-
-
-if __name__ == "__main__":
-    # what is printed meanwhile must not come between the answers
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    from roll_like.data import tokenise
-
-    tokenise.main(sys.stdin.buffer, answers)

@@ -172,7 +172,7 @@ def test_a_dataset_saved_by_datasets(tmp_path, tokenizer):
         ("./missing", "there is no file or directory ./missing"),
         (
             "nobody/nothing",
-            r"neither a local file or directory, nor a dataset in the Hugging Face cache(.|\n)*hf download",
+            r"neither a local file or directory, nor a dataset in the Hugging Face(.|\n)*hf download",
         ),
     ],
 )
