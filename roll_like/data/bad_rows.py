@@ -15,7 +15,7 @@ from roll_like.unicode import problem_of
 class Problem(StrEnum):
     """What is wrong with a row, as reports say it."""
 
-    TEXT = "with text or nesting that nothing takes"
+    TEXT = "with half a surrogate pair, or nested too deeply"
     NO_ASSISTANT = "without an assistant turn"
     EMPTY = "with an empty response"
     ROLES = "with roles that the chat template refuses"
