@@ -82,6 +82,11 @@ EXPORTED = ("main/train/0000.parquet", "main/test/0000.parquet", "socratic/train
         ((*TWO, "other.jsonl"), {}, "others whose split is not clear from their names: other.jsonl"),
         (("train.jsonl", "train_and_test.jsonl"), {}, "not clear from their names: train_and_test.jsonl"),
         (("train.jsonl", "train.csv"), {}, "train.csv and {folder}/train.jsonl have one name"),
+        (("train/a.jsonl", "test/a.jsonl", "custom/b.jsonl"), {"split": "custom"}, ["custom/b.jsonl"]),
+        (("train/a.jsonl", "test/a.jsonl", "custom/b.jsonl"), {}, ["train/a.jsonl"]),
+        (("x/train/a.jsonl", "x/custom/b/c.jsonl"), {"split": "custom"}, ["x/custom/b/c.jsonl"]),
+        ((*TWO, "custom.jsonl"), {"split": "custom"}, ["custom.jsonl"]),
+        (("train.json", "test.jsonl", "vocab.json"), {}, ["train.json"]),
         (SUBSETS, {}, "holds several subsets: main, socratic"),
         (SUBSETS, {"subset": "main"}, [SUBSETS[0]]),
         (SUBSETS, {"split": "test"}, [SUBSETS[1]]),
@@ -106,8 +111,8 @@ def test_splits_and_subsets_by_names(
 @pytest.mark.parametrize(
     "name",
     [
-        ".hidden.jsonl", ".ipynb_checkpoints/train-checkpoint.jsonl", "train.jsonl~", ".train.jsonl.swp", "#train.jsonl#",
-        ".#train.jsonl", "~$train.csv", "_SUCCESS", "_metadata.jsonl", "__MACOSX/train.jsonl", "dataset_info.json",
+        ".hidden.jsonl", ".ipynb_checkpoints/train-checkpoint.jsonl", "train.jsonl~", ".train.jsonl.swp",
+        "#train.jsonl#", ".#train.jsonl", "~$train.csv", "_SUCCESS", "_metadata.jsonl", "__MACOSX/train.jsonl", "dataset_info.json",
         "state.json", "dataset_infos.json", "LICENSE", "notes.txt", ".cache/huggingface/train.jsonl", "train.jsonl.bak",
         ".git/train.jsonl",
     ],
