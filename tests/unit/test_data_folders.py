@@ -112,7 +112,8 @@ def test_splits_and_subsets_by_names(
     "name",
     [
         ".hidden.jsonl", ".ipynb_checkpoints/train-checkpoint.jsonl", "train.jsonl~", ".train.jsonl.swp",
-        "#train.jsonl#", ".#train.jsonl", "~$train.csv", "_SUCCESS", "_metadata.jsonl", "__MACOSX/train.jsonl", "dataset_info.json",
+        "#train.jsonl#", ".#train.jsonl", "~$train.csv", "_SUCCESS", "_metadata.jsonl", "__MACOSX/train.jsonl",
+        "dataset_info.json",
         "state.json", "dataset_infos.json", "LICENSE", "notes.txt", ".cache/huggingface/train.jsonl", "train.jsonl.bak",
         ".git/train.jsonl",
     ],
