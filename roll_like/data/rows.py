@@ -130,7 +130,7 @@ def _split_rows(source: RowSource | DataSource, path: Path, key: str) -> Iterato
     for each in asked:
         name, bracket, _ = each.partition("[")
         files = _files_of(source, path, name, key)
-        rows = (row for file, label in files for row in _rows_of(file, label, source, key))
+        rows: Iterator[Row] = (row for file, label in files for row in _rows_of(file, label, source, key))
         if bracket:
             count = sum(1 for file, label in files for _ in _rows_of(file, label, source, key))
             rows = islice(rows, *_slice(bracket + each.partition("[")[2], count, key))
