@@ -19,10 +19,12 @@ from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rewards.trial import TRIAL_SECONDS, is_cheap, try_reward
-from roll_like.types import IntArray, PlacedImage, Task
+from roll_like.types import IntArray, Picture, Task
 
-#: Rows of a source whose images are decoded.
-DECODED = 8
+#: Pixels of a source's images that are decoded, in about two seconds. That images begin as such, and that they have
+#: their end, was found when their rows were read.
+DECODED_PIXELS = 200_000_000
+_SHOWN = 5  # damaged images of a source that are named
 
 
 def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
@@ -98,7 +100,7 @@ def _load_one(
         findings.append(failed(key, error))
         return None
     findings += only_first_rows(source, key)
-    findings += damaged_images((image for task in tasks.tasks[:DECODED] for image in task.images), key)
+    findings += damaged_images(((task.origin, image.picture) for task in tasks.tasks for image in task.images), key)
     report = tasks.report
     if report.too_long:
         message = (
@@ -129,13 +131,27 @@ def only_first_rows(source: SourceConfig, key: str) -> Iterator[Finding]:
         )
 
 
-def damaged_images(images: Iterable[PlacedImage], key: str) -> Iterator[Finding]:
-    """Yield images that cannot be decoded; that they begin as images was checked when they were read."""
-    for image in images:
+def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[Finding]:
+    """Yield images that cannot be decoded: of all, or of some from everywhere in a source that has many.
+
+    Args:
+        images: Each with its row.
+        key: The source's.
+    """
+    different = list({picture.digest: (origin, picture) for origin, picture in images}.values())
+    sizes = [picture.size() for _, picture in different]
+    every = -(-sum(width * height for width, height in sizes) // DECODED_PIXELS) or 1
+    found = 0
+    for origin, picture in different[::every]:
         try:
-            image.picture.image()
-        except (OSError, ValueError, SyntaxError) as error:
-            yield Finding("error", key, f"the image {image.picture.label} is damaged: {error}; replace the file")
+            picture.image()
+        except OSError as error:
+            found += 1
+            if found <= _SHOWN:
+                message = f"{origin}: the image {picture.label} is damaged: {error}; replace the file"
+                yield Finding("error", key, message)
+    if found > _SHOWN:
+        yield Finding("error", key, f"{found - _SHOWN} more images are damaged")
 
 
 def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:

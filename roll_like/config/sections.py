@@ -83,9 +83,12 @@ class SourceConfig(ConfigModel):
     name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
     subset: str | None = Field(
         default=None,
-        description="Subset (configuration) of a hub dataset, such as `main` of `openai/gsm8k`; default: its only one.",
+        description="Subset (configuration) of a dataset, such as `main` of `openai/gsm8k`; default: its only one.",
     )
-    split: str = Field(default="train", description="Split of a hub dataset.")
+    split: str = Field(
+        default="train",
+        description="Split of a hub dataset or of a directory, such as `test`, `train[:100]` or `train+test`.",
+    )
     revision: str | None = Field(
         default=None, description="Revision of a hub dataset (branch, tag or commit); default: its newest."
     )

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from roll_like.errors import DataError
+from roll_like.unicode import problem_of
 
 
 class Problem(StrEnum):
     """What is wrong with a row, as reports say it."""
 
+    TEXT = "with half a surrogate pair, or nested too deeply"
     NO_ASSISTANT = "without an assistant turn"
     EMPTY = "with an empty response"
     ROLES = "with roles that the chat template refuses"
     REWRITTEN = "with a turn that the chat template does not write as it is"
     IDENTICAL = "with identical chosen and rejected"
     NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
+    IMAGE = "with an image that cannot be read"
     TOO_LONG = "over the limit of tokens"
 
 
@@ -35,6 +40,25 @@ class BadRow(Exception):
         self.problem = problem
         self.message = message
         self.fix = fix
+
+
+def refuse_odd_text(fields: Mapping[str, Any]) -> None:
+    """Check that tokenizers and files can take what a row holds.
+
+    Raises:
+        BadRow: A text holds half of a surrogate pair, or a value is nested too deeply.
+    """
+    if (problem := problem_of(fields)) is not None:
+        raise BadRow(Problem.TEXT, problem, "correct the row")
+
+
+@contextmanager
+def refused(origin: str) -> Iterator[None]:
+    """Raise a DataError that names the row, where what is done with it finds it bad."""
+    try:
+        yield
+    except BadRow as bad:
+        raise DataError(f"{origin}: {bad.message}", fix=bad.fix) from bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from roll_like.data.images import ImageTokens, expanded, pictures_of
 from roll_like.errors import EnvError
 from roll_like.types import IntArray, Picture, PlacedImage
+from roll_like.unicode import whole_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,7 +102,7 @@ class Renderer:
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
     ) -> str:
-        """Return the template's text of messages, with or without the generation prompt.
+        """Return the template's text of messages, with or without the generation prompt; a tokenizer takes it.
 
         Raises:
             EnvError: The template refuses the messages.
@@ -128,7 +129,7 @@ class Renderer:
                 f"the chat template refuses messages with the roles {roles}: {error}",
                 fix="change the messages that the environment gives, or model.chat_template",
             ) from error
-        return str(text)
+        return whole_text(str(text))
 
     def _written(self, messages: Sequence[Any], **variables: Any) -> str:
         """Return the tokenizer's writing of messages, without what it looks up anew for each."""

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-#: Files of a folder that decide what is read from it.
-_READ = (".jsonl", ".json", ".gz", ".zst", ".csv", ".tsv", ".parquet", ".arrow", ".md", ".yaml")
+from roll_like.data.files import ending
+from roll_like.data.folders import CARD, walk
 
 
 def files_hash(path: Path) -> str:
@@ -19,12 +19,11 @@ def files_hash(path: Path) -> str:
         OSError: One cannot be read.
     """
     digest = hashlib.blake2b(digest_size=20)
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.name.endswith(_READ))
+    files = [path] if path.is_file() else sorted(file for file in walk(path) if ending(file.name) or file.name == CARD)
     for file in files:
-        if file.is_file():
-            stat = file.stat()
-            name = "" if file == path else str(file.relative_to(path))
-            digest.update(f"{name}\0{_file_hash(str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns)}\0".encode())
+        stat = file.stat()
+        name = "" if file == path else str(file.relative_to(path))
+        digest.update(f"{name}\0{_file_hash(str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns)}\0".encode())
     return digest.hexdigest()
 
 

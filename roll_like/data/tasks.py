@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, product
 
 from roll_like.config.sections import DataSource
+from roll_like.data.bad_rows import refuse_odd_text, refused
 from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
 from roll_like.data.fields import final_answer
 from roll_like.data.images import as_text, download_images, pictures_of
@@ -226,7 +228,8 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
         encoded = renderer.encode_pieces(texts)
         for row, prompt, answer, ids in zip(batch, messages, answers, encoded, strict=True):
             number += 1
-            prompt_ids, images = renderer.expanded(ids, pictures_of(prompt), row.origin)
+            with refused(row.origin):
+                prompt_ids, images = renderer.expanded(ids, pictures_of(prompt), row.origin)
             yield Task(
                 task_id=f"{source.label}:{number}",
                 source=source.label,
@@ -252,7 +255,9 @@ def _render(renderer: Renderer, messages: Sequence[ChatMessage], row: Row) -> st
 
 def _messages(row: Row, source: DataSource, key: str) -> list[ChatMessage]:
     require_fields(row, {source.prompt_field: f"{key}.prompt_field"})
-    return with_system(read_prompt(row, source, key, plain=True), row, source, key)
+    with refused(row.origin):
+        refuse_odd_text(row.fields)
+        return with_system(read_prompt(row, source, key, plain=True), row, source, key)
 
 
 def _answer(row: Row, source: DataSource, key: str) -> str | None:
@@ -264,7 +269,7 @@ def _answer(row: Row, source: DataSource, key: str) -> str | None:
     answer = row.fields[source.answer_field]
     if isinstance(answer, str):
         return final_answer(answer, source, row.origin, key)
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
+    if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
         return str(answer)
     raise DataError(
         f"{row.origin}: expected a text or a number in {source.answer_field!r}, found {short(answer)}",

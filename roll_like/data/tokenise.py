@@ -23,9 +23,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from roll_like.data.bad_rows import BadRow, SampleCounter
+from roll_like.data.bad_rows import BadRow, SampleCounter, refuse_odd_text
 from roll_like.data.chat import Renderer
-from roll_like.data.images import download_images, moved
+from roll_like.data.images import download_images, moved, require_whole_images
 from roll_like.data.packed import Batch, PackedSamples
 from roll_like.data.reader import ConversationSample, Reader
 from roll_like.data.rows import Row
@@ -83,6 +83,8 @@ class Job:
         for row, sequences in _tokenised(rows, self.reader, self.renderer, counter):
             counter.longest = max(counter.longest, *map(len, sequences))
             try:
+                if counter.bad_rows == "skip":  # else --check decodes some of the images
+                    require_whole_images(image.picture for each in sequences for image in each.images)
                 made = self.reader.finish(row, sequences, counter)
             except BadRow as bad:
                 counter.leave(row.origin, bad)
@@ -239,16 +241,23 @@ def _tokenised(
     for row in batch:
         counter.rows += 1
         try:
+            refuse_odd_text(row.fields)
             drafts.append((row, reader.draft(row, renderer)))
         except BadRow as bad:
             counter.leave(row.origin, bad)
     pieces = [(piece.text, place == 0) for _, draft in drafts for pieces in draft for place, piece in enumerate(pieces)]
     tokens = iter(renderer.encode_pieces(pieces))
     for row, draft in drafts:
-        yield (
-            row,
-            [_joined(pieces, list(islice(tokens, len(pieces))), renderer, row, at) for at, pieces in enumerate(draft)],
-        )
+        encoded = [list(islice(tokens, len(pieces))) for pieces in draft]
+        try:
+            made = [
+                _joined(pieces, ids, renderer, row, at)
+                for at, (pieces, ids) in enumerate(zip(draft, encoded, strict=True))
+            ]
+        except BadRow as bad:
+            counter.leave(row.origin, bad)
+            continue
+        yield row, made
 
 
 def _joined(

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from roll_like.config.sections import DataSource
+from roll_like.data.bad_rows import refuse_odd_text, refused
 from roll_like.data.rows import read_rows
 from roll_like.errors import DataError, EnvError
 from roll_like.types import EVALUATION_SEED
@@ -33,7 +34,7 @@ def read_task_rows(path: str, required: tuple[str, ...], *, split: str = "train"
     Args:
         path: A file, a directory or a hub dataset, as sources of `data` have it.
         required: Fields that each row must have.
-        split: Split of a hub dataset.
+        split: Split of a directory or of a hub dataset.
 
     Raises:
         DataError: There is no such dataset, it has no rows, or a row lacks a field.
@@ -44,6 +45,8 @@ def read_task_rows(path: str, required: tuple[str, ...], *, split: str = "train"
             if row.fields.get(name) is None:
                 has = ", ".join(key for key, value in row.fields.items() if value is not None)
                 raise DataError(f"{row.origin}: the field {name!r} is missing; found {has or 'none'}")
+        with refused(row.origin):
+            refuse_odd_text(row.fields)
         rows.append({**row.fields, "origin": row.origin})
     if not rows:
         raise DataError(f"{path} has no rows", fix="correct `path` of the environment's kwargs")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-from roll_like.check.data import DECODED, damaged_images, is_out_of_reach, only_first_rows
+from roll_like.check.data import damaged_images, is_out_of_reach, only_first_rows
 from roll_like.check.findings import Finding, Report, failed
 from roll_like.check.machine import warm_up_that_never_ends
 from roll_like.config.offline import OfflineRunConfig
@@ -115,8 +116,11 @@ def load_findings(
             yield found
         elif found is not None:
             loaded[section] = found
-            first = (sequence for sample in found.samples[:DECODED] for sequence in sample.sequences)
-            yield from damaged_images((image for each in first for image in each.images), f"{section}.sources")
+            # samples in columns have no images
+            samples = chain.from_iterable(each.samples for each in found.sources if isinstance(each.samples, tuple))
+            sequences = (sequence for sample in samples for sequence in sample.sequences)
+            images = ((each.origin, image.picture) for each in sequences for image in each.images)
+            yield from damaged_images(images, f"{section}.sources")
             report.sources += found.report
             for index, source in enumerate(data.sources):
                 yield from only_first_rows(source, f"{section}.sources.{index}")

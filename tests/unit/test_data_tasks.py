@@ -191,7 +191,7 @@ def test_files_that_cannot_be_read(tmp_path, tokenizer):
     for name, message in {
         "table.xlsx": "expected a file that ends in .jsonl",
         "empty.jsonl": "holds no rows",
-        "binary.jsonl": "cannot be read",
+        "binary.jsonl": "binary.jsonl:1: the byte 0xff is not UTF-8",
         "broken.parquet": "cannot be read",
         "none": "holds no .jsonl",
     }.items():
