@@ -139,6 +139,18 @@ def _taught(sample: ConversationSample, teacher: str) -> DistillationSample:
     return DistillationSample(sample=sample, teacher=teacher)
 
 
+def _taught_source(source: SampleSource[ConversationSample], teacher: str) -> SampleSource[DistillationSample]:
+    make = partial(_taught, teacher=teacher)
+    return SampleSource(
+        name=source.name,
+        key=source.key,
+        weight=source.weight,
+        samples=MappedSequence(source.samples, make),
+        report=source.report,
+        stream=None if source.stream is None else source.stream.mapped(make, DistillationSample.content),
+    )
+
+
 def load_samples(
     config: DistillConfig, data: DistillationDataConfig, renderer: Renderer, section: str
 ) -> SampleSet[DistillationSample]:
@@ -146,14 +158,5 @@ def load_samples(
     loaded = load_conversations(data, renderer, section=section)
     names = [teacher_of(config.teachers, source.domain_label) for source in data.sources]
     return SampleSet(
-        sources=tuple(
-            SampleSource(
-                name=source.name,
-                key=source.key,
-                weight=source.weight,
-                samples=MappedSequence(source.samples, partial(_taught, teacher=name)),
-                report=source.report,
-            )
-            for source, name in zip(loaded.sources, names, strict=True)
-        )
+        sources=tuple(_taught_source(source, name) for source, name in zip(loaded.sources, names, strict=True))
     )

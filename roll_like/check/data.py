@@ -10,8 +10,9 @@ import numpy as np
 from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.rewards import RewardedRunConfig
-from roll_like.config.sections import DataSource
+from roll_like.config.sections import DataSource, SourceConfig
 from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.streamed import FIRST_ROWS
 from roll_like.data.tasks import TaskSource, load_source
 from roll_like.errors import FOREIGN_ERRORS, RollLikeError
 from roll_like.registry import REWARDS
@@ -86,10 +87,10 @@ class RowsOnly(Renderer):
 def _load_one(
     source: DataSource, key: str, limit: int, renderer: Renderer | None, findings: list[Finding]
 ) -> TaskSource | None:
-    if is_hub_id(source.path):
+    if is_out_of_reach(source):
         message = (
-            f"{source.path} is not checked: it is not a local path, so it needs network; rows and fields are checked "
-            "when the run starts"
+            f"{source.path} is not checked: it is not a local path, and was never read on this machine, so it needs "
+            "network; rows and fields are checked when the run starts"
         )
         findings.append(Finding("warning", key, message))
         return None
@@ -98,6 +99,7 @@ def _load_one(
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
+    findings += only_first_rows(source, key)
     findings += damaged_images(((task.origin, image.picture) for task in tasks.tasks for image in task.images), key)
     report = tasks.report
     if report.too_long:
@@ -107,6 +109,26 @@ def _load_one(
         )
         findings.append(Finding("warning", key, message))
     return tasks
+
+
+def is_out_of_reach(source: SourceConfig) -> bool:
+    """Return whether a check cannot read a source: a hub dataset that was never read here."""
+    if not is_hub_id(source.path):
+        return False
+    from roll_like.data.hub import is_cached
+
+    return not is_cached(source)
+
+
+def only_first_rows(source: SourceConfig, key: str) -> Iterator[Finding]:
+    """Yield that a check has read the first rows of a source only, where it did."""
+    if source.streaming:
+        yield Finding(
+            "note",
+            f"{key}.streaming",
+            f"the first {FIRST_ROWS:,} rows of {source.label!r} were checked; what is wrong with later ones is found "
+            "when they are read",
+        )
 
 
 def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[Finding]:
@@ -135,7 +157,8 @@ def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[
 def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
     """Yield what is odd about the number of tasks and about those in both training and evaluation."""
     count, rollout = sum(len(source.tasks) for source in tasks["data"]), config.rollout
-    if len(tasks["data"]) == len(config.data.sources) and count < rollout.groups:
+    streamed = any(source.stream is not None for source in tasks["data"])
+    if len(tasks["data"]) == len(config.data.sources) and count < rollout.groups and not streamed:
         unit = rollout.groups_key.rpartition("_")[2]
         yield Finding(
             "warning",

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic
 
@@ -16,7 +18,8 @@ from roll_like.data.bad_rows import LeftOut, Problem, SampleCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import Columns, PackedSamples
 from roll_like.data.reader import Reader, SampleT
-from roll_like.data.rows import content_hash, read_rows
+from roll_like.data.rows import Row, content_hash, read_rows
+from roll_like.data.streamed import FIRST_ROWS, Stream
 from roll_like.data.token_cache import TokenCache, key_of
 from roll_like.data.tokenise import BATCH, Job, Tokenised, tokenised
 from roll_like.errors import DataError
@@ -33,7 +36,7 @@ def kept_samples(
 ) -> tuple[Sequence[SampleT], dict[str, Any]]:
     """Return the samples of a source and the facts of its report; arguments and errors are those of `load_source`."""
     cache = TokenCache(limits.cache_dir, limits.cache_gib * 2**30)
-    content = None if renderer.fingerprint is None else content_hash(source, key)
+    content = None if renderer.fingerprint is None or source.streaming else content_hash(source, key)
     if content is None:
         return _made(source, reader, renderer, limits, key=key, section=section)
     name = key_of(reader, renderer, source, limits, content)
@@ -49,6 +52,27 @@ def kept_samples(
             del _REMEMBERED[next(iter(_REMEMBERED))]
         _REMEMBERED[name] = made
     return _REMEMBERED[name]
+
+
+def sample_stream(
+    source: RowSource, reader: Reader[SampleT], renderer: Renderer, limits: RowLimits, *, key: str, section: str
+) -> Stream[SampleT]:
+    """Return where samples come from that are read as steps need them; arguments are those of `load_source`."""
+    job = Job(reader, renderer, SampleCounter(limits.bad_rows, section))
+
+    def items(rows: Sequence[Row], _: int) -> list[SampleT]:
+        batches = (rows[begin : begin + BATCH] for begin in range(0, len(rows), BATCH))
+        return [sample for batch in batches for sample in job.run(batch).samples_of(reader)]
+
+    settings = limits.model_dump_json(exclude={"sources", "cache_dir", "cache_gib"})
+    return Stream(
+        label=source.label,
+        block=source.stream_block,
+        settings=f"{source.model_dump_json()} {settings} {renderer.fingerprint}",
+        rows=partial(read_rows, source, key),
+        items=items,
+        content=lambda sample: sample.content(),
+    )
 
 
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +134,8 @@ def _made(
     collected = _Collected(reader, SampleCounter(limits.bad_rows, section))
     with closing(Columns(folder)) as columns:
         job = Job(reader.sent(), renderer, collected.counter.empty())
-        for result in _said(tokenised(read_rows(source, key), job), key):
+        rows = islice(read_rows(source, key), FIRST_ROWS if source.streaming else None)
+        for result in _said(tokenised(rows, job), key):
             collected.add(result, columns)
         collected.refuse_nothing(source, key, section)
         return collected.samples(columns), collected.facts()

@@ -245,7 +245,8 @@ def _parted(row: Row, source: PairSource, key: str) -> tuple[list[ChatMessage], 
             raise DataError(
                 f"{row.origin}: the row has no {source.prompt_field!r}, and {field!r} is not a list of messages, "
                 "whose beginning would be the prompt",
-                fix=f"add the prompt to the row, or set {key}.prompt_field to the field that has it",
+                fix=f"add the prompt to the row, or set {key}.prompt_field to the field that has it, or, for texts "
+                f"with `Human:` and `Assistant:`, {key}.transcripts: true",
             )
         if not row.fields[field]:
             raise BadRow(Problem.EMPTY, f"{field!r} has no messages", fix="correct the row")

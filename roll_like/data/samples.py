@@ -13,10 +13,11 @@ import numpy as np
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
 from roll_like.data.chat import Renderer
-from roll_like.data.kept_samples import kept_samples
+from roll_like.data.kept_samples import kept_samples, sample_stream
 from roll_like.data.order import Drawn, Order
 from roll_like.data.packed import viewed
 from roll_like.data.reader import ConversationSample, Reader, Sample, SampleT
+from roll_like.data.streamed import Stream
 from roll_like.errors import DataError
 
 
@@ -30,6 +31,7 @@ class SampleSource(Generic[SampleT]):
         weight: Its share, relative to the other sources.
         samples: What it holds.
         report: What was kept and what was left out.
+        stream: Where its samples come from, if they are read as steps need them; `samples` are its first ones.
     """
 
     name: str
@@ -37,6 +39,7 @@ class SampleSource(Generic[SampleT]):
     weight: float
     samples: Sequence[SampleT]
     report: RowsReport
+    stream: Stream[SampleT] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ class SampleSet(Generic[SampleT]):
             for sample in viewed(source.samples):
                 content = sample.content()
                 digest.update(len(content).to_bytes(8, "little") + content)
+            if source.stream is not None:
+                digest.update(source.stream.settings.encode())
         return digest.hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -76,7 +81,7 @@ class SampleSet(Generic[SampleT]):
     def order(self, *, seed: int, shuffle: bool = True) -> Order[SampleT]:
         """Return the endless sequence in which they are trained on, which can be resumed."""
         sources = [
-            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.samples)
+            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.samples, stream=source.stream)
             for source in self.sources
         ]
         return Order(sources, self.fingerprint, seed=seed, shuffle=shuffle, limit="max_tokens")
@@ -100,7 +105,8 @@ def load_source(
     """
     samples, facts = kept_samples(source, reader, renderer, limits, key=key, section=section)
     report = RowsReport(name=source.label, **facts)
-    return SampleSource(name=source.label, key=key, weight=source.weight, samples=samples, report=report)
+    stream = sample_stream(source, reader, renderer, limits, key=key, section=section) if source.streaming else None
+    return SampleSource(name=source.label, key=key, weight=source.weight, samples=samples, report=report, stream=stream)
 
 
 def load_sources(

@@ -1,8 +1,9 @@
 """Rows to samples, many at a time: here, and of large data in further processes.
 
-A process is started as `python -m roll_like.data.tokenise_main`. It reads pickled values from its standard input and answers
-on its standard output: first what it works with, then batches of rows. It ends when its input does, also if the process
-that started it is killed. It is no fork, which would copy threads' locks, and it does not import the user's program.
+A process is started as `python -m roll_like.data.tokenise_main`. It reads pickled values from its standard input and
+answers on its standard output: first what it works with, then batches of rows. It ends when its input does, also if the
+process that started it is killed. It is no fork, which would copy threads' locks, and it does not import the user's
+program.
 """
 
 from __future__ import annotations
