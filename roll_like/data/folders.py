@@ -24,6 +24,7 @@ import yaml
 
 from roll_like.data.files import READABLE, ending
 from roll_like.errors import DataError
+from roll_like.unicode import whole_text
 
 #: Words for a split, in names of files and folders: those that `datasets` knows.
 _WORDS = {
@@ -96,6 +97,9 @@ def find_parts(folder: Path, split: str, subset: str | None, key: str) -> list[P
         found = f"; it has {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}" if names else ""
         raise DataError(f"the directory {folder} holds no {READABLE} file{found}", fix=f"correct {key}.path")
     chosen = _of_split(parts, split, folder, key)
+    odd = next((name for part in chosen if whole_text(name := str(part.path)) != name), None)
+    if odd is not None:
+        raise DataError(f"the name {odd!r} is not UTF-8", fix="rename the file")
     _refuse_several_subsets(chosen, folder, key)
     _refuse_copies(chosen, key)
     return [part.path for part in sorted(chosen, key=lambda part: part.path)]

@@ -95,7 +95,10 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     if is_file or is_folder:
         yield from _split_rows(source, path, key)
     elif ending(path.name) or source.path.startswith(("/", ".", "~")):
-        raise DataError(f"there is no file or directory {source.path}", fix=f"correct {key}.path")
+        fix = f"correct {key}.path"
+        if any(mark in source.path for mark in "*?["):
+            fix += "; patterns are not read: name a directory, whose files are read"
+        raise DataError(f"there is no file or directory {source.path}", fix=fix)
     else:
         yield from _hub_rows(source, key)
 

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from roll_like.config.sections import DataSource
+from roll_like.data.content import files_hash
 from roll_like.data.rows import read_rows
 from roll_like.errors import DataError
 
@@ -281,3 +282,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("os.scandir", scandir)
     with pytest.raises(DataError, match=r"b cannot be read: Permission denied"):
         read(closed.parent)
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "caf\udce9.jsonl").write_text('{"of": 1}\n')  # written where names were Latin-1
+    with pytest.raises(DataError, match=r"caf.udce9\.jsonl' is not UTF-8"):
+        read(tmp_path)
+    assert files_hash(tmp_path)
+
+
+def test_a_pattern_is_no_path(tmp_path: Path) -> None:
+    lay(tmp_path, *TWO)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "*.jsonl")
+    assert "name a directory" in str(caught.value)
