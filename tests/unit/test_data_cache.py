@@ -97,7 +97,7 @@ def test_one_process_tokenises_once_and_the_next_one_reads_what_is_kept(
 CHANGES: dict[str, Any] = {
     "a row": lambda data, file: write(file, count=ROWS, completion="No."),
     "a file of the same size and time": lambda data, file: _same_size(file),
-    "the limit": {"max_tokens": 16},
+    "the limit": {"max_tokens": 24},
     "which turns": {"train_on": "last"},
     "what is left out": {"too_long": "cut"},
     "a field": {"source": {"prompt_field": "completion", "completion_field": "prompt"}},
