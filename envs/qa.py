@@ -24,7 +24,8 @@ class QA(SingleTurn):
     Seed n asks row n modulo the number of rows, so that seeds that count up walk through the dataset.
 
     Args:
-        path: File, directory or hub dataset with the rows, or the rows themselves; a file is relative to where the run is started.
+        path: File, directory or hub dataset with the rows, or the rows themselves; a file is relative to where the run
+            is started.
         prompt: Field of the question: a text, or a list of messages. `extra_info.question` is a field of an object.
         answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
             `reward_model.ground_truth`.

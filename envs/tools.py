@@ -48,8 +48,8 @@ class Tools(gymnasium.Env[str, str]):
     what a turn called and what it was told.
 
     Args:
-        path: File, directory or hub dataset of tasks, or the rows themselves. A row may have a `script`: the turns, as texts, with which it can
-            be solved.
+        path: File, directory or hub dataset of tasks, or the rows themselves. A row may have a `script`: the turns, as
+            texts, with which it can be solved.
         tools: Tools by name, or sections such as `{type: search, corpus: FILE}`: see docs/tools.md.
         prompt: Field of the task: a text, or a list of messages. `extra_info.question` is a field of an object.
         answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
@@ -246,7 +246,8 @@ def _split(
     scripted = [row for row in rows if row.get("script")]
     if examples > len(scripted) or examples >= len(rows):
         raise DataError(
-            f"{path if isinstance(path, str) else 'path'}: {examples} examples are asked for; {len(scripted)} of its {len(rows)} tasks have a `script`",
+            f"{path if isinstance(path, str) else 'path'}: {examples} examples are asked for; {len(scripted)} of its "
+            f"{len(rows)} tasks have a `script`",
             fix="lower `examples`, or add scripts",
         )
     shown = scripted[len(scripted) - examples :]

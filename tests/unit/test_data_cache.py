@@ -276,6 +276,6 @@ def test_a_process_that_is_lost_is_an_error(tmp_path: Path, render: Renderer, mo
     job = tokenise.Job(reader, render, SampleCounter("refuse", "data"))
     monkeypatch.setattr(tokenise, "_FIRST_ROWS", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(tokenise, "_pickled", lambda job: pickle.dumps(None))
+    monkeypatch.setattr(tokenise, "_pickled", lambda job: pickle.dumps(None))  # no job: it fails
     with pytest.raises(DataError, match=r"a process that tokenises rows ended with code 1 at .*rows.jsonl:1"):
         list(tokenise.tokenised(read_rows(data.sources[0], "s"), job))
