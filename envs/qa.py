@@ -1,13 +1,14 @@
-"""Questions with one answer each, from a JSON-lines file: episodes of one turn, as in GEM (arXiv:2510.01051)."""
+"""Questions with one answer each, from a dataset: episodes of one turn, as in GEM (arXiv:2510.01051)."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
-from roll_like.envs import TaskRows, read_task_rows
+from roll_like.envs import TaskRows, field_of, prompt_messages, read_task_rows
 from roll_like.errors import DataError, EnvError
 
 #: `exact`: the same words; `number`: the same number; `contains`: the reference stands in the answer.
@@ -23,20 +24,23 @@ class QA(SingleTurn):
     Seed n asks row n modulo the number of rows, so that seeds that count up walk through the dataset.
 
     Args:
-        path: File, directory or hub dataset with the rows; a file is relative to where the run is started.
-        prompt: Field of the question.
-        answer: Field of the reference answer: one, or a list of which each is right.
+        path: File, directory or hub dataset with the rows, or the rows themselves; a file is relative to where the run
+            is started.
+        prompt: Field of the question: a text, or a list of messages. `extra_info.question` is a field of an object.
+        answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
+            `reward_model.ground_truth`.
         match: What counts as the same.
         style: Where the answer stands: `<answer>…</answer>`, `\boxed{…}`, or the whole text.
         invalid_penalty: What a text without an answer costs.
         system_prompt: First message of the conversation; default: how to answer.
         held_out: So many rows, the last ones, are asked in evaluations only, and no others are.
         split: Split of a hub dataset.
+        subset: Subset of one, such as `main` of `openai/gsm8k`.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[Mapping[str, Any]],
         *,
         prompt: str = "prompt",
         answer: str = "answer",
@@ -46,21 +50,24 @@ class QA(SingleTurn):
         system_prompt: str | None = None,
         held_out: int = 0,
         split: str = "train",
+        subset: str | None = None,
     ) -> None:
         super().__init__(style=style, invalid_penalty=invalid_penalty, system_prompt=system_prompt)
         if match not in MATCHES:
             raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
-        rows = read_task_rows(path, (prompt, answer), split=split)
+        rows = read_task_rows(path, (prompt, answer), split=split, subset=subset)
         self.rows = TaskRows(rows, held_out=held_out)
         self._prompt, self._answer, self._match = prompt, answer, match
         for row in rows:
-            _check(references(row[answer]), match, row["origin"])
+            prompt_messages(row, prompt)
+            _check(references(field_of(row, answer)), match, row["origin"])
 
     def ask(self, seed: int | None) -> tuple[str, dict[str, Any]]:
         """Return the question of a seed's row; of any row without a seed."""
         row = self.rows.row(seed, self.np_random)
-        self._right = references(row[self._answer])
-        return str(row[self._prompt]), {"state": row["origin"]}
+        self._right = references(field_of(row, self._answer))
+        messages = prompt_messages(row, self._prompt)
+        return messages[-1]["content"], {"state": row["origin"], "messages": messages}
 
     def score(self, answer: str) -> float:
         """Return 1 for a right answer, else 0."""

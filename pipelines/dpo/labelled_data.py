@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData, LabelledSource
 from roll_like.config.training_data import PairData, without_rows
-from roll_like.data.bad_rows import SampleCounter
+from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import read_conversation, usable, whole
 from roll_like.data.messages import require_fields, short
@@ -97,7 +97,14 @@ class LabelledReader(Reader[LabelledSample]):
         """Return the text of a response, after its prompt."""
         _label(row, self.source, self.key)
         found = read_conversation(row, self.source, self.key)
-        return whole(found.sequences(renderer, found.assistant_turns()[0 if found.response else -1 :]))
+        turns = found.assistant_turns()[0 if found.response else -1 :]
+        if found.untrained.intersection(turns):
+            raise BadRow(
+                Problem.UNTRAINED,
+                "the labelled response has a flag (weight: 0, …) that leaves it out of the loss",
+                fix="correct the row",
+            )
+        return whole(found.sequences(renderer, turns))
 
     def finish(self, row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[LabelledSample]:
         """Return the response with its label."""

@@ -143,9 +143,15 @@ class HostedEnvironment:
         Their texts are such that tokenizers and files take them, whatever a policy made the environment say.
         """
         prompt = system_prompt_of(self._env) if begins else None
-        system = [{"role": "system", "content": whole_text(prompt)}] if prompt else []
-        shown = info.get("messages") or [{"role": "user", "content": str(observation)}]
-        return [*system, *(whole_texts(dict(one)) for one in shown)]
+        shown = [
+            whole_texts(dict(one)) for one in info.get("messages") or [{"role": "user", "content": str(observation)}]
+        ]
+        if not prompt:
+            return shown
+        prompt = whole_text(prompt)
+        if shown[0].get("role") == "system":  # of the task; templates take one
+            prompt = f"{shown.pop(0)['content']}\n\n{prompt}"
+        return [{"role": "system", "content": prompt}, *shown]
 
 
 def _state(observation: Any, info: Mapping[str, Any]) -> str:

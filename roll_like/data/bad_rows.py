@@ -17,6 +17,7 @@ class Problem(StrEnum):
 
     TEXT = "with half a surrogate pair, or nested too deeply"
     NO_ASSISTANT = "without an assistant turn"
+    UNTRAINED = "without a turn to be trained"
     EMPTY = "with an empty response"
     ROLES = "with roles that the chat template refuses"
     REWRITTEN = "with a turn that the chat template does not write as it is"

@@ -115,11 +115,7 @@ class Renderer:
                 "ignore a column of images, set the source's images_field: null",
             )
         try:
-            text = self._written(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=generation_prompt,
-            )
+            text = self._apply(messages, tools, generation_prompt=generation_prompt)
         except (
             TemplateError,
             TypeError,
@@ -129,7 +125,41 @@ class Renderer:
                 f"the chat template refuses messages with the roles {roles}: {error}",
                 fix="change the messages that the environment gives, or model.chat_template",
             ) from error
-        return whole_text(str(text))
+        return whole_text(text)
+
+    def _apply(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
+    ) -> str:
+        if any(message.get("tool_calls") for message in messages) and self.takes_text_arguments:
+            messages = [_with_text_arguments(message) for message in messages]
+        return self._written(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=generation_prompt,
+        )
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template takes the arguments of tool calls as JSON text (DeepSeek's do), not as an object.
+
+        Such a template adds an object to a text, which fails, or writes it as Python does: `{'a': None}`.
+        """
+        found = self._shown_call({"k": _PROBE, "n": None})
+        if found is not None and f"'{_PROBE}'" not in found:
+            return False
+        told = self._shown_call(json.dumps({"k": _PROBE, "n": None}))
+        return told is not None and f'"{_PROBE}"' in told
+
+    def _shown_call(self, arguments: Any) -> str | None:
+        """Return the template's text of a tool call; None where it fails."""
+        function = {"name": "f", "arguments": arguments}
+        calls = [{"id": "callaaaaa", "type": "function", "function": function}]  # Mistral's ids have nine characters
+        messages = [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_options)
+        except (TemplateError, TypeError, AttributeError):
+            return None
+        return str(text)
 
     def _written(self, messages: Sequence[Any], **variables: Any) -> str:
         """Return the tokenizer's writing of messages, without what it looks up anew for each."""
@@ -168,8 +198,9 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         schemas = [dict(tool) for tool in tools] or None
+        as_text = self.takes_text_arguments
         _, ranges = render_jinja_template(
-            [[dict(message) for message in messages]],
+            [[dict(_with_text_arguments(message) if as_text else message) for message in messages]],
             tools=schemas,
             chat_template=self.tokenizer.get_chat_template(None, schemas),
             return_assistant_tokens_mask=True,
@@ -243,6 +274,21 @@ class Renderer:
 
 
 _USER: ChatMessage = {"role": "user", "content": "."}
+
+
+_PROBE = "xqargumentqx"
+
+
+def _with_text_arguments(message: ChatMessage) -> ChatMessage:
+    """Return a message with the arguments of its calls as JSON text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"].get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls}
 
 
 def sentinel(text: str) -> str:

@@ -23,6 +23,7 @@ from roll_like.config.training_data import PairData, PairSource, RowLimits, with
 from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import read_response, require_words, whole
+from roll_like.data.loss_flags import require_trained
 from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
 from roll_like.data.rows import Row
 from roll_like.data.samples import (
@@ -215,6 +216,8 @@ def pair_messages(
     else:
         prompt = read_prompt(row, source, key)
         chosen, rejected = (_after(prompt, row, field, keys[field], source) for field in keys)
+    require_trained(row, source.chosen_field, chosen)
+    require_trained(row, source.rejected_field, rejected)
     return with_system(prompt, row, source, key), chosen, rejected
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from roll_like.config.python_rows import is_dataset
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
 from roll_like.data.content import files_hash, rows_hash
@@ -27,11 +28,14 @@ class Row:
         origin: `file:line` of JSON lines and of CSV, `file:row` of Parquet and JSON, `dataset[split]:row` of the hub;
             1-based.
         images: What the column with images holds.
+        typed: Whether it comes from a table with types (Parquet, the hub): these give every object the fields that any
+            row has, as null.
     """
 
     fields: dict[str, Any]
     origin: str
     images: tuple[Any, ...] = ()
+    typed: bool = False
 
     @property
     def folder(self) -> Path:
@@ -114,7 +118,7 @@ def _given_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
             )
         rows = rows[source.split]
     for number, fields in enumerate(rows):
-        yield Row(dict(fields), f"{key}.rows[{number}]")
+        yield Row(dict(fields), f"{key}.rows[{number}]", typed=is_dataset(rows))
 
 
 def _hub_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
@@ -163,8 +167,10 @@ def _rows_of(path: Path, label: str, source: RowSource | DataSource, key: str) -
         with explained(source, key):
             yield from _numbered(datasets.load_from_disk(str(path)), label)
         return
+    found = ending(path.name)
+    typed = found is not None and found.kind in ("parquet", "arrow")
     for place, fields in read_file(path, label, key):
-        yield Row(fields, f"{label}:{place}")
+        yield Row(fields, f"{label}:{place}", typed=typed)
 
 
 def _slice(text: str, count: int, key: str) -> tuple[int, int]:
@@ -182,4 +188,4 @@ def _slice(text: str, count: int, key: str) -> tuple[int, int]:
 
 def _numbered(rows: Iterable[Mapping[str, Any]], label: str) -> Iterator[Row]:
     for number, fields in enumerate(rows, start=1):
-        yield Row(dict(fields), f"{label}:{number}")
+        yield Row(dict(fields), f"{label}:{number}", typed=True)

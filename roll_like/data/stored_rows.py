@@ -94,6 +94,8 @@ def _of_messages(value: Any) -> Any:
 def _whole(value: Any) -> Any:
     """Return an image with its path from the root."""
     if isinstance(value, Mapping):
+        if isinstance(value.get("bytes"), bytes):
+            return _data_url(value["bytes"])
         return {name: _whole(each) if name in ("path", "url") else each for name, each in value.items()}
     if not isinstance(value, str) or value.startswith(("data:", "file://", *SCHEMES)):
         return value

@@ -217,18 +217,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer batches of rows until there are no more."""
-    job: Job = pickle.load(requests)
-    while True:
-        try:
+    # an input that ends amid a value is that of a process that was killed, and so is an output that nobody reads
+    with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):
+        job: Job = pickle.load(requests)
+        while True:
             batch = pickle.load(requests)
-        except EOFError:
-            return
-        try:
-            answer: Tokenised | RollLikeError = job.run(batch)
-        except RollLikeError as error:
-            answer = error
-        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
-        answers.flush()
+            try:
+                answer: Tokenised | RollLikeError = job.run(batch)
+            except RollLikeError as error:
+                answer = error
+            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
 
 
 def _tokenised(

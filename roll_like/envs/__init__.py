@@ -21,7 +21,7 @@ from roll_like.envs.check import EnvReport, check_env
 from roll_like.envs.probes import Finding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make_env, registered
-from roll_like.envs.rows import TaskRows, read_task_rows
+from roll_like.envs.rows import TaskRows, field_of, prompt_messages, read_task_rows
 from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.envs.wrappers import (
@@ -52,7 +52,9 @@ __all__ = [
     "TurnLimit",
     "check_env",
     "examples",
+    "field_of",
     "make_env",
+    "prompt_messages",
     "read_action",
     "read_tag",
     "read_task_rows",

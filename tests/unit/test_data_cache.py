@@ -97,7 +97,7 @@ def test_one_process_tokenises_once_and_the_next_one_reads_what_is_kept(
 CHANGES: dict[str, Any] = {
     "a row": lambda data, file: write(file, count=ROWS, completion="No."),
     "a file of the same size and time": lambda data, file: _same_size(file),
-    "the limit": {"max_tokens": 16},
+    "the limit": {"max_tokens": 24},
     "which turns": {"train_on": "last"},
     "what is left out": {"too_long": "cut"},
     "a field": {"source": {"prompt_field": "completion", "completion_field": "prompt"}},
@@ -276,6 +276,6 @@ def test_a_process_that_is_lost_is_an_error(tmp_path: Path, render: Renderer, mo
     job = tokenise.Job(reader, render, SampleCounter("refuse", "data"))
     monkeypatch.setattr(tokenise, "_FIRST_ROWS", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(tokenise, "_pickled", lambda job: pickle.dumps(None))
+    monkeypatch.setattr(tokenise, "_pickled", lambda job: pickle.dumps(None))  # no job: it fails
     with pytest.raises(DataError, match=r"a process that tokenises rows ended with code 1 at .*rows.jsonl:1"):
         list(tokenise.tokenised(read_rows(data.sources[0], "s"), job))

@@ -155,7 +155,7 @@ def test_a_value_that_no_file_holds_is_named(tmp_path: Path) -> None:
 
 def test_rows_in_yaml(tmp_path: Path) -> None:
     source = DataSource.model_validate(
-        yaml.safe_load("rows:\n  - {prompt: 6 × 7?, answer: 42}\nanswer_field: answer\n")
+        yaml.safe_load("rows:\n  - {prompt: '6 × 7?', answer: 42}\nanswer_field: answer\n")
     )
     assert read(source) == [{"prompt": "6 × 7?", "answer": 42}]
     assert json.loads(json.dumps(source.model_dump(mode="json")))["rows"] == [{"prompt": "6 × 7?", "answer": 42}]
