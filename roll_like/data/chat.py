@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from roll_like.data.images import ImageTokens, expanded, pictures_of
+from roll_like.data.segments import Segments
 from roll_like.errors import EnvError
 from roll_like.types import IntArray, Picture, PlacedImage
 from roll_like.unicode import whole_text
@@ -179,7 +180,7 @@ class Renderer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process gets: a compiled template cannot be sent."""
-        return {**self.__dict__, "_compiled": None}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_compiled", "_segments")}
 
     @cached_property
     def marks_generation(self) -> bool:
@@ -224,6 +225,10 @@ class Renderer:
         begun, after = self.encode("a").tolist(), self.encode(f"{eos}a").tolist()
         return str(eos) if after[:1] == [eos_id] and after[1:] != begun else ""
 
+    @cached_property
+    def _segments(self) -> Segments | None:
+        return Segments.of(self.tokenizer)
+
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
         """Return the tokens of texts in one call of the tokenizer, which is several times as fast.
 
@@ -234,7 +239,10 @@ class Renderer:
             return []
         anchors = ["" if begins else self._anchor for _, begins in pieces]
         texts = [anchor + text for anchor, (text, _) in zip(anchors, pieces, strict=True)]
-        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        if self._segments is None:
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        else:
+            encoded = self._segments.encode(texts)
         return [np.asarray(ids[1:] if anchor else ids, np.int32) for anchor, ids in zip(anchors, encoded, strict=True)]
 
     def expanded(

@@ -17,6 +17,8 @@ from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
+from roll_like.builtin.pipelines.sft.config import SFTConfig
+from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
 from roll_like.config.training_data import ConversationData, PairData
 from roll_like.data import kept_samples, tokenise
 from roll_like.data.bad_rows import SampleCounter
@@ -279,3 +281,26 @@ def test_a_process_that_is_lost_is_an_error(tmp_path: Path, render: Renderer, mo
     monkeypatch.setattr(tokenise, "_pickled", lambda job: pickle.dumps(None))  # no job: it fails
     with pytest.raises(DataError, match=r"a process that tokenises rows ended with code 1 at .*rows.jsonl:1"):
         list(tokenise.tokenised(read_rows(data.sources[0], "s"), job))
+
+
+def test_a_run_tokenises_once_for_its_check_its_steps_and_itself(
+    tmp_path: Path, tiny_model: Path, calls: list[int]
+) -> None:
+    rows = write(tmp_path / "rows.jsonl", 60)
+    config = SFTConfig(
+        model={"path": str(tiny_model)},
+        epochs=2,
+        data={"sources": [{"path": str(rows)}], "samples_per_step": 7},
+        evaluation={"sources": [{"path": str(write(tmp_path / "held_out.jsonl", 5, completion="No."))}]},
+        resources={"devices_per_node": 1, "device": "cpu", "device_mapping": {"training": 0}},
+    )
+    report = SFTPipeline.check(config)
+    assert not report.errors
+    assert len(calls) == 2  # the data and the evaluation
+    lasting = SFTPipeline.with_steps(config)
+    assert lasting.steps == 18  # 120 / 7
+    assert len(SFTPipeline.trained_on(lasting)) == 60
+    evaluated = SFTPipeline.evaluated_on(lasting)
+    assert evaluated is not None
+    assert len(evaluated) == 5
+    assert len(calls) == 2
