@@ -1,7 +1,8 @@
-"""Questions with one answer each, from a JSON-lines file: episodes of one turn, as in GEM (arXiv:2510.01051)."""
+"""Questions with one answer each, from a dataset: episodes of one turn, as in GEM (arXiv:2510.01051)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
@@ -21,7 +22,8 @@ class QA(SingleTurn):
     Seed n asks row n modulo the number of rows, so that seeds that count up walk through the dataset.
 
     Args:
-        path: File, directory or hub dataset with the rows; a file is relative to where the run is started.
+        path: File, directory or hub dataset with the rows, or the rows themselves; a file is relative to where the run
+            is started.
         prompt: Field of the question: a text, or a list of messages. `extra_info.question` is a field of an object.
         answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
             `reward_model.ground_truth`.
@@ -31,11 +33,12 @@ class QA(SingleTurn):
         system_prompt: First message of the conversation; default: how to answer.
         held_out: So many rows, the last ones, are asked in evaluations only, and no others are.
         split: Split of a hub dataset.
+        subset: Subset of one, such as `main` of `openai/gsm8k`.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[Mapping[str, Any]],
         *,
         prompt: str = "prompt",
         answer: str = "answer",
@@ -45,11 +48,12 @@ class QA(SingleTurn):
         system_prompt: str | None = None,
         held_out: int = 0,
         split: str = "train",
+        subset: str | None = None,
     ) -> None:
         super().__init__(style=style, invalid_penalty=invalid_penalty, system_prompt=system_prompt)
         if match not in MATCHES:
             raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
-        rows = read_task_rows(path, (prompt, answer), split=split)
+        rows = read_task_rows(path, (prompt, answer), split=split, subset=subset)
         self.rows = TaskRows(rows, held_out=held_out)
         self._prompt, self._answer, self._match = prompt, answer, match
         for row in rows:

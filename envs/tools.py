@@ -49,8 +49,8 @@ class Tools(gymnasium.Env[str, str]):
     what a turn called and what it was told.
 
     Args:
-        path: File, directory or hub dataset of tasks. A row may have a `script`: the turns, as texts, with which it can
-            be solved.
+        path: File, directory or hub dataset of tasks, or the rows themselves. A row may have a `script`: the turns, as
+            texts, with which it can be solved.
         tools: Tools by name, or sections such as `{type: search, corpus: FILE}`: see docs/tools.md.
         prompt: Field of the task: a text, or a list of messages. `extra_info.question` is a field of an object.
         answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
@@ -70,13 +70,14 @@ class Tools(gymnasium.Env[str, str]):
         examples: So many tasks with a `script`, the last of the file, are shown solved before each task, and never set.
         held_out: So many of the others, the last ones, are set in evaluations only, and no others are.
         split: Split of a hub dataset.
+        subset: Subset of one, such as `main` of `openai/gsm8k`.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[Mapping[str, Any]],
         tools: Sequence[str | Mapping[str, Any]] = ("calculator",),
         *,
         prompt: str = "prompt",
@@ -95,6 +96,7 @@ class Tools(gymnasium.Env[str, str]):
         examples: int = 0,
         held_out: int = 0,
         split: str = "train",
+        subset: str | None = None,
     ) -> None:
         if match not in MATCHES:
             raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
@@ -111,7 +113,7 @@ class Tools(gymnasium.Env[str, str]):
         self._configs = read_tool_configs(tools, "the environment's tools")
         self._limits = {"timeout": tool_timeout, "max_characters": max_characters}
         self._host: ToolHost | None = None
-        rows, shown = _split(read_task_rows(path, (prompt, answer), split=split), examples, path)
+        rows, shown = _split(read_task_rows(path, (prompt, answer), split=split, subset=subset), examples, path)
         for row in rows:
             prompt_messages(row, prompt)
         self.rows = TaskRows(rows, held_out=held_out)
@@ -237,7 +239,7 @@ class Tools(gymnasium.Env[str, str]):
 
 
 def _split(
-    rows: Sequence[dict[str, Any]], examples: int, path: str
+    rows: Sequence[dict[str, Any]], examples: int, path: str | Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return tasks to set, and tasks to show."""
     for row in rows:
@@ -246,7 +248,8 @@ def _split(
     scripted = [row for row in rows if row.get("script")]
     if examples > len(scripted) or examples >= len(rows):
         raise DataError(
-            f"{path}: {examples} examples are asked for; {len(scripted)} of its {len(rows)} tasks have a `script`",
+            f"{path if isinstance(path, str) else 'path'}: {examples} examples are asked for; {len(scripted)} of its "
+            f"{len(rows)} tasks have a `script`",
             fix="lower `examples`, or add scripts",
         )
     shown = scripted[len(scripted) - examples :]

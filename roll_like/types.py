@@ -11,7 +11,6 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 from __future__ import annotations
 
 import inspect
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, Ty
 import numpy as np
 import numpy.typing as npt
 
+from roll_like import pixels
 from roll_like.errors import ConfigError
+from roll_like.unicode import whole_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -73,26 +74,20 @@ class Picture:
         return blake2b(self.data, digest_size=16).digest()
 
     def size(self) -> tuple[int, int]:
-        """Return width and height in pixels; only the beginning of the bytes is read.
+        """Return width and height in pixels, upright; only the beginning of most images is read.
 
         Raises:
             OSError: It is no image.
         """
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self.data)) as image:
-            return image.size
+        return pixels.size(self.data)
 
     def image(self) -> Image:
-        """Return the image, RGB.
+        """Return the image, RGB, as a model sees it when it is served: upright, on white where it is transparent.
 
         Raises:
             OSError: It is damaged.
         """
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self.data)) as image:
-            return image.convert("RGB")
+        return pixels.pixels(self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +324,10 @@ class Failure:
     name: str
     error: str
     origin: str
+
+    def __post_init__(self) -> None:
+        # an error may quote what a policy wrote in a call
+        object.__setattr__(self, "error", whole_text(self.error))
 
 
 SampleT = TypeVar("SampleT", Trajectory, Scored)

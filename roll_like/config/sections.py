@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.gpus import GPU_KINDS, GPUName
+from roll_like.config.python_rows import Rows, as_section, is_dataset
 from roll_like.errors import PluginError
 from roll_like.registry import TRACKERS, TRAINING_BACKENDS
 from roll_like.types import ReasoningTags
@@ -105,10 +106,32 @@ class SourceConfig(ConfigModel):
     """One dataset."""
 
     path: str = Field(
-        description="A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a directory of them, or a hub dataset id."
+        default="",
+        description="A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a directory of them, or a hub dataset id.",
+    )
+    rows: Rows | None = Field(
+        default=None, description="The rows themselves, in place of a `path`: a list of mappings from fields to values."
     )
     name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
-    split: str = Field(default="train", description="Split of a hub dataset.")
+    subset: str | None = Field(
+        default=None,
+        description="Subset (configuration) of a dataset, such as `main` of `openai/gsm8k`; default: its only one.",
+    )
+    split: str = Field(
+        default="train",
+        description="Split of a hub dataset or of a directory, such as `test`, `train[:100]` or `train+test`.",
+    )
+    revision: str | None = Field(
+        default=None, description="Revision of a hub dataset (branch, tag or commit); default: its newest."
+    )
+    streaming: bool = Field(
+        default=False,
+        description="Read rows as steps need them, for data that fits neither in memory nor on disk: they come in the "
+        "order of the files, shuffled within blocks of `stream_block`. Such a run lasts a number of `steps`.",
+    )
+    stream_block: PositiveInt = Field(
+        default=4096, description="With `streaming`: rows that are shuffled with each other, and are in memory at once."
+    )
     weight: PositiveFloat = Field(
         default=1.0, description="How often rows of this source are drawn, relative to the other sources."
     )
@@ -118,11 +141,44 @@ class SourceConfig(ConfigModel):
         default="images",
         description="Field with the row's images: paths from the file's folder, `data:` URLs or bytes. null: none.",
     )
+    transcripts: bool = Field(
+        default=False,
+        description="Texts of conversations are transcripts, as in hh-rlhf, and become messages: a blank line and "
+        "`Human:` begin a user's message, a blank line and `Assistant:` the assistant's.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        """In Python, rows may stand for a source that has nothing besides."""
+        return {"rows": value} if isinstance(value, list) or is_dataset(value) else value
+
+    @model_validator(mode="after")
+    def _path_or_rows(self) -> Self:
+        if bool(self.path) == (self.rows is not None):
+            found = "both are set" if self.path else "neither is set"
+            raise ValueError(f"a source has a `path` or `rows`, and {found}")
+        if self.rows is not None:
+            useless = [key for key in ("subset", "revision", "streaming") if getattr(self, key)]
+            if useless:
+                raise ValueError(f"`rows` are here as they are, and have no {useless[0]}; remove it, or set a `path`")
+        return self
 
     @property
     def label(self) -> str:
         """Its `name`, or the stem of its path."""
-        return self.name or Path(self.path).stem
+        return self.name or (Path(self.path).stem if self.path else "rows")
+
+    @property
+    def place(self) -> str:
+        """What it is called in messages: its path, or that it is rows."""
+        return self.path or "`rows`"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of rows that are read by name: each key with what it is set to."""
+        values = ((key, getattr(self, key)) for key in type(self).model_fields if key.endswith("_field"))
+        return {key: value for key, value in values if isinstance(value, str)}
 
 
 class DataSource(SourceConfig):
@@ -138,6 +194,26 @@ class DataSource(SourceConfig):
         "with the assistant's answer, and what is before it is the prompt.",
     )
 
+    answer_after: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="The reference answer is what follows this text in `answer_field`, its last occurrence: `####` in "
+        "GSM8K. Default: the whole field.",
+    )
+    answer_boxed: bool = Field(
+        default=False,
+        description="The reference answer is what the last `\\boxed{…}` in `answer_field` holds, as in MATH's "
+        "solutions.",
+    )
+
+    @model_validator(mode="after")
+    def _answers_have_a_field(self) -> Self:
+        asked = [key for key in ("answer_after", "answer_boxed") if getattr(self, key)]
+        if asked and self.answer_field is None:
+            raise ValueError(f"{asked[0]} says where in `answer_field` the reference answer is; set that too")
+        if len(asked) > 1:
+            raise ValueError("answer_after and answer_boxed both say where the reference answer is; remove one of them")
+        return self
+
     @property
     def holds_conversations(self) -> bool:
         """Whether prompts and reference answers are in one field."""
@@ -151,6 +227,11 @@ class DataSource(SourceConfig):
 
 class DataConfig(ConfigModel):
     """What the policy is trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
 
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
     max_prompt_tokens: PositiveInt = Field(default=512, description="Longer prompts are left out, and counted. Tokens.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,10 @@ from jinja2 import TemplateError
 from roll_like.data.images import ImageTokens, expanded, pictures_of
 from roll_like.data.marks import call_marks
 from roll_like.data.reasoning import THINK, after_prompt, known_tags
+from roll_like.data.segments import Segments
 from roll_like.errors import EnvError
 from roll_like.types import IntArray, Picture, PlacedImage, ReasoningTags
+from roll_like.unicode import whole_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,6 +46,7 @@ class Renderer:
     """
 
     images: ImageTokens | None = None
+    _compiled: tuple[str, Any, dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -55,9 +59,33 @@ class Renderer:
         self.tokenizer: Any = tokenizer
         self.images = images
         self.template_options = dict(template_options or {})
+        #: Where turns end in what a template writes after their texts: what `roll_like.data.turns` has found so far.
+        self.ends: dict[tuple[str, bool], int] = {}
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
         self._reasoning = reasoning
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Hash of all that decides which tokens messages become; None where it is not known.
+
+        It is not of tokenizers that are written in Python, and where images become tokens too.
+        """
+        if self.images is not None or not getattr(self.tokenizer, "is_fast", False):
+            return None
+        model = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        parts = [
+            # calls leave these two as they were asked for last, and no call here asks for any
+            {name: value for name, value in model.items() if name not in ("padding", "truncation")},
+            self.tokenizer.chat_template,
+            {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()},
+            sorted(self.special_ids),
+            self.tokenizer.eos_token_id,
+            bool(getattr(self.tokenizer, "split_special_tokens", False)),
+            f"{type(self.tokenizer).__module__}.{type(self.tokenizer).__qualname__}",
+            self.template_options,
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -81,7 +109,7 @@ class Renderer:
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
     ) -> str:
-        """Return the template's text of messages, with or without the generation prompt.
+        """Return the template's text of messages, with or without the generation prompt; a tokenizer takes it.
 
         Raises:
             EnvError: The template refuses the messages.
@@ -94,7 +122,7 @@ class Renderer:
                 "ignore a column of images, set the source's images_field: null",
             )
         try:
-            return self._apply(messages, tools, generation_prompt=generation_prompt)
+            text = self._apply(messages, tools, generation_prompt=generation_prompt)
         except (
             TemplateError,
             TypeError,
@@ -104,20 +132,18 @@ class Renderer:
                 f"the chat template refuses messages with the roles {roles}: {error}",
                 fix="change the messages that the environment gives, or model.chat_template",
             ) from error
+        return whole_text(text)
 
     def _apply(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
     ) -> str:
         if any(message.get("tool_calls") for message in messages) and self.takes_text_arguments:
             messages = [_with_text_arguments(message) for message in messages]
-        text = self.tokenizer.apply_chat_template(
+        return self._written(
             [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] or None,
             add_generation_prompt=generation_prompt,
-            tokenize=False,
-            **self.template_options,
         )
-        return str(text)
 
     @cached_property
     def takes_text_arguments(self) -> bool:
@@ -141,6 +167,26 @@ class Renderer:
         except (TemplateError, TypeError, AttributeError):
             return None
         return str(text)
+
+    def _written(self, messages: Sequence[Any], **variables: Any) -> str:
+        """Return the tokenizer's writing of messages, without what it looks up anew for each."""
+        from transformers import PreTrainedTokenizerBase
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        template = self.tokenizer.chat_template
+        own = type(self.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+        if own or not isinstance(template, str):
+            written = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables, **self.template_options)
+            return str(written)
+        if self._compiled is None or self._compiled[0] != template:
+            words = {**self.tokenizer.special_tokens_map, **self.template_options}
+            self._compiled = (template, _compile_jinja_template(template), words)
+        _, compiled, words = self._compiled
+        return str(compiled.render(messages=messages, documents=None, **variables, **words))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process gets: a compiled template cannot be sent."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_compiled", "_segments")}
 
     @cached_property
     def reasoning(self) -> ReasoningTags | None:
@@ -217,6 +263,10 @@ class Renderer:
         begun, after = self.encode("a").tolist(), self.encode(f"{eos}a").tolist()
         return str(eos) if after[:1] == [eos_id] and after[1:] != begun else ""
 
+    @cached_property
+    def _segments(self) -> Segments | None:
+        return Segments.of(self.tokenizer)
+
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
         """Return the tokens of texts in one call of the tokenizer, which is several times as fast.
 
@@ -227,7 +277,10 @@ class Renderer:
             return []
         anchors = ["" if begins else self._anchor for _, begins in pieces]
         texts = [anchor + text for anchor, (text, _) in zip(anchors, pieces, strict=True)]
-        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        if self._segments is None:
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        else:
+            encoded = self._segments.encode(texts)
         return [np.asarray(ids[1:] if anchor else ids, np.int32) for anchor, ids in zip(anchors, encoded, strict=True)]
 
     def expanded(

@@ -12,11 +12,10 @@ decided by the chat template, exactly: see `roll_like.data.turns`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
-from roll_like.config.training_data import ConversationData, ConversationSource, RowLimits
+from roll_like.config.training_data import ConversationData, ConversationSource, without_rows
 from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.loss_flags import untrained
@@ -118,14 +117,50 @@ def load_conversations(
     """
 
     def load(source: ConversationSource, key: str) -> SampleSource[ConversationSample]:
-        def draft(row: Row) -> list[list[Piece]]:
-            found = read_conversation(row, source, key)
-            return found.sequences(renderer, found.trained_turns(last=data.train_on == "last"))
-
-        reader = Reader(draft=draft, finish=partial(_fitting, limits=data, section=section))
+        reader = ConversationReader(source=source, key=key, data=data, section=section)
         return load_source(source, reader, renderer, data, key=key, section=section)
 
     return load_sources(data.sources, load, section)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationReader(Reader[ConversationSample]):
+    """How rows become conversations.
+
+    Attributes:
+        source: The dataset.
+        key: Its place in the configuration, for messages.
+        data: Which turns are trained, and what happens to rows that are too long.
+        section: Its place in the configuration, for messages.
+    """
+
+    source: ConversationSource
+    key: str
+    data: ConversationData
+    section: str
+
+    def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
+        """Return the texts of a conversation."""
+        found = read_conversation(row, self.source, self.key)
+        return found.sequences(renderer, found.trained_turns(last=self.data.train_on == "last"))
+
+    def finish(self, _: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[ConversationSample]:
+        """Return the parts of a conversation that fit."""
+        kept = []
+        for part in parts:
+            try:
+                kept.append(fit(usable(part), self.data, counter, self.section))
+            except BadRow as bad:
+                counter.leave(part.origin, bad)
+        return kept
+
+    def join(self, parts: Sequence[ConversationSample], value: float) -> ConversationSample:  # noqa: ARG002
+        """Return a conversation, which is its one sequence."""
+        return parts[0]
+
+    def sent(self) -> ConversationReader:
+        """Return the same without rows."""
+        return replace(self, source=without_rows(self.source), data=self.data.reading(()))
 
 
 def whole(found: list[list[Piece]]) -> list[list[Piece]]:
@@ -141,19 +176,6 @@ def whole(found: list[list[Piece]]) -> list[list[Piece]]:
             fix="end the response with its first turn, or change model.chat_template",
         )
     return found
-
-
-def _fitting(
-    _: Row, parts: list[ConversationSample], counter: SampleCounter, *, limits: RowLimits, section: str
-) -> list[ConversationSample]:
-    """Return the parts of a conversation that fit."""
-    kept = []
-    for part in parts:
-        try:
-            kept.append(fit(usable(part), limits, counter, section))
-        except BadRow as bad:
-            counter.leave(part.origin, bad)
-    return kept
 
 
 def usable(sample: ConversationSample) -> ConversationSample:

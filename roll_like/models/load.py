@@ -279,7 +279,7 @@ def _refuse_wrong_syntax(template: str, path: Path) -> None:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return path.expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read: {error}", fix="set model.chat_template to a Jinja file"

@@ -13,6 +13,7 @@ from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardConfig
 from roll_like.rewards.call import ResultOrError, RewardCaller
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
+from roll_like.unicode import whole_text
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +198,8 @@ def _combine(
             return Failure(stage="reward", name=entry.name, error=str(reward_result), origin=trajectory.task.origin)
         values[entry.name] = reward_result.value
         details |= {f"{entry.name}/{key}": value for key, value in reward_result.details.items()}
-        answer = reward_result.answer if answer is None else answer
+        if answer is None and reward_result.answer is not None:
+            answer = whole_text(reward_result.answer)
         total += entry.config.weight * reward_result.value
     weights = {entry.name: entry.config.weight for entry in rewards}
     return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights, answer=answer)
