@@ -93,7 +93,7 @@ def may_be_cut(data: bytes) -> bool:
 @contextmanager
 def _opened(data: bytes) -> Iterator[Image]:
     """Open an image; whatever goes wrong with it is an OSError."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     Image.init()
     _ignore(Image.DecompressionBombWarning)  # the error at twice as many pixels is the limit here, as it is vLLM's
@@ -103,7 +103,7 @@ def _opened(data: bytes) -> Iterator[Image]:
             if 0 in image.size:
                 raise OSError("it has no pixels")
             yield image
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise OSError("its bytes are of no format of images that is read") from error
     except (*_ABOUT_BYTES, Image.DecompressionBombError) as error:
         raise OSError(str(error) or type(error).__name__) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 #: Levels that a row may be nested; what is deeper would end in a RecursionError in one place or another.
 DEEPEST = 100
@@ -51,7 +51,7 @@ def whole_texts(value: T, *, levels: int = DEEPEST) -> T:
     elif isinstance(value, list | tuple):
         members = [whole_texts(each, levels=levels - 1) for each in value]
         found = members if isinstance(value, list) else tuple(members)
-    return found
+    return cast(T, found)
 
 
 def _problem(value: Any, level: int) -> str | None:

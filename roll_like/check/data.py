@@ -148,7 +148,7 @@ def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[
         except OSError as error:
             found += 1
             if found <= _SHOWN:
-                message = f"{origin}: the image {picture.label} is damaged: {error}; replace the file"
+                message = f"{origin}: {picture.label} is damaged: {error}; replace it"
                 yield Finding("error", key, message)
     if found > _SHOWN:
         yield Finding("error", key, f"{found - _SHOWN} more images are damaged")

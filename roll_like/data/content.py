@@ -23,7 +23,8 @@ def files_hash(path: Path) -> str:
     for file in files:
         stat = file.stat()
         name = "" if file == path else str(file.relative_to(path))
-        digest.update(f"{name}\0{_file_hash(str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns)}\0".encode())
+        content = _file_hash(str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

@@ -38,6 +38,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 #: Endings that can be read, for messages.
 READABLE = f"{', '.join(_KINDS)} (those of text also with {', '.join(_COMPRESSED)})"
 _AT_A_TIME = 1024  # rows of Parquet that are in memory as Python's values
+_UNFINISHED = object()
 _BLANK = re.compile(r"[\s\ufeff]*")
 
 
@@ -226,9 +227,13 @@ def _objects(lines: Iterator[str], label: str) -> Iterator[Record]:
         text = line.strip()
         if not text:
             continue
-        if not begun and _is_no_line(text):
-            yield from _values(line + "".join(lines), label, number)
-            return
+        if not begun and (isinstance(found := _decoded(text), list) or found is _UNFINISHED):
+            rest = list(lines)
+            following = next(filter(None, map(str.strip, rest)), "")
+            # an object that ends before its end, and then another or none, is a broken line
+            if text.startswith("[") or (following and not isinstance(_decoded(following), dict)):
+                yield from _values(line + "".join(rest), label, number)
+                return
         begun = True
         value, end = _value(text, 0, label, number)
         if end < len(text):
@@ -237,14 +242,14 @@ def _objects(lines: Iterator[str], label: str) -> Iterator[Record]:
         yield Record(number, _object(value, label, number))
 
 
-def _is_no_line(text: str) -> bool:
-    """Return whether a text is a list, or begins a value that goes on in the next line."""
+def _decoded(text: str) -> Any:
+    """Return the value that a text is; `_UNFINISHED` where it may go on after its end, None where it is nothing."""
     try:
-        return isinstance(_JSON.decode(text), list)
+        return _JSON.decode(text)
     except json.JSONDecodeError as error:
-        return error.pos >= len(text)
+        return _UNFINISHED if error.pos >= len(text) else None
     except (ValueError, RecursionError):  # told where the line is read
-        return False
+        return None
 
 
 def _values(text: str, label: str, line: int) -> Iterator[Record]:

@@ -24,6 +24,7 @@ import yaml
 
 from roll_like.data.files import READABLE, ending
 from roll_like.errors import DataError
+from roll_like.unicode import whole_text
 
 #: Words for a split, in names of files and folders: those that `datasets` knows.
 _WORDS = {
@@ -96,6 +97,9 @@ def find_parts(folder: Path, split: str, subset: str | None, key: str) -> list[P
         found = f"; it has {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}" if names else ""
         raise DataError(f"the directory {folder} holds no {READABLE} file{found}", fix=f"correct {key}.path")
     chosen = _of_split(parts, split, folder, key)
+    odd = next((name for part in chosen if whole_text(name := str(part.path)) != name), None)
+    if odd is not None:
+        raise DataError(f"the name {odd!r} is not UTF-8", fix="rename the file")
     _refuse_several_subsets(chosen, folder, key)
     _refuse_copies(chosen, key)
     return [part.path for part in sorted(chosen, key=lambda part: part.path)]
@@ -146,25 +150,35 @@ def _named(folder: Path) -> list[Part]:
     saved = sorted({path.parent for path in walk(folder) if path.name == "state.json" and is_saved(path.parent)})
     files = [path for path in walk(folder) if path.name not in _ABOUT and ending(path.name)]
     files = [path for path in files if not any(place in path.parents for place in saved)]
-    # beside other files, what ends in .json is about the dataset
-    files = [path for path in files if not path.name.lower().endswith(".json")] or files
+    # beside other files, what ends in .json and names no split is about the dataset
+    files = [path for path in files if not path.name.lower().endswith(".json") or _said(_stem(path))] or files
     shards = {path: found[1] for path in files if (found := _SHARD.fullmatch(_stem(path)))}
     named = len(set(shards.values())) > 1 or any(map(_said, shards.values()))
     if named:  # the layout of the hub, where other files are about the dataset
         return [_shard(path, name, path.relative_to(folder).parts[:-1]) for path, name in shards.items()]
-    return [_part(path, path.relative_to(folder).parts[:-1]) for path in [*files, *saved]]
+    parts = {path: path.relative_to(folder).parts[:-1] for path in [*files, *saved]}
+    # the directories beside one that is called as a split are splits too
+    levels = {level for above in parts.values() if (level := _level(above))}
+    return [_part(path, above, levels) for path, above in parts.items()]
+
+
+def _level(above: tuple[str, ...]) -> int:
+    """Return which of the directories above a file is the last whose name says a split, from 1; 0 where none does."""
+    return next((level for level in range(len(above), 0, -1) if _said(above[level - 1])), 0)
 
 
 def _shard(path: Path, name: str, above: tuple[str, ...]) -> Part:
     return Part(path, name, frozenset((name,)), "" if above == ("data",) else "/".join(above))
 
 
-def _part(path: Path, above: tuple[str, ...]) -> Part:
+def _part(path: Path, above: tuple[str, ...], levels: set[int]) -> Part:
     name = _NUMBER.sub("", _stem(path))
-    words = _said(name)
-    level = next((level for level in range(len(above), 0, -1) if _said(above[level - 1])), None)
-    if level is None or name.lower() in _WORDS:
+    words, level = _said(name), _level(above)
+    if name.lower() in _WORDS or not (level or (levels and not words)):
         return Part(path, name, words)
+    if not level:
+        level = next((each for each in sorted(levels) if each <= len(above)), 0)
+        return Part(path, above[level - 1], frozenset((above[level - 1].lower(),))) if level else Part(path, name)
     # as the hub exports datasets: SUBSET/train/0000.parquet
     exported = path.suffix.lower() == ".parquet" and _stem(path).isdigit()
     subset = "/".join(above[: level - 1]) if exported else ""
@@ -209,7 +223,8 @@ def _of_split(parts: Sequence[Part], split: str, folder: Path, key: str) -> list
             f"the directory {folder} has no split {split!r}; the splits that names of its files say: {found}",
             fix=f"{remedy}, or {key}.path to a file",
         )
-    unclear = [part for part in chosen if len(part.splits) > 1 and part.name != split] or unnamed
+    by_name = asked not in _WORDS and all(part.name == split for part in chosen)
+    unclear = [] if by_name else [part for part in chosen if len(part.splits) > 1] or unnamed
     if unclear:
         names = ", ".join(str(part.path.relative_to(folder)) for part in unclear[:_SHOWN])
         raise DataError(

@@ -197,7 +197,7 @@ def require_whole_images(pictures: Iterable[Picture]) -> None:
         try:
             picture.image()
         except OSError as error:
-            raise BadRow(Problem.IMAGE, f"the image {picture.label} is damaged: {error}", "replace the file") from error
+            raise BadRow(Problem.IMAGE, f"{picture.label} is damaged: {error}", "replace it") from error
 
 
 def _is_decoded(value: Any) -> bool:

@@ -99,7 +99,10 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     if is_file or is_folder:
         yield from _split_rows(source, path, key)
     elif ending(path.name) or source.path.startswith(("/", ".", "~")):
-        raise DataError(f"there is no file or directory {source.path}", fix=f"correct {key}.path")
+        fix = f"correct {key}.path"
+        if any(mark in source.path for mark in "*?["):
+            fix += "; patterns are not read: name a directory, whose files are read"
+        raise DataError(f"there is no file or directory {source.path}", fix=fix)
     else:
         yield from _hub_rows(source, key)
 
@@ -134,7 +137,7 @@ def _split_rows(source: RowSource | DataSource, path: Path, key: str) -> Iterato
     for each in asked:
         name, bracket, _ = each.partition("[")
         files = _files_of(source, path, name, key)
-        rows = (row for file, label in files for row in _rows_of(file, label, source, key))
+        rows: Iterator[Row] = (row for file, label in files for row in _rows_of(file, label, source, key))
         if bracket:
             count = sum(1 for file, label in files for _ in _rows_of(file, label, source, key))
             rows = islice(rows, *_slice(bracket + each.partition("[")[2], count, key))

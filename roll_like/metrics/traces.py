@@ -27,6 +27,7 @@ from typing import Any
 
 from roll_like.metrics import files
 from roll_like.metrics.rollouts import Kind, Row, message_text
+from roll_like.unicode import whole_text
 
 #: Longest beginning of a prompt or an answer that lists of traces show. Characters.
 PREVIEW = 1000
@@ -356,5 +357,4 @@ def _usage(prompt: int, sampled: int) -> dict[str, int]:
 
 
 def _encode(value: Any) -> str:
-    text = json.dumps(files.plain(value), ensure_ascii=False, default=str)
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair has no form in UTF-8
+    return whole_text(json.dumps(files.plain(value), ensure_ascii=False, default=str))

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from roll_like.config.sections import DataSource
+from roll_like.data.content import files_hash
 from roll_like.data.rows import read_rows
 from roll_like.errors import DataError
 
@@ -82,6 +83,11 @@ EXPORTED = ("main/train/0000.parquet", "main/test/0000.parquet", "socratic/train
         ((*TWO, "other.jsonl"), {}, "others whose split is not clear from their names: other.jsonl"),
         (("train.jsonl", "train_and_test.jsonl"), {}, "not clear from their names: train_and_test.jsonl"),
         (("train.jsonl", "train.csv"), {}, "train.csv and {folder}/train.jsonl have one name"),
+        (("train/a.jsonl", "test/a.jsonl", "custom/b.jsonl"), {"split": "custom"}, ["custom/b.jsonl"]),
+        (("train/a.jsonl", "test/a.jsonl", "custom/b.jsonl"), {}, ["train/a.jsonl"]),
+        (("x/train/a.jsonl", "x/custom/b/c.jsonl"), {"split": "custom"}, ["x/custom/b/c.jsonl"]),
+        ((*TWO, "custom.jsonl"), {"split": "custom"}, ["custom.jsonl"]),
+        (("train.json", "test.jsonl", "vocab.json"), {}, ["train.json"]),
         (SUBSETS, {}, "holds several subsets: main, socratic"),
         (SUBSETS, {"subset": "main"}, [SUBSETS[0]]),
         (SUBSETS, {"split": "test"}, [SUBSETS[1]]),
@@ -106,8 +112,9 @@ def test_splits_and_subsets_by_names(
 @pytest.mark.parametrize(
     "name",
     [
-        ".hidden.jsonl", ".ipynb_checkpoints/train-checkpoint.jsonl", "train.jsonl~", ".train.jsonl.swp", "#train.jsonl#",
-        ".#train.jsonl", "~$train.csv", "_SUCCESS", "_metadata.jsonl", "__MACOSX/train.jsonl", "dataset_info.json",
+        ".hidden.jsonl", ".ipynb_checkpoints/train-checkpoint.jsonl", "train.jsonl~", ".train.jsonl.swp",
+        "#train.jsonl#", ".#train.jsonl", "~$train.csv", "_SUCCESS", "_metadata.jsonl", "__MACOSX/train.jsonl",
+        "dataset_info.json",
         "state.json", "dataset_infos.json", "LICENSE", "notes.txt", ".cache/huggingface/train.jsonl", "train.jsonl.bak",
         ".git/train.jsonl",
     ],
@@ -275,3 +282,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("os.scandir", scandir)
     with pytest.raises(DataError, match=r"b cannot be read: Permission denied"):
         read(closed.parent)
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "caf\udce9.jsonl").write_text('{"of": 1}\n')  # written where names were Latin-1
+    with pytest.raises(DataError, match=r"caf.udce9\.jsonl' is not UTF-8"):
+        read(tmp_path)
+    assert files_hash(tmp_path)
+
+
+def test_a_pattern_is_no_path(tmp_path: Path) -> None:
+    lay(tmp_path, *TWO)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "*.jsonl")
+    assert "name a directory" in str(caught.value)

@@ -405,7 +405,7 @@ def test_one_of_several_answers_is_enough(tmp_path: Path) -> None:
         ("\n", {}, "has no rows"),
         ('{"prompt": "a", "answer": 1}\n{"prompt": "b"}', {}, ":2: the field 'answer' is missing; found prompt"),
         ("{", {}, ":1: not JSON"),
-        ("[1]", {}, ":1: expected a JSON object, found list"),
+        ("[1]", {}, ":1: expected a JSON object, found int"),
         ('{"prompt": "a", "answer": " "}', {}, "reference answer is empty"),
         ('{"prompt": "a", "answer": []}', {}, "reference answer is empty"),
         ('{"prompt": "a", "answer": "x"}', {"match": "number"}, "match is 'number'"),

@@ -246,7 +246,7 @@ def test_damaged_pixels_are_found_in_all_images_or_in_some_of_each_part(monkeypa
     images = [*good, ("rows:10", Picture(data=bytes(broken), label="ten"))]
     (found,) = damaged_images(images, "data.sources.0")
     assert (found.level, found.key) == ("error", "data.sources.0")
-    assert found.message.startswith("rows:10: the image ten is damaged: ")
+    assert found.message.startswith("rows:10: ten is damaged: ")
     decoded = []
     monkeypatch.setattr(Picture, "image", lambda self: decoded.append(self.label))
     many = [(f"rows:{n}", Picture(data=png(10, 10) + bytes([n]), label=str(n))) for n in range(100)]
