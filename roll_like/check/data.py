@@ -171,8 +171,8 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
         yield Finding(
             "warning",
             "data.sources",
-            f"the data has {count} prompts, and only {len(trained)} different ones; each is drawn as often as it stands "
-            "there: remove the repetitions, unless they are meant",
+            f"the data has {count} prompts, and only {len(trained)} different ones; each is drawn as often as it "
+            "stands there: remove the repetitions, unless they are meant",
         )
     for source in tasks["evaluation"]:
         shared = sum(str(task.messages) in trained for task in source.tasks)

@@ -91,11 +91,11 @@ class Job:
                 continue
             kept += bool(made)
             samples += made
-        sequences = [sample.sequences for sample in samples]
-        if any(each.images for parts in sequences for each in parts):
+        every = [sample.sequences for sample in samples]
+        if any(each.images for parts in every for each in parts):
             return Tokenised(samples=samples, batch=None, kept=kept, counter=counter)
         values = [self.reader.value(sample) for sample in samples]
-        batch = Batch.of(sequences, values, self.reader.width)
+        batch = Batch.of(every, values, self.reader.width)
         return Tokenised(samples=None, batch=batch, kept=kept, counter=counter)
 
 
