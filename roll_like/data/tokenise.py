@@ -124,6 +124,8 @@ def tokenised(rows: Iterable[Row], job: Job) -> Iterator[Tokenised]:
 
 def _pickled(job: Job) -> bytes | None:
     """Return a job for other processes; None where a part of it cannot be sent, such as a reader made in a function."""
+    if type(job.reader).__module__ == "__main__":  # the user's program, which others do not import
+        return None
     try:
         return pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
