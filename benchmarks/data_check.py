@@ -10,7 +10,6 @@ The memory is the most that the command and the processes that it starts have re
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 
 import psutil
+from common import Options, finish, say
 
 WORDS = (Path(__file__).resolve().parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8").split()
 CONFIG = """\
@@ -36,7 +36,7 @@ data:
 output_dir: {folder}
 resources:
   device: cpu
-  devices_per_node: 2
+  devices_per_node: 1
   device_mapping:
     training: 0
 """
@@ -74,7 +74,7 @@ def measured(command: list[str]) -> tuple[float, float, float]:
     watcher.join()
     if process.returncode:
         raise SystemExit(out)
-    print(*[line for line in out.splitlines() if line.startswith("tasks of")], sep="\n")
+    say(*[line for line in out.splitlines() if line.startswith("tasks of")])
     used = psutil.Process().cpu_times()
     return time.monotonic() - began, used.children_user + used.children_system, most / 2**30
 
@@ -92,25 +92,28 @@ def resident(pid: int) -> int:
 
 def main() -> None:
     """Write rows, and check them twice."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(__doc__, rows=1000)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--words", type=int, default=30, help="words of a row (default: 30)")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_rows(folder / "rows.jsonl", arguments.rows, arguments.words)
-        size = (folder / "rows.jsonl").stat().st_size / 2**20
-        print(f"{arguments.rows:,} rows, {size:,.0f} MiB")
+        write_rows(folder / "rows.jsonl", options.rows, options.words)
+        figures["file_mib"] = (folder / "rows.jsonl").stat().st_size / 2**20
+        say(f"{options.rows:,} rows, {figures['file_mib']:,.0f} MiB")
         file = folder / "sft.yaml"
         file.write_text(CONFIG.format(cache=folder / "cache", rows=folder / "rows.jsonl", folder=folder / "runs"))
         command = [sys.executable, "-m", "roll_like.cli", "run", "--config", str(file), "--check"]
         used = 0.0
         for label in ("first", "second"):
             seconds, cpu, gib = measured(command)
-            print(f"{label} check: {seconds:.1f} s, {cpu - used:.1f} s of CPU, {gib:.2f} GiB", flush=True)
+            figures |= {f"{label}_seconds": seconds, f"{label}_cpu_seconds": cpu - used, f"{label}_gib": gib}
+            say(f"{label} check: {seconds:.1f} s, {cpu - used:.1f} s of CPU, {gib:.2f} GiB")
             used = cpu
         kept = sum(each.stat().st_size for each in (folder / "cache").rglob("*") if each.is_file())
-        print(f"kept on disk: {kept / 2**20:,.0f} MiB")
+        figures["kept_mib"] = kept / 2**20
+    finish(options, {"rows": options.rows, "words": options.words, **figures})
 
 
 if __name__ == "__main__":

@@ -168,6 +168,13 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
             "twice; use fewer, or more data",
         )
     trained = {str(task.messages) for source in tasks["data"] for task in source.tasks}
+    if len(trained) * 2 < count:
+        yield Finding(
+            "warning",
+            "data.sources",
+            f"the data has {count} prompts, and only {len(trained)} different ones; each is drawn as often as it "
+            "stands there: remove the repetitions, unless they are meant",
+        )
     for source in tasks["evaluation"]:
         shared = sum(str(task.messages) in trained for task in source.tasks)
         if shared:

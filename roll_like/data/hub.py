@@ -165,7 +165,7 @@ def _meaning(source: SourceConfig, key: str, error: Exception) -> tuple[str, str
 
 def _whole_text(error: BaseException) -> str:
     """Return what an error and those behind it say, the outermost first."""
-    texts = []
+    texts: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(texts) < 8:
         texts.append(f"{type(seen).__name__}: {seen}")

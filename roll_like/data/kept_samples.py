@@ -42,6 +42,7 @@ def kept_samples(
     name = key_of(reader, renderer, source, limits, content)
     if name not in _REMEMBERED:
         found = cache.find(name) if limits.cache_gib else None
+        made: tuple[Sequence[SampleT], dict[str, Any]]
         if found is not None:
             columns, facts = found
             left = tuple(LeftOut(**{**each, "problem": Problem(each["problem"])}) for each in facts["left_out"])

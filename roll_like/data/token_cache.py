@@ -54,7 +54,7 @@ def key_of(reader: Any, renderer: Renderer, source: RowSource, limits: RowLimits
         "source": source.model_dump(mode="json", exclude={"rows", "name", "weight", "stream_block"}),
         "limits": limits.model_dump(mode="json", exclude={"sources", "cache_dir", "cache_gib"}),
         "reader": [type(reader).__module__, type(reader).__qualname__],
-        "code": _code_hash(sys.modules[type(reader).__module__].__file__ or ""),
+        "code": _code_hash(getattr(sys.modules[type(reader).__module__], "__file__", None)),
         "renderer": renderer.fingerprint,
         "content": content,
     }
@@ -62,9 +62,9 @@ def key_of(reader: Any, renderer: Renderer, source: RowSource, limits: RowLimits
 
 
 @cache
-def _code_hash(further: str) -> str:
+def _code_hash(further: str | None) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for file in (*sorted(_CODE.glob("*.py")), Path(further)):
+    for file in (*sorted(_CODE.glob("*.py")), *([Path(further)] if further else [])):
         digest.update(file.read_bytes())
     digest.update(repr([(name, version(name)) for name in _LIBRARIES]).encode())
     return digest.hexdigest()

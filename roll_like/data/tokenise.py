@@ -91,11 +91,11 @@ class Job:
                 continue
             kept += bool(made)
             samples += made
-        sequences = [sample.sequences for sample in samples]
-        if any(each.images for parts in sequences for each in parts):
+        every = [sample.sequences for sample in samples]
+        if any(each.images for parts in every for each in parts):
             return Tokenised(samples=samples, batch=None, kept=kept, counter=counter)
         values = [self.reader.value(sample) for sample in samples]
-        batch = Batch.of(sequences, values, self.reader.width)
+        batch = Batch.of(every, values, self.reader.width)
         return Tokenised(samples=None, batch=batch, kept=kept, counter=counter)
 
 
@@ -124,6 +124,8 @@ def tokenised(rows: Iterable[Row], job: Job) -> Iterator[Tokenised]:
 
 def _pickled(job: Job) -> bytes | None:
     """Return a job for other processes; None where a part of it cannot be sent, such as a reader made in a function."""
+    if type(job.reader).__module__ == "__main__":  # the user's program, which others do not import
+        return None
     try:
         return pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
