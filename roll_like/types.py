@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, Ty
 import numpy as np
 import numpy.typing as npt
 
-from roll_like import pixels
+from roll_like.content import pixels
+from roll_like.content.unicode import whole_text
 from roll_like.errors import ConfigError
-from roll_like.unicode import whole_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

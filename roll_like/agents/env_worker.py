@@ -22,10 +22,10 @@ from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.health import Report, to_stderr
 from roll_like.cluster.replacement import Replacements
 from roll_like.config.load import import_plugins
+from roll_like.content.unicode import whole_text, whole_texts
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
 from roll_like.envs.registration import RESET, STEP, returned
 from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
-from roll_like.unicode import whole_text, whole_texts
 
 THREADS = 64
 P = ParamSpec("P")

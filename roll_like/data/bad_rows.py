@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from roll_like.content.unicode import problem_of
 from roll_like.errors import DataError
-from roll_like.unicode import problem_of
 
 
 class Problem(StrEnum):

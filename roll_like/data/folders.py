@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
+from roll_like.content.unicode import whole_text
 from roll_like.data.files import READABLE, ending
 from roll_like.errors import DataError
-from roll_like.unicode import whole_text
 
 #: Words for a split, in names of files and folders: those that `datasets` knows.
 _WORDS = {

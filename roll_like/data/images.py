@@ -25,11 +25,11 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
 
+from roll_like.content.pixels import as_seen, may_be_cut
 from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.downloads import SCHEMES, download_all, downloaded
 from roll_like.data.rows import Row
 from roll_like.errors import DataError
-from roll_like.pixels import as_seen, may_be_cut
 from roll_like.types import IntArray, Picture, PlacedImage
 
 #: What stands for an image in a text.

@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from roll_like.content.unicode import whole_text
 from roll_like.metrics import files
 from roll_like.metrics.rollouts import Kind, Row, message_text
-from roll_like.unicode import whole_text
 
 #: Longest beginning of a prompt or an answer that lists of traces show. Characters.
 PREVIEW = 1000

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from roll_like.content.unicode import whole_text
 from roll_like.data.reasoning import split_reasoning
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, RewardError, describe_error
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardConfig
 from roll_like.rewards.call import ResultOrError, RewardCaller
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
-from roll_like.unicode import whole_text
 
 _log = logging.getLogger(__name__)
 

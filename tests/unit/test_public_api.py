@@ -116,7 +116,7 @@ def test_pages_and_examples_import_from_the_package_alone(path: Path) -> None:
 
 
 def test_no_file_lies_at_the_root_of_the_package_but_these() -> None:
-    allowed = {"__init__", "cli", "types", "values", "errors", "registry", "pixels", "unicode"}
+    allowed = {"__init__", "cli", "types", "values", "errors", "registry"}
     assert {path.stem for path in (ROOT / "roll_like").glob("*.py")} == allowed
 
 

@@ -14,13 +14,13 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.agents.env_worker import EnvWorker, HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec
+from roll_like.content.unicode import DEEPEST, problem_of, whole_text, whole_texts
 from roll_like.data.chat import Renderer
 from roll_like.data.files import read_json_lines
 from roll_like.metrics import files
 from roll_like.rewards.cases import read_cases
 from roll_like.tools.search import read_corpus
 from roll_like.types import Failure
-from roll_like.unicode import DEEPEST, problem_of, whole_text, whole_texts
 
 HALF = "\ud83d"
 
