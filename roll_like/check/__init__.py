@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 from roll_like.check.disk import DiskUse
 from roll_like.check.findings import DEBUG, Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report, no_gpu_here
+from roll_like.check.hub import all_here, check_judge
 from roll_like.check.machine import (
     check_engine,
     check_hardware,
@@ -63,6 +64,7 @@ def check(config: PolicyT, further: Further[PolicyT]) -> Report:
         yield from check_engines(config, shape)
         yield from check_reference(config, config.reference, shape)
         yield from check_critic(config, shape)
+        yield from check_judge(config)
         if config.replay is None:
             yield from further(config, renderer, report)
             yield from check_engine(config)
@@ -93,7 +95,7 @@ def check_run(
     if tokenizer is not None:
         images = check_images(config, model, findings)
         renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
-    report = Report(planned(config, shape), findings, complete=model is not None)
+    report = Report(planned(config, shape), findings, complete=model is not None and all_here(config))
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         findings += check_routes(config, model)

@@ -15,6 +15,7 @@ from roll_like.config.sections import Precision, Task
 from roll_like.errors import ConfigError
 from roll_like.models.imports import quick_imports
 from roll_like.models.quiet import quiet
+from roll_like.models.stored import refuse_adapter, refuse_quantized, stored_tensors
 from roll_like.models.vision import is_vision_model, sees_images
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def load_for_training(
 
     from roll_like.models.unread import late_reading, mark
 
+    refuse_adapter(path)
+    refuse_quantized(path, stored_tensors(path))
     reading: AbstractContextManager[dict[str, Any]] = late_reading() if late else nullcontext({})
     with quiet(), reading as unread:
         try:
