@@ -230,7 +230,7 @@ class Conversation:
     def _after_turn(self, glue: IntArray) -> IntArray:
         """Return the glue without an end-of-turn token that the policy has sampled already."""
         at = self.renderer.first_special(glue)
-        if not self._turn or at is None or not self._turn[-1] == self.renderer.end_of_turn == glue[at]:
+        if not self._turn or at is None or not (self._turn[-1] == glue[at] and glue[at] in self.renderer.end_ids):
             return glue
         return glue[at + 1 :]
 

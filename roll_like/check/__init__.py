@@ -7,6 +7,7 @@ another machine has is a warning or a note, not an error: a configuration for GP
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
@@ -42,6 +43,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError, shortened
+from roll_like.models.load import renderer_of
 from roll_like.models.precision import settled
 from roll_like.models.shape import ModelShape
 
@@ -94,7 +96,7 @@ def check_run(
     renderer = None
     if tokenizer is not None:
         images = check_images(config, model, findings)
-        renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
+        renderer = renderer_of(config.model, tokenizer, Path((model or config.model).path), images=images)
     report = Report(planned(config, shape), findings, complete=model is not None and all_here(config))
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from roll_like.config.sections import ModelConfig
 from roll_like.data.chat import Renderer
+from roll_like.data.images import ImageTokens
 from roll_like.errors import ConfigError
+from roll_like.models.ends import stated_ends
 from roll_like.models.imports import quick_imports
 from roll_like.models.modules import COMPLETE
-from roll_like.models.shape import ModelShape, load_model_shape
+from roll_like.models.shape import ModelShape, embedding_rows, load_model_shape
 from roll_like.models.stored import refuse_adapter, weight_files
 from roll_like.models.vision import image_processor
 
@@ -201,8 +203,28 @@ def load_renderer(config: ModelConfig, *, images: bool = False) -> Renderer:
     Raises:
         ConfigError: There is no tokenizer, or it has no chat template.
     """
-    seen = image_processor(resolve_model(config).path) if images else None
-    return Renderer(load_tokenizer(config), template_options=config.template_options, images=seen)
+    path = resolve_model(config).path
+    return renderer_of(config, load_tokenizer(config), path, images=image_processor(path) if images else None)
+
+
+def renderer_of(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, path: Path, *, images: ImageTokens | None = None
+) -> Renderer:
+    """Return a tokenizer as what turns a model's messages into tokens.
+
+    Args:
+        config: The `model` section.
+        tokenizer: Has a chat template.
+        path: The model's directory.
+        images: Counts the tokens of images, where messages may have some.
+    """
+    return Renderer(
+        tokenizer,
+        template_options=config.template_options,
+        images=images,
+        ends={token_id for ids in stated_ends(path).values() for token_id in ids},
+        vocabulary=embedding_rows(path),
+    )
 
 
 def from_anywhere(spelling: str, path: Path) -> str:

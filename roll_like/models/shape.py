@@ -167,6 +167,17 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     return replace(shape, parameters=counted or _estimate(shape, experts))
 
 
+def embedding_rows(path: Path) -> int | None:
+    """Return how many tokens the model in a directory knows, as its config.json states; None where it does not."""
+    try:
+        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    config = raw.get("text_config", raw) if isinstance(raw, dict) else {}
+    rows = config.get("vocab_size") if isinstance(config, dict) else None
+    return rows if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0 else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Sizes of a mixture.
