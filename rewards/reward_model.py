@@ -107,7 +107,8 @@ class RewardModel(Reward):
                 fix="correct `path` (and `chat_template`) of the reward_model reward",
             ) from error
         self._check(model, tokenizer, sorted(info["missing_keys"]))
-        self._renderer = Renderer(tokenizer, template_options=config.template_options)
+        rows = int(model.get_input_embeddings().weight.shape[0])
+        self._renderer = Renderer(tokenizer, template_options=config.template_options, vocabulary=rows)
         self._model = model.to(config.device).eval()
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:

@@ -38,6 +38,7 @@ from roll_like.check.model import (
     check_window,
     role_shapes,
 )
+from roll_like.check.tokens import check_tokens, ends_of
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
@@ -93,11 +94,15 @@ def check_run(
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
-    renderer = None
+    renderer, ends = None, None
     if tokenizer is not None:
         images = check_images(config, model, findings)
-        renderer = renderer_of(config.model, tokenizer, Path((model or config.model).path), images=images)
+        path = Path((model or config.model).path)
+        renderer = renderer_of(config.model, tokenizer, path, images=images)
+        ends = ends_of(config, renderer, None if model is None else path)
+        findings += check_tokens(config, renderer, ends)
     report = Report(planned(config, shape), findings, complete=model is not None and all_here(config))
+    report.ends = ends or ()
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         findings += check_routes(config, model)

@@ -24,6 +24,10 @@ _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 ChatMessage: TypeAlias = Mapping[str, Any]
 
 
+#: What to do about texts with tokens that the model does not have.
+WITHOUT_UNKNOWN = "take its text out, or set model.tokenizer to the tokenizer that the model was trained with"
+
+
 class UnseenImages(EnvError):
     """Messages have images that nothing would see."""
 
@@ -40,6 +44,7 @@ class Renderer:
     """
 
     images: ImageTokens | None = None
+    vocabulary: int | None = None
 
     def __init__(
         self,
@@ -158,8 +163,26 @@ class Renderer:
         return tuple((int(begin), int(end)) for begin, end in ranges[0])
 
     def encode(self, text: str) -> IntArray:
-        """Return the tokens of a rendered text, shape [T]; nothing is added to it."""
-        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        """Return the tokens of a rendered text, shape [T]; nothing is added to it.
+
+        Raises:
+            EnvError: The model does not have one of them.
+        """
+        ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        unknown = self.unknown(ids)
+        if unknown is not None:
+            raise EnvError(f"a text has {unknown}", fix=WITHOUT_UNKNOWN)
+        return ids
+
+    def unknown(self, token_ids: IntArray) -> str | None:
+        """Return, in words, the first token that the tokenizer has and the model has not; None without one."""
+        if self.vocabulary is None or not len(token_ids) or int(token_ids.max()) < self.vocabulary:
+            return None
+        first = int(token_ids[token_ids >= self.vocabulary][0])
+        return (
+            f"the token {self.tokenizer.convert_ids_to_tokens(first)!r} ({first}), and the model's embedding has "
+            f"{self.vocabulary} rows"
+        )
 
     @cached_property
     def _anchor(self) -> str:
@@ -175,6 +198,8 @@ class Renderer:
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
         """Return the tokens of texts in one call of the tokenizer, which is several times as fast.
+
+        Some may be `unknown` to the model.
 
         Args:
             pieces: Texts; each with whether it begins a sequence, or goes on with one.

@@ -118,15 +118,28 @@ def load_for_training(
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told as missing, with both sizes
                 **options,
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:  # a RuntimeError where experts cannot be fused
+        except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"no {what} can be loaded from {path}: {error}", fix=COMPLETE) from error
+        except RuntimeError as error:
+            if "conversion" not in str(error):
+                raise
+            raise ConfigError(
+                f"no {what} can be loaded from {path}: its experts are not those that config.json describes; some are "
+                "missing, or have another shape",
+                fix=COMPLETE,
+            ) from error
     refuse_untied(path, model)
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # scaled-dot-product attention would drop the bound
     # transformers only warns about these and goes on with random numbers
-    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    absent = sorted(info["missing_keys"])
+    absent += sorted(
+        f"{name} ({list(found)} in the files, {list(expected)} by config.json)"
+        for name, found, expected in info["mismatched_keys"]
+    )
     model.config.use_cache = False
     mark(model, unread)
     loaded: PreTrainedModel = model

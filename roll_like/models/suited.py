@@ -51,7 +51,8 @@ def refuse_other_architecture(path: Path, config: PretrainedConfig, *, trust_rem
     from transformers.models.auto import modeling_auto as auto
 
     kind = str(config.model_type)
-    named = f"{kind} ({', '.join(config.architectures)})" if config.architectures else kind
+    classes = config.architectures
+    named = f"{kind} ({', '.join(map(str, classes))})" if classes and isinstance(classes, list) else kind
     fix = "set model.path to a decoder-only language model"
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(f"{path} holds an encoder with a decoder, {named}", fix=fix)
