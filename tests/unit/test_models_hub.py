@@ -132,7 +132,10 @@ def test_config_json_alone_gives_a_plan_and_says_what_is_missing(
 MORE: dict[str, dict[str, Any]] = {
     "reference.path": {"reference": {"path": "org/other"}, "algorithm": {"kl": {"use": "loss"}}},
     "critic.path": {"critic": {"path": "org/other"}, "algorithm": {"advantage": "gae", "loss": "ppo"}},
-    "judge.path": {"judge": {"path": "org/other"}},
+    "judge.path": {
+        "judge": {"path": "org/other"},
+        "rewards": {"use": [{"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]}]},
+    },
     "rewards.use.0.path": {"rewards": {"use": [{"type": "reward_model", "path": "org/other"}]}},
 }
 
