@@ -100,7 +100,7 @@ class Renderer:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a turn and are no part of its text."""
-        return self.stop_ids | ({self.end_of_turn} - {None})
+        return self.stop_ids if self.end_of_turn is None else self.stop_ids | {self.end_of_turn}
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
