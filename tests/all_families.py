@@ -94,12 +94,12 @@ def families() -> list[str]:
     return [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in NOT_MADE]
 
 
-def make_model(name: str, *, seed: int = 0) -> Any:
+def make_model(name: str, *, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of a family, in float32; no number in it is the one that it was born with."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = CONFIG_MAPPING[name](**_small(CONFIG_MAPPING[name], _OWN.get(name, {})))
+    config = CONFIG_MAPPING[name](**_small(CONFIG_MAPPING[name], {**_OWN.get(name, {}), **changes}))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).eval()
