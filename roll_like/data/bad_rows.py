@@ -25,6 +25,7 @@ class Problem(StrEnum):
     NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
     IMAGE = "with an image that cannot be read"
     TOO_LONG = "over the limit of tokens"
+    UNKNOWN = "with tokens that the model does not have"
 
 
 class BadRow(Exception):

@@ -23,8 +23,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from roll_like.data.bad_rows import BadRow, SampleCounter, refuse_odd_text
-from roll_like.data.chat import Renderer
+from roll_like.data.bad_rows import BadRow, Problem, SampleCounter, refuse_odd_text
+from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
 from roll_like.data.images import download_images, moved, require_whole_images
 from roll_like.data.packed import Batch, PackedSamples
 from roll_like.data.reader import ConversationSample, Reader
@@ -264,6 +264,8 @@ def _tokenised(
 def _joined(
     pieces: Sequence[Piece], tokens: Sequence[IntArray], renderer: Renderer, row: Row, part: int
 ) -> ConversationSample:
+    if (unknown := next(filter(None, map(renderer.unknown, tokens)), None)) is not None:
+        raise BadRow(Problem.UNKNOWN, f"it has {unknown}", fix=WITHOUT_UNKNOWN)
     images: list[PlacedImage] = []
     if any(piece.pictures for piece in pieces):
         expanded: list[IntArray] = []
