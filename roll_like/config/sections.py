@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -71,6 +72,10 @@ class ModelConfig(ConfigModel):
         default="auto",
         description="Precision of the forward passes and of inference. `auto`: bfloat16, or float32 on CPUs that are "
         "slower in bfloat16 (measured when a run starts; `--check` shows it). A resumed run keeps its precision.",
+    )
+    date: datetime.date | None = Field(
+        default=None,
+        description="The day that chat templates write, if they write one. Default: that on which the run began.",
     )
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
     cache_dir: Path | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import re
@@ -49,6 +50,7 @@ class Renderer:
             tokenizer shows, else `<think>` and `</think>`.
         stated_ends: Tokens that end a response by the model's own files, beside the template's and the tokenizer's.
         vocabulary: How many tokens the model knows; None where that is not known.
+        date: The day that templates write which ask for one (`strftime_now`); default: today.
     """
 
     images: ImageTokens | None = None
@@ -64,17 +66,29 @@ class Renderer:
         reasoning: ReasoningTags | Literal["auto"] | None = "auto",
         stated_ends: Collection[int] = (),
         vocabulary: int | None = None,
+        date: datetime.date | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.images = images
         self.vocabulary = vocabulary
         self._stated_ends = frozenset(stated_ends)
         self.template_options = dict(template_options or {})
+        self._date = date or datetime.date.today()
         #: Where turns end in what a template writes after their texts: what `roll_like.data.turns` has found so far.
         self.ends: dict[tuple[str, bool], int] = {}
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
         self._reasoning = reasoning
+
+    @property
+    def _writes_date(self) -> bool:
+        return any("strftime_now" in template for template in self._templates)
+
+    @property
+    def _variables(self) -> dict[str, Any]:
+        """What a template is given beside messages: the date of the run, or prompts would change at midnight."""
+        dated = {"strftime_now": self._date.strftime} if self._writes_date else {}
+        return {**dated, **self.template_options}
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -95,6 +109,7 @@ class Renderer:
             bool(getattr(self.tokenizer, "split_special_tokens", False)),
             f"{type(self.tokenizer).__module__}.{type(self.tokenizer).__qualname__}",
             self.template_options,
+            self._date.isoformat() if self._writes_date else None,
             self.vocabulary,
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
@@ -195,7 +210,7 @@ class Renderer:
         calls = [{"id": "callaaaaa", "type": "function", "function": function}]  # Mistral's ids have nine characters
         messages = [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_options)
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self._variables)
         except (TemplateError, TypeError, AttributeError):
             return None
         return str(text)
@@ -208,10 +223,10 @@ class Renderer:
         template = self.tokenizer.chat_template
         own = type(self.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
         if own or not isinstance(template, str):
-            written = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables, **self.template_options)
+            written = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables, **self._variables)
             return str(written)
         if self._compiled is None or self._compiled[0] != template:
-            words = {**self.tokenizer.special_tokens_map, **self.template_options}
+            words = {**self.tokenizer.special_tokens_map, **self._variables}
             self._compiled = (template, _compile_jinja_template(template), words)
         _, compiled, words = self._compiled
         return str(compiled.render(messages=messages, documents=None, **variables, **words))
@@ -275,7 +290,7 @@ class Renderer:
             tools=schemas,
             chat_template=self.tokenizer.get_chat_template(None, schemas),
             return_assistant_tokens_mask=True,
-            **{**self.tokenizer.special_tokens_map, **self.template_options},
+            **{**self.tokenizer.special_tokens_map, **self._variables},
         )
         return tuple((int(begin), int(end)) for begin, end in ranges[0])
 

@@ -225,6 +225,7 @@ def renderer_of(
         template_options=config.template_options,
         images=images,
         reasoning=config.reasoning_tags,
+        date=config.date,
         stated_ends={token_id for ids in stated_ends(path).values() for token_id in ids},
         vocabulary=embedding_rows(path),
     )

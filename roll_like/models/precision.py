@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -73,8 +74,9 @@ def precision_of(config: RunConfig) -> Precision:
 
 
 def settled(config: RunConfigT) -> RunConfigT:
-    """Return the configuration with the precision that it has here, instead of `auto`."""
-    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": precision_of(config)})})
+    """Return the configuration with the precision that it has here, instead of `auto`, and with today's date."""
+    values = {"dtype": precision_of(config), "date": config.model.date or datetime.date.today()}
+    return config.model_copy(update={"model": config.model.model_copy(update=values)})
 
 
 def choice(config: RunConfig) -> str | None:
