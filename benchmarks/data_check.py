@@ -90,12 +90,17 @@ def resident(pid: int) -> int:
     return total
 
 
+def parser() -> Options:
+    """Return the options."""
+    options = Options(__doc__, rows=1000)
+    options.add_argument("--rows", type=int, default=1_000_000)
+    options.add_argument("--words", type=int, default=30, help="words of a row (default: 30)")
+    return options
+
+
 def main() -> None:
     """Write rows, and check them twice."""
-    parser = Options(__doc__, rows=1000)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--words", type=int, default=30, help="words of a row (default: 30)")
-    options = parser.parse_args()
+    options = parser().parse_args()
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

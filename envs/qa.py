@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
+from roll_like.data.answers import answer_words, contains_words, last_number, only_number, same_number, same_words
 from roll_like.envs import TaskRows, field_of, prompt_messages, read_task_rows
-from roll_like.envs.answers import answer_words, contains_words, last_number, only_number, same_number, same_words
 from roll_like.errors import DataError, EnvError
 
 #: `exact`: the same words; `number`: the same number, the answer's last; `contains`: the reference's words stand in the

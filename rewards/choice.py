@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roll_like.builtin.rewards.boxed import all_boxed
-from roll_like.envs.answers import answer_words
+from roll_like.data.answers import answer_words
 
 _FOLDED = {
     # full-width ASCII, letters in parentheses and in circles

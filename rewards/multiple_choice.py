@@ -13,7 +13,7 @@ from pydantic import Field
 
 from roll_like import Completion, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.choice import choice
-from roll_like.envs.answers import answer_words
+from roll_like.data.answers import answer_words
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 

@@ -23,9 +23,9 @@ class Problem(StrEnum):
     REWRITTEN = "with a turn that the chat template does not write as it is"
     IDENTICAL = "with identical chosen and rejected"
     NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
+    UNKNOWN = "with tokens that the model does not have"
     IMAGE = "with an image that cannot be read"
     TOO_LONG = "over the limit of tokens"
-    UNKNOWN = "with tokens that the model does not have"
 
 
 class BadRow(Exception):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from roll_like.config.inference import JudgeConfig
 from roll_like.config.plan import frozen_sections
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig
@@ -51,7 +52,7 @@ def models_of(config: RunConfig) -> Iterator[RunModel]:
             yield RunModel(f"rewards.use.{index}.path", ModelConfig(path=path), loads_itself=True)
 
 
-def judge_model(config: RunConfig, judge: Any) -> ModelConfig:
+def judge_model(config: RunConfig, judge: JudgeConfig) -> ModelConfig:
     """Return the `model` section of a run's judge."""
     return ModelConfig(path=judge.path, dtype=judge.dtype, cache_dir=config.model.cache_dir)
 

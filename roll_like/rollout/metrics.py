@@ -170,7 +170,10 @@ def _prompt(task: Task) -> str:
 
 def _episode(task: Task, sample: Scored) -> dict[str, Any]:
     """Return what the row of an episode has beside that of a single answer, or instead."""
-    turns = [{field.name: getattr(record, field.name) for field in fields(record)} for record in sample.record]
+    turns = [
+        {field.name: getattr(record, field.name) for field in fields(record) if field.name != "reasoning"}
+        for record in sample.record
+    ]
     row: dict[str, Any] = {
         "prompt": message_text(turns[0]["shown"][-1]) if turns[0]["shown"] else _prompt(task),
         "text": transcript(turns),

@@ -560,7 +560,7 @@ def test_a_cache_without_room_for_one_sequence(make: Make) -> None:
 
 def test_an_output_folder_that_cannot_be_written(make: Make, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "train.jsonl is not a directory" in only(make(output_dir="train.jsonl"))
-    monkeypatch.setattr("roll_like.check.machine.os.access", lambda path, mode: False)
+    monkeypatch.setattr("roll_like.check.machine.os.access", lambda path, mode: Path(path) != files)
     assert f"error: output_dir: {files} may not be written to" in only(make())
 
 

@@ -169,7 +169,7 @@ def test_vllm_is_given_all_of_it(tokenizer: Any) -> None:
 def test_a_header_that_the_policy_has_written_is_not_written_again(tokenizer: Any, end: str, expected: str) -> None:
     template, tokenizer.eos_token, *_ = TEMPLATES["GLM: the next header ends a turn"]
     tokenizer.chat_template = template
-    conversation = Conversation(Renderer(tokenizer, ends=ids(tokenizer, "<|user|>", "<|observation|>")))
+    conversation = Conversation(Renderer(tokenizer, stated_ends=ids(tokenizer, "<|user|>", "<|observation|>")))
     conversation.start([{"role": "user", "content": "go"}])
     sampled = np.asarray(tokenizer(f"hm{end}", add_special_tokens=False)["input_ids"])
     conversation.sampled(sampled, np.zeros(len(sampled)))

@@ -16,7 +16,7 @@ import gymnasium
 import pytest
 from config_files import RecordingPipeline
 
-from roll_like import cli, read_task_rows
+from roll_like import cli
 from roll_like.config.load import dump_config, load_config
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
@@ -43,7 +43,7 @@ def folder(
     gymnasium.registry.pop("mine/HiddenWord-v0", None)
     for name in ("my_rewards", "my_envs"):
         sys.modules.pop(name, None)
-    read_task_rows.cache_clear()  # it knows rows by a path that is relative to the working directory
+    _rows_at.cache_clear()  # it knows rows by a path that is relative to the working directory
 
 
 def printed(kind: str, folder: str | None, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_like.builtin.envs.qa import same
-from roll_like.envs.answers import answer_words, last_number, only_number
+from roll_like.data.answers import answer_words, last_number, only_number
 
 
 @pytest.mark.parametrize(
