@@ -18,6 +18,7 @@ from config_files import RecordingPipeline
 
 from roll_like import cli
 from roll_like.config.load import dump_config, load_config
+from roll_like.envs.rows import _rows_at
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
 from roll_like.starters import starter
