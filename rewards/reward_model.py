@@ -53,6 +53,11 @@ class RewardModelConfig(RewardConfig):
     )
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
+    @property
+    def model_path(self) -> str:
+        """The model."""
+        return self.path
+
 
 @register_reward("reward_model")
 class RewardModel(Reward):
@@ -90,16 +95,20 @@ class RewardModel(Reward):
             tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
             if config.chat_template is not None:
                 tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8")
-            model = AutoModelForSequenceClassification.from_pretrained(
-                config.path, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                config.path,
+                dtype=getattr(torch, config.dtype),
+                trust_remote_code=config.trust_remote_code,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError) as error:
             raise RewardError(
                 f"the reward model {config.path} cannot be loaded: {error}",
                 fix="correct `path` (and `chat_template`) of the reward_model reward",
             ) from error
-        self._check(model, tokenizer)
-        self._renderer = Renderer(tokenizer, template_options=config.template_options)
+        self._check(model, tokenizer, sorted(info["missing_keys"]))
+        rows = int(model.get_input_embeddings().weight.shape[0])
+        self._renderer = Renderer(tokenizer, template_options=config.template_options, vocabulary=rows)
         self._model = model.to(config.device).eval()
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
@@ -149,7 +158,14 @@ class RewardModel(Reward):
         """Let go of the model."""
         self._model = self._renderer = None
 
-    def _check(self, model: Any, tokenizer: Any) -> None:
+    def _check(self, model: Any, tokenizer: Any, absent: Sequence[str]) -> None:
+        if absent:  # transformers would go on with random numbers
+            raise RewardError(
+                f"the reward model {self.config.path} lacks {len(absent)} of its tensors, first {absent[0]}: it is no "
+                "sequence classifier, or not a complete one",
+                fix="set `path` of the reward_model reward to a reward model; to judge with a language model, use "
+                "`llm_judge`",
+            )
         if tokenizer.chat_template is None:
             raise RewardError(
                 f"the reward model {self.config.path} has no chat template, so its form of a conversation is unknown",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll_like.check.findings import Finding, failed
-from roll_like.check.model import localised
+from roll_like.check.hub import localised
 from roll_like.config.run import RunConfig
 from roll_like.errors import RollLikeError
 from roll_like.models.classifier import check_outputs

@@ -229,10 +229,13 @@ class Conversation:
 
     def _after_turn(self, glue: IntArray) -> IntArray:
         """Return the glue without an end-of-turn token that the policy has sampled already."""
-        at = self.renderer.first_special(glue)
-        if not self._turn or at is None or not self._turn[-1] == self.renderer.end_of_turn == glue[at]:
+        render = self.renderer
+        at = render.first_special(glue)
+        if not self._turn or at is None or self._turn[-1] != glue[at] or glue[at] not in render.end_ids:
             return glue
-        return glue[at + 1 :]
+        # another end than the template's own is one at the very beginning alone: messages may have it, too
+        ends = glue[at] == render.end_of_turn or not render.decode(glue[:at]).strip()
+        return glue[at + 1 :] if ends else glue
 
     def _cut(self, text: str) -> None:
         expected = self._prompt_text + self._turn_text(self._turn or ())

@@ -7,11 +7,13 @@ another machine has is a warning or a note, not an error: a configuration for GP
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
 from roll_like.check.findings import DEBUG, Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report, no_gpu_here
+from roll_like.check.hub import all_here, check_judge
 from roll_like.check.machine import (
     check_engine,
     check_hardware,
@@ -36,11 +38,13 @@ from roll_like.check.model import (
     check_window,
     role_shapes,
 )
+from roll_like.check.tokens import check_tokens, ends_of
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError, shortened
+from roll_like.models.load import renderer_of
 from roll_like.models.precision import choice, settled
 from roll_like.models.shape import ModelShape
 
@@ -63,6 +67,7 @@ def check(config: PolicyT, further: Further[PolicyT]) -> Report:
         yield from check_engines(config, shape)
         yield from check_reference(config, config.reference, shape)
         yield from check_critic(config, shape)
+        yield from check_judge(config)
         if config.replay is None:
             yield from further(config, renderer, report)
             yield from check_engine(config)
@@ -89,11 +94,15 @@ def check_run(
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
-    renderer = None
+    renderer, ends = None, None
     if tokenizer is not None:
         images = check_images(config, model, findings)
-        renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
-    report = Report(planned(config, shape), findings, complete=model is not None, precision=precision)
+        path = Path((model or config.model).path)
+        renderer = renderer_of(config.model, tokenizer, path, images=images)
+        ends = ends_of(config, renderer, None if model is None else path)
+        findings += check_tokens(config, renderer, ends)
+    here = model is not None and all_here(config)
+    report = Report(planned(config, shape), findings, complete=here, precision=precision, ends=ends or ())
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         findings += check_routes(config, model)

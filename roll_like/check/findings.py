@@ -17,8 +17,11 @@ from roll_like.data.tasks import SourceReport
 from roll_like.errors import RollLikeError, describe_error, shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from roll_like.check.disk import DiskUse
     from roll_like.check.gpu_plan import GPUReport
+    from roll_like.models.ends import EndToken
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-]+")
 _FILE_SUFFIXES = {".json", ".jsonl", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".gguf"}
@@ -52,8 +55,8 @@ def is_hub_id(path: str) -> bool:
 class Report:
     """What a check found, the run's plan, what became of the rows of each source that could be read, and its GPUs.
 
-    `complete` is whether the model's files are there, and not only its config.json or nothing; `precision` says what
-    `model.dtype: auto` is on this CPU.
+    `complete` is whether the files of all models are there, and not only config.json or nothing; `precision` says what
+    `model.dtype: auto` is on this CPU; `ends` are the tokens that end a response.
     """
 
     plan: Plan
@@ -63,6 +66,7 @@ class Report:
     disk: DiskUse | None = None
     complete: bool = False
     precision: str | None = None
+    ends: Sequence[EndToken] = ()
 
     @property
     def errors(self) -> list[Finding]:
@@ -119,6 +123,9 @@ def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> 
             out.print(report.precision, highlight=False, soft_wrap=True)
         if report.gpus is not None:
             out.print(report.gpus.render())
+        if report.ends:
+            ends = ", ".join(map(str, report.ends))
+            out.print(f"responses end at {ends}", markup=False, highlight=False, soft_wrap=True)
         if report.disk is not None:
             out.print(str(report.disk), highlight=False, soft_wrap=True)
         out.print(report.conclusion, style="bold yellow" if report.warnings else "bold green")

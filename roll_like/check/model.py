@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.check.findings import Finding, failed
+from roll_like.check.hub import localised
 from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.plan import GIB, bytes_per_value, frozen_sections
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
@@ -19,10 +20,20 @@ from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.experts import refuse_undivided_experts
-from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.load import (
+    MODEL,
+    TOKENIZER,
+    ModelShape,
+    cached_copy,
+    load_model_shape,
+    load_tokenizer,
+    resolve_model,
+)
 from roll_like.models.lora import adapted_width, quantized_width
 from roll_like.models.modules import empty_model, load_model_config
 from roll_like.models.quantized import require_bitsandbytes
+from roll_like.models.stored import refuse_quantized
+from roll_like.models.suited import refuse_unsuited
 from roll_like.models.vision import ImageProcessor, image_processor, is_vision_model, refuse_vision
 from roll_like.registry import INFERENCE_ENGINES
 
@@ -34,26 +45,35 @@ TEMPLATE = "model.chat_template"
 
 def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
     """Return the model with a local path and its sizes, or None with findings that say why not."""
-    model = localised(config.model, "model.path", findings)
+    model = localised(config.model, MODEL, findings)
     if model is None:  # its config.json may be in the cache without weights
-        directory = _downloaded(config.model.path, config.model.revision)
+        directory = cached_copy(config.model).path
         return None, None if directory is None else _shape_without_weights(config, directory, findings)
     try:
         # the tokenizer is a finding of its own
         resolved = resolve_model(model.model_copy(update={"tokenizer": None}))
         shape = load_model_shape(resolved.path)
+        _refuse_unsuited(config, resolved.path, scores=config.task == "text-classification")
     except RollLikeError as error:
-        findings.append(failed("model.path", error))
+        findings.append(failed(MODEL, error))
         return None, _shape_without_weights(config, Path(model.path).expanduser(), findings)
     findings += layers_fit(config, resolved.path)
     return model.at(str(resolved.path)), _with_adapters(config, resolved.path, shape, findings)
 
 
+def _refuse_unsuited(config: RunConfig, path: Path, *, scores: bool = False) -> None:
+    """Raise a ConfigError where a directory holds no model that trainers load; of one that scores, the head is new."""
+    refuse_unsuited(path, trust_remote_code=config.model.trust_remote_code, whole=not scores)
+
+
 def _shape_without_weights(config: RunConfig, directory: Path, findings: list[Finding]) -> ModelShape | None:
     """Return the sizes that a directory's config.json states, for the plan."""
     try:
-        shape = load_model_shape(directory)
-    except ConfigError:
+        shape = load_model_shape(directory, weights=False)
+        refuse_quantized(directory, {})
+    except ConfigError as error:
+        if (directory / "config.json").is_file() and not any(each.key == MODEL for each in findings):
+            findings.append(failed(MODEL, error))
         return None
     return _with_adapters(config, directory, shape, findings)
 
@@ -153,7 +173,7 @@ def check_tokenizer(
     named = config.model.tokenizer
     if named is not None:
         section = ModelConfig(path=named, cache_dir=config.model.cache_dir)
-        local = localised(section, "model.tokenizer", findings)
+        local = localised(section, TOKENIZER, findings)
         # a tokenizer of its own is all that is loaded, so the model may be out of reach
         base = model or config.model
         model = base.model_copy(update={"tokenizer": local.path}) if local is not None else None
@@ -162,7 +182,7 @@ def check_tokenizer(
     try:
         return load_tokenizer(model)
     except RollLikeError as error:
-        key = "model.tokenizer" if named else "model.path"
+        key = TOKENIZER if named else MODEL
         findings.append(failed(TEMPLATE if error.message.startswith(TEMPLATE) else key, error))
         return None
 
@@ -281,8 +301,9 @@ def _further_model(config: RunConfig, role: str, path: str, findings: list[Findi
     if model is None:
         return None
     try:
-        local = resolve_model(model).path
+        local = resolve_model(model, key=key).path
         shape = load_model_shape(local)
+        _refuse_unsuited(config, local)
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
@@ -346,38 +367,3 @@ def samples_fit(config: RunConfig, shape: ModelShape, key: str) -> Iterator[Find
             f"samples of {longest} tokens are longer than the {shape.max_positions} that this model was made for; use "
             f"another model, or lower {config.longest_sample_terms}",
         )
-
-
-def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelConfig | None:
-    """Return the model section with a hub id replaced by its cached copy, None where that needs network."""
-    if not is_hub_id(config.path):
-        return config
-    directory = _cached(config.path, config.revision)
-    if directory is not None:
-        return config.model_copy(update={"path": str(directory)})
-    findings.append(
-        Finding(
-            "warning",
-            key,
-            f"{config.path} is not checked: it is not a local path and not in the Hugging Face cache, so it needs "
-            "network; it is downloaded when the run starts",
-        )
-    )
-    return None
-
-
-def _cached(path: str, revision: str | None) -> Path | None:
-    """Return the complete copy of a hub model in the Hugging Face cache, if there is one."""
-    directory = _downloaded(path, revision)
-    return directory if directory is not None and any(directory.glob("*.safetensors")) else None
-
-
-def _downloaded(path: str, revision: str | None) -> Path | None:
-    """Return what the Hugging Face cache has of a hub model, if anything."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(path, revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None

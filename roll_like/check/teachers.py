@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll_like.check.findings import Finding, failed
-from roll_like.check.model import localised, samples_fit
+from roll_like.check.hub import localised
+from roll_like.check.model import samples_fit
 from roll_like.config.run import RunConfig
 from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError
 from roll_like.models.load import load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.shape import ModelShape
+from roll_like.models.suited import refuse_unsuited
 from roll_like.models.vocabulary import refuse_other_tokenizer
 
 
@@ -40,7 +42,9 @@ def teacher_findings(
         if model is None:
             continue
         try:
-            theirs = load_model_shape(resolve_model(model).path)
+            path = resolve_model(model, key=key).path
+            theirs = load_model_shape(path)
+            refuse_unsuited(path, trust_remote_code=model.trust_remote_code)
             if renderer is not None:
                 refuse_other_tokenizer(renderer.tokenizer, load_tokenizer(model), key=key, path=teacher.path)
         except RollLikeError as error:

@@ -19,6 +19,7 @@ class Problem(StrEnum):
     IDENTICAL = "with identical chosen and rejected"
     NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
     TOO_LONG = "over the limit of tokens"
+    UNKNOWN = "with tokens that the model does not have"
 
 
 class BadRow(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +24,10 @@ _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 ChatMessage: TypeAlias = Mapping[str, Any]
 
 
+#: What to do about texts with tokens that the model does not have.
+WITHOUT_UNKNOWN = "take its text out, or set model.tokenizer to the tokenizer that the model was trained with"
+
+
 class UnseenImages(EnvError):
     """Messages have images that nothing would see."""
 
@@ -35,9 +39,12 @@ class Renderer:
         tokenizer: Has a chat template.
         template_options: Further variables of the template, such as `enable_thinking`.
         images: Counts the tokens of images; None where messages are texts.
+        ends: Tokens that end a response by the model's own files, beside the template's and the tokenizer's.
+        vocabulary: How many tokens the model knows; None where that is not known.
     """
 
     images: ImageTokens | None = None
+    vocabulary: int | None = None
 
     def __init__(
         self,
@@ -45,19 +52,38 @@ class Renderer:
         *,
         template_options: Mapping[str, Any] | None = None,
         images: ImageTokens | None = None,
+        ends: Collection[int] = (),
+        vocabulary: int | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.images = images
+        self.vocabulary = vocabulary
+        self._ends = frozenset(ends)
         self.template_options = dict(template_options or {})
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The special token after an assistant's text, or None where the template writes none."""
+        """The special token after an assistant's text that is answered, or None where the template writes none."""
+        return self._special_after_turn(_USER)
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The special token that a policy ends its turn with, or None where the template writes none.
+
+        Templates may end the last turn with another token than earlier ones (harmony: `<|return|>` and `<|end|>`, which
+        also stands between the parts of one turn), or say by the next turn's header alone that one has ended.
+        """
+        last = self._special_after_turn()
+        return self.end_of_turn if last is None else last
+
+    def _special_after_turn(self, *following: ChatMessage) -> int | None:
         mark = sentinel("")
         try:
-            text = self.render([_USER, {"role": "assistant", "content": mark}, _USER], ())
+            text = self.render(
+                [_USER, {"role": "assistant", "content": mark}, *following], (), generation_prompt=bool(following)
+            )
         except EnvError:
             return None
         if mark not in text:
@@ -67,9 +93,14 @@ class Renderer:
         return None if at is None else int(after[at])
 
     @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a response, in every engine."""
+        return self._ends | frozenset({self.turn_end, self.tokenizer.eos_token_id} - {None})
+
+    @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a turn and are no part of its text."""
-        return frozenset({self.end_of_turn, self.tokenizer.eos_token_id} - {None})
+        return self.stop_ids | ({self.end_of_turn} - {None})
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
@@ -132,8 +163,26 @@ class Renderer:
         return tuple((int(begin), int(end)) for begin, end in ranges[0])
 
     def encode(self, text: str) -> IntArray:
-        """Return the tokens of a rendered text, shape [T]; nothing is added to it."""
-        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        """Return the tokens of a rendered text, shape [T]; nothing is added to it.
+
+        Raises:
+            EnvError: The model does not have one of them.
+        """
+        ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        unknown = self.unknown(ids)
+        if unknown is not None:
+            raise EnvError(f"a text has {unknown}", fix=WITHOUT_UNKNOWN)
+        return ids
+
+    def unknown(self, token_ids: IntArray) -> str | None:
+        """Return, in words, the first token that the tokenizer has and the model has not; None without one."""
+        if self.vocabulary is None or not len(token_ids) or int(token_ids.max()) < self.vocabulary:
+            return None
+        first = int(token_ids[token_ids >= self.vocabulary][0])
+        return (
+            f"the token {self.tokenizer.convert_ids_to_tokens(first)!r} ({first}), and the model's embedding has "
+            f"{self.vocabulary} rows"
+        )
 
     @cached_property
     def _anchor(self) -> str:
@@ -149,6 +198,8 @@ class Renderer:
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
         """Return the tokens of texts in one call of the tokenizer, which is several times as fast.
+
+        Some may be `unknown` to the model.
 
         Args:
             pieces: Texts; each with whether it begins a sequence, or goes on with one.

@@ -13,7 +13,7 @@ import numpy as np
 
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
-from roll_like.data.chat import Renderer
+from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
 from roll_like.data.images import download_images, moved
 from roll_like.data.order import Drawn, Order
 from roll_like.data.rows import Row, read_rows
@@ -267,13 +267,12 @@ def _tokenised(
         ]
         tokens = iter(renderer.encode_pieces(pieces))
         for row, draft in drafts:
-            yield (
-                row,
-                [
-                    _joined(pieces, list(islice(tokens, len(pieces))), renderer, row, at)
-                    for at, pieces in enumerate(draft)
-                ],
-            )
+            found = [list(islice(tokens, len(pieces))) for pieces in draft]
+            unknown = next((said for part in found for ids in part if (said := renderer.unknown(ids))), None)
+            if unknown is not None:
+                counter.leave(row.origin, BadRow(Problem.UNKNOWN, f"it has {unknown}", fix=WITHOUT_UNKNOWN))
+                continue
+            yield row, [_joined(pieces, found[at], renderer, row, at) for at, pieces in enumerate(draft)]
 
 
 def _joined(

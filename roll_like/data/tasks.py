@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import islice, product
 
 from roll_like.config.sections import DataSource
-from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
+from roll_like.data.chat import WITHOUT_UNKNOWN, ChatMessage, Renderer, UnseenImages
 from roll_like.data.images import as_text, download_images, pictures_of
 from roll_like.data.messages import field_names, read_last_answer, read_prompt, require_fields, short, with_system
 from roll_like.data.rows import Row, read_rows
@@ -193,6 +193,8 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
         encoded = renderer.encode_pieces(texts)
         for row, prompt, answer, ids in zip(batch, messages, answers, encoded, strict=True):
             number += 1
+            if (unknown := renderer.unknown(ids)) is not None:
+                raise DataError(f"{row.origin}: the prompt has {unknown}", fix=WITHOUT_UNKNOWN)
             prompt_ids, images = renderer.expanded(ids, pictures_of(prompt), row.origin)
             yield Task(
                 task_id=f"{source.label}:{number}",

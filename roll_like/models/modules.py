@@ -6,7 +6,7 @@ Torch and transformers are imported only by the functions that need them, so tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,11 @@ from roll_like.config.sections import Precision, Task
 from roll_like.errors import ConfigError
 from roll_like.models.imports import quick_imports
 from roll_like.models.quiet import quiet
+from roll_like.models.stored import refuse_adapter, refuse_quantized, stored_tensors
 from roll_like.models.vision import is_vision_model, sees_images
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel
 
 #: What a directory of a model has to hold.
@@ -105,6 +107,8 @@ def load_for_training(
 
     from roll_like.models.unread import late_reading, mark
 
+    refuse_adapter(path)
+    refuse_quantized(path, stored_tensors(path))
     reading: AbstractContextManager[dict[str, Any]] = late_reading() if late else nullcontext({})
     with quiet(), reading as unread:
         try:
@@ -114,14 +118,28 @@ def load_for_training(
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told as missing, with both sizes
                 **options,
             )
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"no {what} can be loaded from {path}: {error}", fix=COMPLETE) from error
+        except RuntimeError as error:
+            if "conversion" not in str(error):
+                raise
+            raise ConfigError(
+                f"no {what} can be loaded from {path}: its experts are not those that config.json describes; some are "
+                "missing, or have another shape",
+                fix=COMPLETE,
+            ) from error
+    refuse_untied(path, model)
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # scaled-dot-product attention would drop the bound
     # transformers only warns about these and goes on with random numbers
-    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    absent = sorted(info["missing_keys"])
+    absent += sorted(
+        f"{name} ({list(found)} in the files, {list(expected)} by config.json)"
+        for name, found, expected in info["mismatched_keys"]
+    )
     model.config.use_cache = False
     mark(model, unread)
     loaded: PreTrainedModel = model
@@ -135,6 +153,34 @@ def refuse_absent(path: Path, absent: Sequence[str]) -> None:
             f"{len(absent)} of the model's tensors are missing in {path}, or have another shape; first: {absent[0]}",
             fix=COMPLETE,
         )
+
+
+def refuse_untied(path: Path, model: Any) -> None:
+    """Raise a ConfigError where the files hold two tensors of what config.json says is one."""
+    stated = model.get_expanded_tied_weights_keys(all_submodels=True)
+    apart = sorted(stated.keys() - model.all_tied_weights_keys.keys())
+    if apart:
+        raise ConfigError(untied(path, apart[0], stated[apart[0]]), fix=UNTIE)
+
+
+#: What to do about a flag that is wrong.
+UNTIE = "set tie_word_embeddings: false in its config.json (in a copy of the directory, if it is the hub's cache)"
+
+
+def untied(path: Path, one: str, other: str) -> str:
+    """Return what is wrong with a model whose files hold different numbers for tensors that are said to be one."""
+    return (
+        f"config.json in {path} says that {one} is {other} (tie_word_embeddings: true), and the files hold both, with "
+        "different numbers; trainer and engine would not compute the same"
+    )
+
+
+def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a checkpoint holds beside parameters: such as a router's correction, which no gradient changes."""
+    for path, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            if name not in owner._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
 
 
 def empty_model(config: PretrainedConfig, trust_remote_code: bool, task: Task = "text-generation") -> PreTrainedModel:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.models.attention import RECURRENT
+from roll_like.models.stored import stored_tensors
 from roll_like.models.vision import FAMILIES
 
 #: `model_type`s whose attention normalises queries and keys; config.json does not say so otherwise.
@@ -89,14 +89,19 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
 
 
-def load_model_shape(path: Path) -> ModelShape:
+def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     """Return the sizes stated in `path/config.json`.
 
     Parameters are counted exactly from the headers of `*.safetensors` where those are there, and
     otherwise estimated for a decoder with gated MLPs (of one or of many experts).
 
+    Args:
+        path: The model's directory.
+        weights: Whether to count; without, its files may be incomplete.
+
     Raises:
-        ConfigError: config.json is missing, is not JSON, or lacks a size or has a wrong one.
+        ConfigError: config.json is missing, is not JSON, or lacks a size or has a wrong one; or a file of weights is
+            missing or damaged.
     """
     file = path / "config.json"
     try:
@@ -158,7 +163,19 @@ def load_model_shape(path: Path) -> ModelShape:
         of_one = 3 * hidden * shape.intermediate_size
         idle, chosen_from = shape.layers * of_one * max(experts - active, 0), of_one * (experts - shared)
         shape = replace(shape, experts=active, idle_parameters=idle, expert_parameters=chosen_from)
-    return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, experts))
+    counted = sum(each.numel for each in stored_tensors(path).values()) if weights else 0
+    return replace(shape, parameters=counted or _estimate(shape, experts))
+
+
+def embedding_rows(path: Path) -> int | None:
+    """Return how many tokens the model in a directory knows, as its config.json states; None where it does not."""
+    try:
+        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    config = raw.get("text_config", raw) if isinstance(raw, dict) else {}
+    rows = config.get("vocab_size") if isinstance(config, dict) else None
+    return rows if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,19 +214,3 @@ def _estimate(shape: ModelShape, experts: int) -> int:
     norms = 2 * shape.hidden_size
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
     return shape.layers * (attention + mlp + router + norms) + embeddings + shape.hidden_size
-
-
-def _count_safetensors(path: Path) -> int:
-    from safetensors import SafetensorError, safe_open
-
-    count = 0
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(
-                f"{file} is not a safetensors file, or a damaged one: {error}",
-                fix="download or export the model again",
-            ) from error
-    return count

@@ -78,7 +78,7 @@ def late_reading() -> Iterator[dict[str, _Unread]]:
         plain = next(own for kind, own in convert.items() if isinstance(conversion, kind))
         sources = [each for tensors in conversion.collected_tensors.values() for each in tensors]
         changes = isinstance(conversion, loading.WeightConverter) or not all(each.kept for each in sources)
-        if not changes or not _within(model, layer_name, GradientCheckpointingLayer):
+        if not changes or not _late(model, layer_name, GradientCheckpointingLayer):
             read_now: dict[str, Any] = plain(conversion, layer_name, **options)
             return read_now
         outline = _copied(conversion, _Source.empty)
@@ -140,14 +140,15 @@ def _unread_of(layer: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in layer.parameters() if hasattr(parameter, _UNREAD)]
 
 
-def _within(model: Any, name: str, kind: type[nn.Module]) -> bool:
-    """Whether a parameter of this name belongs to a module of a kind, or to one of its parts."""
+def _late(model: Any, name: str, kind: type[nn.Module]) -> bool:
+    """Whether a name is that of a parameter, and no buffer, of a module of a kind or of one of its parts."""
+    *path, leaf = name.split(".")
     module: Any = model
-    for part in name.split(".")[:-1]:
+    within = False
+    for part in path:
         module = getattr(module, part, None)
-        if isinstance(module, kind):
-            return True
-    return False
+        within = within or isinstance(module, kind)
+    return within and leaf not in getattr(module, "_buffers", ())
 
 
 def _without_memory(tensor: Tensor) -> Tensor:

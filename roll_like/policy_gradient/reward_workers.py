@@ -16,13 +16,13 @@ from roll_like.config.inference import BASE
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.reward_names import BASE_JUDGE_VARIABLE, DEFAULT_POOL, JUDGE_URLS_VARIABLE
 from roll_like.config.rewards import RewardedRunConfig, RewardPoolConfig, RewardsConfig
-from roll_like.config.sections import ModelConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
+from roll_like.models.of_run import JUDGE, judge_model
 from roll_like.policy_gradient.judge import JudgeKeeper
 from roll_like.policy_gradient.workers import Progress
 from roll_like.registry import INFERENCE_ENGINES
@@ -197,7 +197,7 @@ def _start_judge(
     judge = config.judge
     if judge is None:
         return None
-    model = resolve_model(ModelConfig(path=judge.path, dtype=judge.dtype, cache_dir=config.model.cache_dir))
+    model = resolve_model(judge_model(config, judge), key=JUDGE)
     devices = config.resources.device_mapping.judge or config.resources.device_mapping.inference
     device = config.resources.device
     share = len(devices) // judge.replicas

@@ -17,7 +17,7 @@ from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.models.load import ResolvedModel, resolve_model
+from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective
@@ -143,6 +143,7 @@ def start_inference(
         shares_gpus=engines_share_gpus(config.resources),
         adapter=adapter,
         returns_routes=config.replays_routes,
+        stop_ids=tuple(sorted(load_renderer(config.model).stop_ids)),
     )
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     cluster = Cluster(

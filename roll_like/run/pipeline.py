@@ -14,7 +14,8 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.run import RunConfig
 from roll_like.errors import RollLikeError
 from roll_like.metrics.summary import Summary, write_summary
-from roll_like.models.load import fetch_config, resolve_model
+from roll_like.models.load import fetch_config
+from roll_like.models.of_run import download_models
 from roll_like.models.precision import settled
 from roll_like.run.card import model_card
 from roll_like.run.folder import as_begun
@@ -92,11 +93,11 @@ class Pipeline(ABC, Generic[ConfigT]):
         """
         began = time.monotonic()
         report = refuse_errors(cls.check(config))
-        if not report.complete and config.resources.device == "cuda":
-            if report.gpus is None:
+        if not report.complete:
+            if report.gpus is None and config.resources.device == "cuda":
                 fetch_config(config.model)  # its sizes say whether the run fits on its GPUs
                 refuse_errors(cls.check(config))
-            resolve_model(config.model)  # downloads it: its files say the rest
+            download_models(config)  # their files say the rest
             refuse_errors(cls.check(config))
         config, stopped = settled(as_begun(cls.with_steps(config), resume)), False
         with running(config, resume, began=began, callbacks=callbacks) as run:

@@ -215,7 +215,7 @@ class DeepSpeedBackend(BackendPlugin):
         return self._settings.zero_stage == 3
 
     @contextmanager
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[Tensor]]:
+    def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         """Hold the whole of parameters that ZeRO-3 shards; every rank must ask for the same ones."""
         import deepspeed
 

@@ -244,7 +244,7 @@ class FSDP2Backend(BackendPlugin):
         return self._settings.zero_stage == 3
 
     @contextmanager
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[Tensor]]:
+    def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         """Hold the whole of sharded parameters; every rank must ask for the same ones."""
         yield [_whole(parameter) for parameter in parameters]
 
@@ -338,7 +338,9 @@ def _sharded(tensor: Tensor) -> Any:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a sharded tensor; every rank must ask for the same one."""
+    """Return the whole of a sharded tensor, or one that is not; every rank must ask for the same one."""
+    if not isinstance(tensor, torch.distributed.tensor.DTensor):
+        return tensor.detach()  # a buffer
     whole: Tensor = _sharded(tensor).full_tensor()
     return whole
 

@@ -75,7 +75,7 @@ class TrainingBackend(Protocol):
     def sharded(self) -> bool:
         """Whether a rank holds a part of each parameter only."""
 
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Sequence[Tensor]]:
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
         """Return what holds the whole of sharded parameters, in their order; every rank must ask for the same ones."""
 
     def save(self, directory: str) -> None:

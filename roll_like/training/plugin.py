@@ -13,7 +13,7 @@ from roll_like.config.violations import Violation
 from roll_like.models.quantized import shape_and_dtype
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 #: Time-out of collectives: longer than the watchdog lets any rank hang (`roll_like.cluster.watchdog.MOST_SECONDS`),
 #: which says more of it.
@@ -44,7 +44,7 @@ class LazyTensors(Mapping[str, "Tensor"]):
         return len(self._readers)
 
 
-def whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+def whole_shape(parameter: Tensor) -> tuple[int, ...]:
     """Return the shape of a parameter, also of one that DeepSpeed has sharded, or that is quantised."""
     return tuple(getattr(parameter, "ds_shape", shape_and_dtype(parameter)[0]))
 

@@ -39,6 +39,7 @@ from roll_like.models.lora import (
     adapters_off,
     named_weights,
 )
+from roll_like.models.modules import persistent_buffers
 from roll_like.models.quantized import scales
 from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
@@ -341,7 +342,19 @@ class TrainingRank:
         if self._sends_adapters and not self._base_is_known:
             self._base_is_known = True
             report = replace(report, fingerprints={**report.fingerprints, **self._base_fingerprints(salt)})
-        return report
+        # an engine may keep buffers in another precision, and nothing trains them
+        buffers = self._buffers()
+        compared = {name: found for name, found in report.fingerprints.items() if name not in buffers}
+        return replace(report, fingerprints=compared)
+
+    def _buffers(self) -> frozenset[str]:
+        """Return the names that buffers have in a checkpoint."""
+        names = {name for name, _ in persistent_buffers(self._hf_model())}
+        if not names:
+            return frozenset()
+        return frozenset(
+            tensor for group in self._tensor_groups() if names & {*group.parameters} for tensor in group.tensors
+        )
 
     def _base_fingerprints(self, salt: int) -> dict[str, str]:
         """Return the fingerprints of the weights without adapters, on rank 0; the others take part in gathering."""
@@ -358,7 +371,7 @@ class TrainingRank:
         Rank 0 holds one file's tensors at a time (`ShardWriter`), the others one parameter.
 
         Raises:
-            CheckpointError: The disk is full or not writable.
+            CheckpointError: It cannot be written; says whether the disk is the reason.
         """
         spec, task, model = self._spec, self._objective.task, self._hf_model()
         lora = None if spec.frozen else self._settings.lora
@@ -374,15 +387,12 @@ class TrainingRank:
                 load_tokenizer(tokenizer),
                 Path(directory),
                 card,
+                base_dir=Path(spec.model_path),
                 trust_remote_code=spec.trust_remote_code,
                 task=task,
                 more_files=processor_files(Path(spec.model_path)),
                 adapter=None if lora is None else Adapter.of(model, lora, trained, base=base, task=task),
             )
-        except OSError as error:
-            raise CheckpointError(
-                f"the trained model cannot be written to {directory}: {error}", fix="free disk space"
-            ) from error
         finally:
             for _ in weights:  # also after a failure on rank 0: the others gather all weights
                 pass
@@ -409,7 +419,7 @@ class TrainingRank:
         if state == "weights":
             yield from scales(self._model.module)
 
-    def _gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Sequence[Tensor]]:
+    def _gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
         return self._backend.gathered(parameters) if self._backend.sharded else nullcontext(parameters)
 
     # ---- states --------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roll_like.config.sections import ModelConfig
+from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
 from roll_like.metrics.rollouts import with_ids
-from roll_like.models.load import load_renderer
+from roll_like.models.load import load_tokenizer
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import read_groups_and_values
 from roll_like.types import FloatArray, Trajectory
@@ -43,7 +44,7 @@ def decoder(config: Mapping[str, Any]) -> Decode:
     model = config.get("model")
     if not isinstance(model, Mapping):
         raise ConfigError("its configuration names no model")
-    return load_renderer(ModelConfig(**model)).decode
+    return Renderer(load_tokenizer(ModelConfig(**model))).decode
 
 
 def step_tokens(run_dir: Path, step: int, decode: Decode) -> dict[str, dict[str, Any]]:

@@ -583,7 +583,7 @@ def test_the_weights_of_a_model_that_is_too_large_are_not_downloaded(
 
     monkeypatch.setattr(RLVRPipeline, "check", classmethod(check))
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr("roll_like.models.load._check_directory", lambda path, label: path)
+    monkeypatch.setattr("roll_like.models.load._check_directory", lambda path, label, key: path)
     with pytest.raises(ConfigError, match="too large"):
         RLVRPipeline.launch(config)
     assert fetched == downloads

@@ -87,6 +87,15 @@ def test_a_model_that_is_not_there(make: Make, path: str, expected: str) -> None
     assert expected in only(make(model={"path": path}))
 
 
+def remake(directory: Path, **changes: Any) -> None:
+    """Give a model another configuration, and weights that are of it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(directory)
+    config.update(changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
 def test_a_hub_model_without_network_is_a_warning_and_rows_are_checked_still(make: Make, files: Path) -> None:
     lines(files / "train.jsonl", {"prompt": "x"})
     report = make(model={"path": "org/not-in-the-cache"})
@@ -121,8 +130,7 @@ def test_layers_that_rows_are_not_for(
     make: Make, files: Path, tiny_model: Path, changes: dict[str, Any], training: dict[str, Any], expected: str | None
 ) -> None:
     other = shutil.copytree(tiny_model, files / "other")
-    written = json.loads((other / "config.json").read_text(encoding="utf-8"))
-    (other / "config.json").write_text(json.dumps({**written, **changes}), encoding="utf-8")
+    remake(other, **changes)
     findings = make(model={"path": str(other)}, training=training).findings
     assert [finding.key for finding in findings] == (["model.path"] if expected else [])
     assert all(expected in finding.message for finding in findings if expected)
@@ -253,8 +261,7 @@ def test_experts_that_ranks_of_the_trainer_cannot_divide(make: Make, tmp_path: P
 
 def test_a_reference_model_of_another_vocabulary(make: Make, files: Path, tiny_model: Path) -> None:
     other = shutil.copytree(tiny_model, files / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    remake(other, vocab_size=100)
     message = only(make(algorithm={"kl": {"use": "loss"}}, reference={"path": str(other)}))
     assert "error: reference.path: its vocabulary has 100 entries and the policy's 512" in message
     assert make(algorithm={"kl": {"use": "loss"}}, reference={"path": str(tiny_model)}).errors == []
@@ -266,12 +273,11 @@ def test_a_critic_from_a_model_of_its_own(make: Make, files: Path, tiny_model: P
     gae = {"advantage": "gae"}
     assert make(algorithm=gae, critic={"path": str(tiny_model)}).errors == []
     other = shutil.copytree(tiny_model, files / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    remake(other, vocab_size=100)
     assert "error: critic.path: its vocabulary has 100 entries" in only(
         make(algorithm=gae, critic={"path": str(other)})
     )
-    (other / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 50}))
+    remake(other, vocab_size=512, max_position_embeddings=50)
     message = only(make(algorithm=gae, critic={"path": str(other)}))
     assert "error: critic.path: samples of 96 tokens are longer than the 50 that this model was made for" in message
     assert only(make(algorithm=gae, critic={"path": "./nowhere"})).startswith("error: critic.path: ")

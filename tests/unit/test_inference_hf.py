@@ -22,9 +22,9 @@ from roll_like.inference.interface import (
     GenerateRequest,
     Generation,
     Sampling,
-    response_text,
 )
 from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.stops import before
 from roll_like.inference.weight_transfer.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
 from roll_like.models.modules import load_causal_lm
 from roll_like.types import Segment, StopReason
@@ -267,9 +267,8 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_text_ends_before_the_stop_string_that_ended_it() -> None:
-    assert response_text("one two one", ("two", "ne t"), StopReason.STOP) == "o"
-    assert response_text("one two", ("two",), StopReason.ABORTED) == "one two"
-    assert response_text("one", ("two",), StopReason.STOP) == "one"
+    assert before("one two one", ("two", "ne t")) == "o"
+    assert before("one", ("two",)) == "one"
     assert segments_of([]) == ()
 
 

@@ -35,10 +35,11 @@ from roll_like.inference.interface import (
     Generation,
     PolledEngine,
     Sampling,
-    response_text,
 )
+from roll_like.inference.stops import Stops
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
+from roll_like.models.ends import stated_ends
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.router import UNKNOWN, Router
 from roll_like.models.vision import SeenTokens, seen_inputs
@@ -81,8 +82,7 @@ class HFEngine(PolledEngine):
         self._model: Any = None
         self._router: Router | None = None
         self._weights: CheckpointWeights
-        self._tokenizer: Any = None
-        self._eos: frozenset[int] = frozenset()
+        self._stops: Stops
         self._shared_generator = torch.Generator().manual_seed(spec.seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._samples: dict[str, _Sample] = {}  # in order of arrival: the first max_running are running
@@ -123,11 +123,11 @@ class HFEngine(PolledEngine):
         self._weights = CheckpointWeights(self._model)
         if self._spec.returns_routes:
             self._router = Router(self._model, ROUTER_REPLAY)
-        self._tokenizer = AutoTokenizer.from_pretrained(self._spec.tokenizer_path, local_files_only=True)
-        ends = [self._tokenizer.eos_token_id, model.generation_config.eos_token_id]
-        ends.append(getattr(model.config.get_text_config(), "eos_token_id", None))
-        flat = [end for item in ends for end in (item if isinstance(item, list) else [item])]
-        self._eos = frozenset(end for end in flat if end is not None)
+        tokenizer = AutoTokenizer.from_pretrained(
+            self._spec.tokenizer_path, local_files_only=True, trust_remote_code=self._spec.trust_remote_code
+        )
+        stated = stated_ends(Path(self._spec.model_path)).values()
+        self._stops = Stops(tokenizer, {*self._spec.stop_ids, *(end for ends in stated for end in ends)})
 
     async def close(self) -> None:
         """End the engine's task and thread."""
@@ -200,7 +200,7 @@ class HFEngine(PolledEngine):
         sample.tokens.append(token)
         sample.logprobs.append(float(logprobs_V[token]))
         sample.versions.append(self._version)
-        sample.stop_reason = self._why_stopped(sample, token)
+        sample.stop_reason = self._why_stopped(sample)
 
     @contextlib.contextmanager
     def _recorded(self, sample: _Sample, tokens: int) -> Iterator[None]:
@@ -233,19 +233,11 @@ class HFEngine(PolledEngine):
             position = len(everything) - 1 + sample.offset
             yield {"input_ids": ids_BL, "position_ids": torch.full((3, 1, 1), position, device=ids_BL.device)}
 
-    def _why_stopped(self, sample: _Sample, token: int) -> StopReason | None:
+    def _why_stopped(self, sample: _Sample) -> StopReason | None:
         sampling = sample.request.sampling
-        if token in self._eos:
+        if self._stops.found(sample.tokens, sampling.stop):
             return StopReason.STOP
-        if sampling.stop:
-            text = self._decode(sample)
-            if any(string in text for string in sampling.stop):
-                return StopReason.STOP
         return StopReason.LENGTH if len(sample.tokens) >= sampling.max_tokens else None
-
-    def _decode(self, sample: _Sample) -> str:
-        text: str = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
-        return text
 
     def _hand_over(self) -> None:
         """Move finished samples to where `poll` finds them."""
@@ -261,7 +253,7 @@ class HFEngine(PolledEngine):
                     token_ids=np.asarray(sample.tokens, np.int32),
                     logprobs=np.asarray(sample.logprobs, np.float32),
                     segments=segments_of(sample.versions),
-                    text=response_text(self._decode(sample), sample.request.sampling.stop, sample.stop_reason),
+                    text=self._stops.text(sample.tokens, sample.request.sampling.stop, sample.stop_reason),
                     stop_reason=sample.stop_reason,
                     routes=self._routes(sample),
                 )

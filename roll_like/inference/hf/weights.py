@@ -10,10 +10,11 @@ from torch import Tensor
 
 from roll_like.errors import WeightSyncError
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
+from roll_like.models.modules import persistent_buffers
 
 
 class CheckpointWeights:
-    """The parameters of a loaded model.
+    """The parameters of a loaded model, and the buffers that its checkpoint has.
 
     Args:
         model: A Hugging Face model.
@@ -21,7 +22,7 @@ class CheckpointWeights:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self._parameters: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(persistent_buffers(model))}
         groups = tensor_groups(model, {name: parameter.shape for name, parameter in self._parameters.items()})
         self._group_of = {name: group for group in groups for name in group.tensors}
         self._indexed: tuple[TensorGroup, dict[str, Tensor]] | None = None

@@ -31,7 +31,6 @@ from roll_like.inference.interface import (
     GenerateRequest,
     Generation,
     Sampling,
-    response_text,
 )
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.routes import experts_of, told_routes
@@ -43,6 +42,7 @@ from roll_like.inference.sglang.arguments import (
 )
 from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.loader import described
+from roll_like.inference.stops import Stops
 from roll_like.inference.task_engine import DEATH_SECONDS, TaskEngine
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.shape import Experts
@@ -72,7 +72,7 @@ class SGLangEngine(TaskEngine):
         self._config = config
         self._engine: Any = None
         self._manager: Any = None
-        self._tokenizer: Any = None
+        self._stops: Stops
         self._output = ProcessOutput()
         self._numbers = itertools.count()
         self._sglang_ids: dict[str, str] = {}  # of requests that SGLang has
@@ -108,7 +108,7 @@ class SGLangEngine(TaskEngine):
             await self.close()
             raise self._explain_start(failure) from failure
         self._manager = self._engine.tokenizer_manager
-        self._tokenizer = self._manager.tokenizer
+        self._stops = Stops(self._manager.tokenizer, self._spec.stop_ids)
 
     async def close(self) -> None:
         """End SGLang's processes and this engine's tasks."""
@@ -161,11 +161,20 @@ class SGLangEngine(TaskEngine):
         self._sglang_ids[request.request_id] = sglang_id
         try:
             answer = await self._ask(
-                request.prompt_ids, sampling_params(request.sampling, request.seed), sglang_id, logprob_start_len=-1
+                request.prompt_ids, self._sampling_params(request), sglang_id, logprob_start_len=-1
             )
         finally:
             del self._sglang_ids[request.request_id]
         return self._generation(request, answer)
+
+    def _sampling_params(self, request: GenerateRequest) -> dict[str, Any]:
+        stops = self._stops.of(request.sampling.stop)
+        return {
+            **sampling_params(request.sampling, request.seed),
+            "stop": list(stops.strings) or None,
+            "stop_token_ids": list(stops.ids),
+            "skip_special_tokens": not stops.special,
+        }
 
     async def _admitted(self, request_id: str) -> bool:
         """Wait while the engine is frozen; return False if the request was aborted meanwhile.
@@ -230,13 +239,12 @@ class SGLangEngine(TaskEngine):
         versioned = segments[-1].end if segments else 0
         if versioned != len(tokens):
             raise GenerationError(f"SGLang tells the policy versions of {versioned} tokens of {len(tokens)}")
-        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return Generation(
             request_id=request.request_id,
             token_ids=np.asarray(tokens, np.int32),
             logprobs=np.asarray([entry[0] for entry in drawn], np.float32),
             segments=segments,
-            text=response_text(decoded, request.sampling.stop, stop_reason),
+            text=self._stops.text(tokens, request.sampling.stop, stop_reason),
             stop_reason=stop_reason,
             cached_prompt_tokens=int(meta.get("cached_tokens") or 0),
             routes=told_routes(self._routes(meta), request, len(tokens), stop_reason, self._experts),
@@ -452,7 +460,6 @@ def sampling_params(sampling: Sampling, seed: int | None) -> dict[str, Any]:
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "stop": list(sampling.stop) or None,
         "sampling_seed": seed,
         "stream_interval": REPORT_TOKENS,
     }

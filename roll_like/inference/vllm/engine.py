@@ -26,10 +26,10 @@ from roll_like.inference.interface import (
     Fingerprints,
     GenerateRequest,
     Generation,
-    response_text,
 )
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.routes import experts_of, told_routes
+from roll_like.inference.stops import RequestStops, Stops
 from roll_like.inference.task_engine import TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
@@ -60,7 +60,7 @@ class VLLMEngine(TaskEngine):
         super().__init__(spec)
         self._config = config
         self._llm: Any = None
-        self._tokenizer: Any = None
+        self._stops: Stops
         self._output = ProcessOutput()
         self._cache_asleep = False
         self._update_begun = False
@@ -108,7 +108,7 @@ class VLLMEngine(TaskEngine):
                 fix="set inference.lora: false, which sends merged weights, or choose other layers in "
                 "training.lora.target_modules",
             )
-        self._tokenizer = self._llm.get_tokenizer()
+        self._stops = Stops(self._llm.get_tokenizer(), self._spec.stop_ids)
 
     async def _hold_adapter(self) -> list[str]:
         """Hold the policy's adapter and frozen ones, where whole weights are not sent; return layers that take none."""
@@ -161,7 +161,7 @@ class VLLMEngine(TaskEngine):
         completion: Any = None
         cached = 0
         prompt = image_prompt(request) if request.images else tokens_input(request.prompt_ids.tolist())
-        params = _sampling_params(request)
+        params = _sampling_params(request, self._stops.of(request.sampling.stop))
         try:
             adapter = self._adapter_of(request)
             async for output in self._llm.generate(prompt, params, request.request_id, lora_request=adapter):
@@ -180,7 +180,6 @@ class VLLMEngine(TaskEngine):
                 "log-probabilities"
             )
         stop_reason = _STOP_REASONS[completion.finish_reason]
-        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return Generation(
             request_id=request.request_id,
             token_ids=np.asarray(tokens, np.int32),
@@ -190,7 +189,7 @@ class VLLMEngine(TaskEngine):
                 for one in completion.weight_versions or ()
                 if one.end > one.start
             ),
-            text=response_text(decoded, request.sampling.stop, stop_reason),
+            text=self._stops.text(tokens, request.sampling.stop, stop_reason),
             stop_reason=stop_reason,
             cached_prompt_tokens=cached,
             routes=told_routes(completion.routed_experts, request, len(tokens), stop_reason, self._experts),
@@ -422,7 +421,7 @@ def _require_same_prompt(request: GenerateRequest, seen: Sequence[int] | None) -
         )
 
 
-def _sampling_params(request: GenerateRequest) -> Any:
+def _sampling_params(request: GenerateRequest, stops: RequestStops) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -432,11 +431,13 @@ def _sampling_params(request: GenerateRequest) -> Any:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,
-        stop=list(sampling.stop) or None,
+        stop=list(stops.strings) or None,
+        stop_token_ids=list(stops.ids),
+        skip_special_tokens=not stops.special,
         seed=request.seed,
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,  # numbers in one list, not an object a token
-        detokenize=bool(sampling.stop),  # only stop strings need text while tokens come
+        detokenize=bool(stops.strings),  # only stop strings need text while tokens come
         output_kind=RequestOutputKind.FINAL_ONLY,
         structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
         skip_clone=True,

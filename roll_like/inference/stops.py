@@ -1,0 +1,96 @@
+"""What ends a response, the same in every engine: token ids, and strings.
+
+A string that is one special token ends a response by the token's id: engines decode without special tokens, so its
+text would never be seen. A string that has a special token within is looked for in the text with special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from roll_like.types import StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStops:
+    """What ends a request's response.
+
+    Attributes:
+        ids: Tokens that end it, ascending.
+        strings: Further strings that end it.
+        special: Whether a string has a special token within, so that engines look for it in the whole text.
+    """
+
+    ids: tuple[int, ...]
+    strings: tuple[str, ...]
+    special: bool
+
+
+class Stops:
+    """What ends the responses of an engine.
+
+    Args:
+        tokenizer: The engine's.
+        ids: Tokens that end every response, beside the tokenizer's end of sequence.
+    """
+
+    def __init__(self, tokenizer: Any, ids: Collection[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self.ids = frozenset(ids) | ({tokenizer.eos_token_id} - {None})
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()  # vLLM's own tokenizers have none
+        self._special = {str(token): int(token_id) for token_id, token in added if token.special}
+        self.of = lru_cache(maxsize=256)(self._of)
+
+    def _of(self, strings: tuple[str, ...]) -> RequestStops:
+        """Return what ends a response of a request with these stop strings."""
+        named = {self._special[string] for string in strings if string in self._special}
+        others = tuple(string for string in strings if string not in self._special)
+        special = any(token in string for string in others for token in self._special)
+        return RequestStops(tuple(sorted(self.ids | named)), others, special)
+
+    def text(self, tokens: Sequence[int], strings: tuple[str, ...], reason: StopReason) -> str:
+        """Return a response as people and rewards see it: without special tokens, and without what ended it.
+
+        Args:
+            tokens: The response's, with that which ended it.
+            strings: The request's stop strings.
+            reason: Why it ended.
+        """
+        stops = self.of(strings)
+        if reason is not StopReason.STOP:
+            return self._plain(tokens)
+        if tokens and tokens[-1] in stops.ids:
+            return self._plain(tokens[:-1])
+        if not stops.special:
+            return before(self._plain(tokens), stops.strings)
+        whole = before(self._tokenizer.decode(tokens, skip_special_tokens=False), stops.strings)
+        for token in self._special:
+            whole = whole.replace(token, "")
+        return whole
+
+    def found(self, tokens: Sequence[int], strings: tuple[str, ...]) -> bool:
+        """Return whether the last token, or a stop string in the text so far, ends a response."""
+        stops = self.of(strings)
+        if tokens and tokens[-1] in stops.ids:
+            return True
+        if not stops.strings:
+            return False
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not stops.special)
+        return any(string in text for string in stops.strings)
+
+    def _plain(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+
+def before(text: str, strings: Sequence[str]) -> str:
+    """Return what stands before the first of some strings; all of it where there is none.
+
+    >>> before("one two one", ("two", "ne t"))
+    'o'
+    """
+    ends = [at for at in (text.find(string) for string in strings) if at >= 0]
+    return text[: min(ends)] if ends else text

@@ -1,0 +1,77 @@
+"""Which tokens end a response, and what says so."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roll_like.data.chat import Renderer
+
+_GENERATION, _CONFIG = "generation_config.json", "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EndToken:
+    """A token that ends a response.
+
+    Attributes:
+        token_id: Its id.
+        text: What it stands for.
+        sources: What says that it does: `chat template`, `tokenizer`, `generation_config.json`, `config.json`.
+    """
+
+    token_id: int
+    text: str
+    sources: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return it as `<|im_end|> (151645: chat template, tokenizer)`."""
+        return f"{self.text} ({self.token_id}: {', '.join(self.sources)})"
+
+
+def stated_ends(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the tokens that the files of a model's directory say end a sequence, by the file's name."""
+    generation, config = _read(path / _GENERATION), _read(path / _CONFIG)
+    inner = config.get("text_config")
+    of_text = inner.get("eos_token_id") if isinstance(inner, dict) else None
+    found = {
+        _GENERATION: _ids(generation.get("eos_token_id")),
+        _CONFIG: (*_ids(config.get("eos_token_id")), *_ids(of_text)),
+    }
+    return {file: tuple(dict.fromkeys(ids)) for file, ids in found.items() if ids}
+
+
+def end_tokens(renderer: Renderer, path: Path) -> tuple[EndToken, ...]:
+    """Return what ends a response of a model, in the order of the sources.
+
+    Args:
+        renderer: Its tokenizer with its chat template.
+        path: Its directory.
+    """
+    sources: dict[int, list[str]] = defaultdict(list)
+    if renderer.turn_end is not None:
+        sources[renderer.turn_end].append("chat template")
+    if renderer.tokenizer.eos_token_id is not None:
+        sources[int(renderer.tokenizer.eos_token_id)].append("tokenizer")
+    for file, ids in stated_ends(path).items():
+        for token_id in ids:
+            sources[token_id].append(file)
+    return tuple(EndToken(each, renderer.decode([each]) or "?", tuple(said)) for each, said in sources.items())
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return what a file holds; nothing where it is missing or damaged, which is found elsewhere."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
