@@ -15,6 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from roll_like.config.yaml_mistakes import duplicate_key, no_space, not_text, not_yaml
 from roll_like.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -97,23 +98,26 @@ def _is_file_name(value: object) -> bool:
 def _parse(path: Path, extended_by: Path | None) -> Source:
     where = f", which {extended_by} extends," if extended_by else ""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
             f"the configuration {path}{where} cannot be read: {error.strerror}",
             fix="check the path; `extends:` is relative to the file that says it, --config to the working directory",
         ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}", fix="save it as UTF-8") from error
     try:
-        values = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if (twice := duplicate_key(node, path)) is not None:
+            raise twice
+        values = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
+    except UnicodeDecodeError as error:
+        raise not_text(path, data, error) from error
     except RecursionError:
         raise ConfigError(
             f"{path}: values are nested too deeply to be read", fix="nest sections and lists less"
         ) from None
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(path, text, error) from error
+        raise not_yaml(path, text, error) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}", fix="correct the file") from error
     except OmegaConfBaseException as error:
@@ -131,42 +135,15 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
     return Source({str(key): value for key, value in values.items()}, places, str(path))
 
 
-def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError:
-    if (number := _no_break_space(text)) is not None:
-        return _no_space(path, number)
-    if "expansion" in (error.problem or ""):
-        return ConfigError(
-            f"{path}: anchors and aliases expand to more values than a configuration has", fix="use fewer aliases"
-        )
-    mark = error.problem_mark
-    line = f":{mark.line + 1}" if mark else ""
-    # libyaml, unlike PyYAML, does not say which character it is
-    if mark and re.search("cannot start any token|tab", error.problem or "") and "\t" in text.splitlines()[mark.line]:
-        return ConfigError(f"{path}{line}: not valid YAML: a tab stands where spaces belong", fix="indent with spaces")
-    return ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line")
-
-
-def _no_space(path: Path, line: int) -> ConfigError:
-    return ConfigError(
-        f"{path}:{line}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
-        fix="type the space again; copying from a web page brings such characters along",
-    )
-
-
 def _refuse_no_break_spaces(node: yaml.Node, path: Path) -> None:
     """Refuse names and values without quotes that a no-break space became a part of."""
     if isinstance(node, yaml.ScalarNode):
         if node.style is None and node.value != node.value.strip("\u00a0"):
-            raise _no_space(path, node.start_mark.line + 1)
+            raise no_space(path, node.start_mark.line + 1)
         return
     for child in node.value:
         for part in child if isinstance(child, tuple) else (child,):
             _refuse_no_break_spaces(part, path)
-
-
-def _no_break_space(text: str) -> int | None:
-    """Return the number of the first line with one, from 1."""
-    return next((number for number, line in enumerate(text.splitlines(), 1) if "\u00a0" in line), None)
 
 
 def _write_keys() -> str:
