@@ -19,7 +19,9 @@ from pydantic_core import ErrorDetails
 
 from roll_like.config.other_names import translated
 from roll_like.config.source import KeyPath, Source, dotted
+from roll_like.config.value_hints import NOTHING, as_list, listed, meant_number
 from roll_like.errors import ConfigError, PluginError
+from roll_like.registry import likely
 
 #: Keys of earlier versions, and what became of each. They are looked up before any guess at a misspelt key.
 RENAMED = {
@@ -47,7 +49,10 @@ def explain(error: ValidationError, root: type[BaseModel], source: Source) -> Co
         source: What was written, and where.
     """
     found = _merged(error.errors(include_url=False))
-    found = [details for details in found if not _follows(details, found)]
+    meant = {path for details in found if (path := _meant_key(details, root, source.values)) is not None}
+    found = [details for details in found if not _follows(details, found, meant, root, source.values)]
+    # a key that is not known comes before one that is missing, perhaps because of it
+    found.sort(key=lambda details: _ORDER.get(details["type"], 1))
     if len(found) == 1:
         return ConfigError(_problem(found[0], root, source))
     problems = [_problem(details, root, source).removesuffix(f" [{source.label}]") for details in found]
@@ -93,6 +98,10 @@ _EXPECTED = {
 }
 
 
+#: Those where a number was expected.
+_NUMBERS = ("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing")
+
+
 def meaning_of(info: FieldInfo) -> str:
     """Return the description of a field; that of its section where it has none of its own."""
     section = info.annotation
@@ -100,24 +109,52 @@ def meaning_of(info: FieldInfo) -> str:
     return info.description or inherited or ""
 
 
-def _follows(details: ErrorDetails, found: Sequence[ErrorDetails]) -> bool:
-    """Return whether a list is only too short because pydantic left out items with problems of their own."""
+#: Kinds of errors that come before others, and after them.
+_ORDER = {"extra_forbidden": 0, "missing": 2}
+
+
+def _meant_key(details: ErrorDetails, root: type[BaseModel], values: Mapping[str, Any]) -> KeyPath | None:
+    """Return the key beside an unknown one that it probably stands for."""
+    if details["type"] != "extra_forbidden":
+        return None
+    path = key_path(details["loc"], root, values)
+    section = section_at(path[:-1], root, values)
+    near = likely(str(path[-1]), list(_keys(section))) if section is not None else []
+    return (*path[:-1], near[0]) if near else None
+
+
+def _follows(
+    details: ErrorDetails,
+    found: Sequence[ErrorDetails],
+    meant: set[KeyPath],
+    root: type[BaseModel],
+    values: Mapping[str, Any],
+) -> bool:
+    """Return whether a problem is only what another one leads to.
+
+    A list is too short because pydantic left out items with problems of their own; a key is missing because it is
+    misspelt.
+    """
     loc = details["loc"]
+    if details["type"] == "missing":
+        return key_path(loc, root, values) in meant
     inside = (other["loc"] for other in found if len(other["loc"]) > len(loc))
     return details["type"] == "too_short" and any(other[: len(loc)] == loc for other in inside)
 
 
 def _problem(details: ErrorDetails, root: type[BaseModel], source: Source) -> str:
     path = key_path(details["loc"], root, source.values)
-    text = _describe(details, path, root, source.values)
+    text = _describe(details, path, root, source)
     return f"{dotted(path) or 'the whole file'}: {text} [{source.place_of(path)}]"
 
 
-def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) -> str:
-    kind, found = details["type"], details["input"]
+def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], source: Source) -> str:
+    kind, found, values = details["type"], details["input"], source.values
     if kind == "extra_forbidden":
         renamed = RENAMED.get(str(path[-1]))
         return f"unknown key; {renamed}" if renamed else f"unknown key{_nearest(path, root, values)}"
+    if kind == "missing" and path and isinstance(path[-1], int):
+        return "missing: the list is too short"
     if kind == "missing":
         info = _field_at(path, root, values)
         meaning = meaning_of(info).rstrip(".") if info is not None else ""
@@ -125,6 +162,8 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
     message = details["msg"]
     if kind == "rule":
         return message if found is None else f"found {_show(found)}; {message}"
+    if kind in ("truth", "nothing"):
+        return _misread(found, source.written.get(path), _field_at(path, root, values))
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     expected = message.replace("Input should be", "expected").replace("Input should", "it should")
@@ -140,14 +179,102 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
         expected = _EXPECTED[kind]
     if kind == "int_parsing_size":
         expected = "expected a smaller number"
+    if kind == "string_type":
+        number = isinstance(found, int | float) and not isinstance(found, bool)
+        expected = f"expected text; write it in quotes: '{found}'" if number else "expected text"
+    if kind == "string_pattern_mismatch" and path[-1] == "name":
+        expected = "expected letters, digits, `_`, `-` and `.` alone, and no `.` first"
     if kind in {"tuple_type", "list_type"}:
-        expected = f"expected a list; write `[{found}]`" if isinstance(found, str | int | float) else "expected a list"
+        expected = "expected a list"
     if kind == "literal_error":
         words = [word.strip("'") for word in _WORD.findall(message)]
         near = [_SYNONYMS.get(str(found), "")] if _SYNONYMS.get(str(found)) in words else []
-        near = near or difflib.get_close_matches(str(found), words, n=1, cutoff=0.6)
+        near = near or likely(str(found), words)
         expected += f"; did you mean {near[0]!r}?" if near else ""
+    expected += _hint(kind, path, root, found, values)
     return f"found {_show(found)}; {expected[0].lower()}{expected[1:]}"
+
+
+def _misread(found: Any, written: str | None, info: FieldInfo | None) -> str:
+    """Return what is said of a word that YAML reads as true or false, and of one that it does not read as nothing."""
+    expected = expected_by(info.annotation) if info is not None else "something else"
+    if not isinstance(found, bool):
+        return f"found {_show(found)}, which is a text; YAML's word for nothing is null; write null, or remove the key"
+    word = str(found).lower()
+    shown = written if written not in (None, word) else None
+    text = f"found {shown}, which YAML reads as {word}" if shown else f"found {word}"
+    in_quotes = info is not None and any(option in (str, shown) for option in options(info.annotation))
+    return f"{text}; expected {expected}" + (f"; for the text write it in quotes: '{shown or word}'" if in_quotes else "")
+
+
+def expected_by(annotation: Any) -> str:
+    """Return in words what a field takes.
+
+    >>> expected_by(int), expected_by(float | None)
+    ('a whole number', 'a number')
+    """
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    found: list[str] = []
+    for option in options(annotation):
+        if get_origin(option) in _LISTS:
+            found.append("a list")
+        elif get_origin(option) in _MAPPINGS or (isinstance(option, type) and issubclass(option, BaseModel)):
+            found.append("a section of `key: value` lines")
+        elif isinstance(option, str):
+            found.append(repr(option))
+        elif option is not type(None):
+            found.append(names.get(option, "text"))
+    return listed(list(dict.fromkeys(found)))
+
+
+def _hint(kind: str, path: KeyPath, root: type[BaseModel], found: Any, values: Mapping[str, Any]) -> str:
+    """Return what to write in place of a value of another kind, beginning with `; `; nothing where that is not known."""
+    info = _field_at(path, root, values)
+    if isinstance(found, str) and found in NOTHING:
+        if kind in {"tuple_type", "list_type"}:
+            return "; for none write `[]`"
+        optional = info is not None and type(None) in options(info.annotation)
+        return "; YAML's word for nothing is null" if optional else "; for the default remove the key"
+    if kind in _NUMBERS:
+        return _number_hint(path, found, values)
+    if kind in {"tuple_type", "list_type"}:
+        if isinstance(found, str | int | float):
+            return f"; write `{as_list(str(found))}`"
+        first = next(iter(found), "") if isinstance(found, Mapping) else ""
+        return f"; write a dash and a blank before the first key of each: `- {str(first).lstrip('-')}: …`" if first else ""
+    if kind in {"model_type", "model_attributes_type"}:
+        return _section_hint(section_at(path, root, {}), found)
+    return ""
+
+
+def _number_hint(path: KeyPath, found: Any, values: Mapping[str, Any]) -> str:
+    if isinstance(found, str):
+        meant = meant_number(found)
+        return f"; write {meant}" if meant is not None else ""
+    if not isinstance(found, float) or not 0 < found < 1:
+        return ""
+    if path[-1] != "warmup_steps":
+        return "; it counts, and is no share"
+    steps = values.get("steps")
+    text = f"; it counts optimizer updates, and no key takes a share: {found:g} of the run's updates"
+    if not isinstance(steps, int):
+        return f"{text}, whose number --check prints without this key, is that number times {found:g}"
+    algorithm = values.get("algorithm")
+    updates = algorithm.get("updates_per_step", 1) if isinstance(algorithm, Mapping) else 1
+    total = steps * updates if isinstance(updates, int) else steps
+    return f"{text} is {found:g} × {total}; write {max(1, round(found * total))}"
+
+
+def _section_hint(section: type[BaseModel] | None, found: Any) -> str:
+    keys = _keys(section) if section is not None else {}
+    if isinstance(found, list) and found and all(isinstance(each, Mapping) for each in found):
+        return "; remove the dash before its keys"
+    if not isinstance(found, str):
+        return ""
+    pair = re.fullmatch(r"([\w.-]+)\s*[:=\s]\s*(\S.*)", found)
+    if pair and pair[1] in keys:
+        return f"; write `{pair[1]}: {pair[2]}`, with a colon and a blank"
+    return f"; write `path: {found}` below it" if "path" in keys else ""
 
 
 def _show(value: Any) -> str:
@@ -168,7 +295,8 @@ def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) ->
     keys = list(all_keys(root, values))
     everywhere = [known for known in keys if known[:-1] != section]
     same_name = [dotted(known) for known in everywhere if known[-1] == key]
-    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.75)
+    key = key.lstrip("+~-")  # Hydra's signs
+    near = likely(key, siblings, cutoff=0.75)
     if near:
         return f"; did you mean `{dotted((*section, near[0]))}`?"
     if same_name:
@@ -275,7 +403,7 @@ _LISTS, _MAPPINGS = (tuple, list), (dict,)
 
 def _item(annotation: Any, kinds: tuple[type, ...]) -> tuple[Any, Sequence[Any]] | None:
     """Return annotation and metadata of the items of a list or a mapping, None when it is none of `kinds`."""
-    for option in _options(annotation):
+    for option in options(annotation):
         if get_origin(option) in kinds:
             item = get_args(option)[1 if kinds == _MAPPINGS else 0]
             return (get_args(item)[0], get_args(item)[1:]) if get_origin(item) is Annotated else (item, ())
@@ -306,15 +434,15 @@ def _marks(annotation: Any) -> Iterator[Any]:
 
 
 def _members(annotation: Any) -> list[type[BaseModel]]:
-    return [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
+    return [option for option in options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
 
 
-def _options(annotation: Any) -> list[Any]:
+def options(annotation: Any) -> list[Any]:
     """Return the alternatives of a union, without annotations."""
     if get_origin(annotation) is Annotated:
-        return _options(get_args(annotation)[0])
+        return options(get_args(annotation)[0])
     if get_origin(annotation) is not None and get_origin(annotation) not in (tuple, list, dict):
-        return [option for part in get_args(annotation) for option in _options(part)]
+        return [option for part in get_args(annotation) for option in options(part)]
     return [annotation]
 
 

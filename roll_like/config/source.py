@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from roll_like.config.yaml_mistakes import duplicate_key, no_space, not_text, not_yaml
+from roll_like.config.yaml_mistakes import control_character, duplicate_key, no_space, not_text, not_yaml, read_otherwise
 from roll_like.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -38,11 +38,19 @@ class Source:
         values: The merged mapping.
         places: Where each key was written: `file:line`, or the override.
         label: The file that was loaded.
+        written: How those values were written that YAML reads as true or false: `yes`, `off`.
     """
 
     values: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
     label: str = "the configuration"
+    written: dict[KeyPath, str] = field(default_factory=dict)
+
+    def forget(self, path: KeyPath) -> None:
+        """Drop what is known of `path` and of all below it."""
+        for known in (self.places, self.written):
+            for gone in [key for key in known if key[: len(path)] == path]:
+                del known[gone]
 
     def place_of(self, path: KeyPath) -> str:
         """Return where `path`, or the innermost section around it, was written."""
@@ -118,6 +126,8 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         ) from None
     except yaml.MarkedYAMLError as error:
         raise not_yaml(path, text, error) from error
+    except yaml.reader.ReaderError as error:
+        raise control_character(path, text, error) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}", fix="correct the file") from error
     except OmegaConfBaseException as error:
@@ -126,13 +136,14 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         found = "a list" if isinstance(values, list) else "a single value"
         raise ConfigError(f"{path}: expected a mapping of sections, found {found}", fix=_write_keys())
     places: dict[KeyPath, str] = {}
+    written: dict[KeyPath, str] = {}
     if node is not None:
         _refuse_no_break_spaces(node, path)
-        _locate(node, (), str(path), places)
+        _locate(node, (), str(path), places, written)
     for key in values:
         if not isinstance(key, str):
             raise ConfigError(f"{path}: expected names as keys, found {key!r}", fix=_write_keys())
-    return Source({str(key): value for key, value in values.items()}, places, str(path))
+    return Source({str(key): value for key, value in values.items()}, places, str(path), written)
 
 
 def _refuse_no_break_spaces(node: yaml.Node, path: Path) -> None:
@@ -150,24 +161,34 @@ def _write_keys() -> str:
     return "write `key: value` lines, such as `pipeline: rlvr`"
 
 
-def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str]) -> None:
+def _locate(
+    node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str], written: dict[KeyPath, str]
+) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             child = (*path, key.value)
             places[child] = f"{file}:{key.start_mark.line + 1}"
-            _locate(value, child, file, places)
+            _locate(value, child, file, places, written)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             places[*path, index] = f"{file}:{value.start_mark.line + 1}"
-            _locate(value, (*path, index), file, places)
+            _locate(value, (*path, index), file, places, written)
+    elif node.tag == "tag:yaml.org,2002:bool":
+        written[path] = node.value
+    elif (other := read_otherwise(node)) is not None:
+        raise ConfigError(
+            f"{file}:{node.start_mark.line + 1}: {dotted(path)}: YAML reads {node.value} as {other}",
+            fix=f"write {other} if you mean that, or put it in quotes if it is text: '{node.value}'",
+        )
 
 
 def _merge(base: Source, child: Source) -> None:
     """Put `child` over `base`, in place."""
     replaced = _merge_values(base.values, child.values, ())
-    for path in [path for path in base.places if any(path[: len(gone)] == gone for gone in replaced)]:
-        del base.places[path]
+    for gone in replaced:
+        base.forget(gone)
     base.places.update(child.places)
+    base.written.update(child.written)
 
 
 def _merge_values(base: dict[str, Any], child: Mapping[str, Any], path: KeyPath) -> list[KeyPath]:
@@ -204,8 +225,9 @@ def _override(source: Source, override: str) -> None:
     assert isinstance(value, dict)
     section = _section_for(source, path, override)
     _assign(source, section, path, value["value"])
-    for gone in [key for key in source.places if key[: len(path)] == path]:
-        del source.places[gone]
+    source.forget(path)
+    if isinstance(value["value"], bool):
+        source.written[path] = match["value"].strip()
     source.places[path] = f"command line: {override}"
 
 

@@ -134,6 +134,24 @@ def not_text(path: Path, data: bytes, error: UnicodeDecodeError) -> ConfigError:
     )
 
 
+def read_otherwise(node: yaml.ScalarNode) -> str | None:
+    """Return the number that YAML 1.1 reads where most people see another: of `010` and of `1:30`; None elsewhere."""
+    octal = re.fullmatch(r"[-+]?0[0-7_]+", node.value) and node.value.strip("-+0_") != ""
+    if node.style is not None or not (octal or re.fullmatch(r"[-+]?\d[\d_]*(?::[0-5]?\d)+(?:\.\d*)?", node.value)):
+        return None
+    value = yaml.safe_load(node.value)
+    return str(value) if isinstance(value, int | float) else None
+
+
+def control_character(path: Path, text: str, error: yaml.reader.ReaderError) -> ConfigError:
+    """Return the error for a character that YAML does not have, with its line."""
+    line = text.count("\n", 0, error.position) + 1
+    return ConfigError(
+        f"{path}:{line}: not valid YAML: the control character U+{error.character:04X} is not allowed",
+        fix="remove it; is this a configuration, or a binary file?",
+    )
+
+
 def _refused(path: Path, lines: Sequence[str], number: int, what: str, fix: str) -> ConfigError:
     shown = lines[number].strip() if 0 <= number < len(lines) else ""
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
@@ -226,8 +244,9 @@ def _open_bracket(number: int, line: str) -> Iterator[_Mend]:
     for opening, closing in _BRACKETS.items():
         missing = line.count(opening) - line.count(closing)
         if missing > 0:
-            closed = f"{line.rstrip().rstrip(',')}{closing * missing}"
-            yield _Mend(number, closed, f"`{opening}` is not closed", f"close it: `{closed.strip()}`")
+            bare, hash_, comment = line.partition(" #")
+            closed = f"{bare.rstrip().rstrip(',')}{closing * missing}"
+            yield _Mend(number, closed + hash_ + comment, f"`{opening}` is not closed", f"close it: `{closed.strip()}`")
         elif missing < 0:
             text = line[: line.rindex(closing)] + line[line.rindex(closing) + 1 :]
             yield _Mend(number, text, f"`{closing}` closes nothing that is open", f"write `{text.strip()}`")
@@ -245,16 +264,17 @@ def _needs_quotes(number: int, line: str) -> Iterator[_Mend]:
 
 
 def _indented_otherwise(lines: Sequence[str], number: int, before: int, written: Sequence[int]) -> Iterator[_Mend]:
-    """Yield the indentations of lines before it, the nearest first."""
-    bare, there = lines[number].lstrip(), _indent(lines[number])
-    what = (
-        f"it is indented by {there}, and line {before + 1} before it by {_indent(lines[before])}: neither beside that key "
-        "nor below it"
-    )
+    """Yield other indentations of a line and of the one before it: of that first whose own is the rarer in the file."""
+    indents = [_indent(lines[each]) for each in written]
     fix = "indent the keys of one section alike, with two spaces more than the section's name"
-    indents = dict.fromkeys(_indent(lines[each]) for each in reversed(written) if each < number)
-    for indent in (*indents, _indent(lines[before]) + 2):
-        yield _Mend(number, " " * indent + bare, what, fix)
+    for each, other in sorted(((number, before), (before, number)), key=lambda pair: indents.count(_indent(lines[pair[0]]))):
+        what = (
+            f"it is indented by {_indent(lines[each])}, and line {other + 1} by {_indent(lines[other])}: they are neither "
+            "beside each other nor one below the other"
+        )
+        nearest = dict.fromkeys([_indent(lines[other]), *reversed(indents[: written.index(each)])])
+        for indent in (*nearest, _indent(lines[other]) + 2):
+            yield _Mend(each, " " * indent + lines[each].lstrip(), what, fix)
 
 
 def _indent(line: str) -> int:
