@@ -103,6 +103,7 @@ def check_run(
         findings += check_tokens(config, renderer, ends)
     here = model is not None and all_here(config)
     report = Report(planned(config, shape), findings, complete=here, precision=precision, ends=ends or ())
+    report.sized = shape is not None
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         findings += check_routes(config, model)

@@ -21,6 +21,8 @@ from roll_like.errors import ConfigError
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 _OVERRIDE = re.compile(r"(?P<key>[^\s=]+)=(?P<value>.*)", re.DOTALL)
+#: The same as YAML, or with blanks.
+_NEARLY_OVERRIDE = re.compile(r"\s*([\w.\[\]-]+)\s*[:=]\s*(\S.*)")
 #: An item of a list as Python writes it: `sources[0]` is `sources.0`.
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -109,7 +111,7 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the configuration {path}{where} cannot be read: {error.strerror}",
+            f"the configuration {path.absolute()}{where} cannot be read: {error.strerror}",
             fix="check the path; `extends:` is relative to the file that says it, --config to the working directory",
         ) from error
     try:
@@ -210,16 +212,19 @@ def _same_type(former: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
 def _override(source: Source, override: str) -> None:
     match = _OVERRIDE.fullmatch(override)
     if match is None:
+        meant = _NEARLY_OVERRIDE.fullmatch(override)
         raise ConfigError(
-            f"cannot read the override {override!r}; expected key=value", fix="write for example steps=10"
+            f"cannot read the override {override!r}; expected key=value, without blanks around `=`",
+            fix=f"write {meant[1]}={meant[2]}" if meant else f"write for example {override.strip('= ') or 'steps'}=10",
         )
     key = _INDEX.sub(r".\1", match["key"])
     path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={match['value']}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
+        problem = (error.problem if isinstance(error, yaml.MarkedYAMLError) else None) or str(error).splitlines()[0]
         raise ConfigError(
-            f"the value of the override {override!r} is not valid YAML: {error}",
+            f"the value of the override {override!r} is not valid YAML: {problem}",
             fix="quote it, for example key='\"a: b\"'",
         ) from error
     assert isinstance(value, dict)

@@ -93,12 +93,22 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
         for file in files:
             yield from _read_file(file, str(file), key)
     elif path.name.endswith(ENDINGS) or source.path.startswith(("/", ".", "~")):
-        raise DataError(f"there is no file or directory {source.path}", fix=f"correct {key}.path")
+        raise DataError(f"there is no file or directory {named(source.path)}", fix=f"correct {key}.path")
     else:
         import datasets
 
         rows = _load(lambda: datasets.load_dataset(source.path, split=source.split), source.path, key)
         yield from _numbered(rows, f"{source.path}[{source.split}]")
+
+
+def named(spelling: str) -> str:
+    """Return a path as it is written, and where that is.
+
+    >>> named("/data/rows.jsonl")
+    '/data/rows.jsonl'
+    """
+    absolute = str(Path(spelling).expanduser().absolute())
+    return spelling if absolute == spelling else f"{spelling} (here {absolute})"
 
 
 def _numbered(rows: Iterable[Mapping[str, Any]], label: str) -> Iterator[Row]:

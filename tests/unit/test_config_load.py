@@ -175,7 +175,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def test_not_yaml_names_the_line(tmp_path: Path) -> None:
     message = refused(write(tmp_path / "c.yaml", "steps: 1\nmodel: [1, 2\ndata: x\n"))
-    assert "c.yaml:3: not valid YAML" in message
+    assert "c.yaml:2: not valid YAML: `[` is not closed" in message
 
 
 def test_a_key_written_twice_is_refused(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_binary_file(tmp_path: Path) -> None:
 
 def test_empty_file_says_which_pipelines_there_are(tmp_path: Path) -> None:
     message = refused(write(tmp_path / "c.yaml", ""))
-    assert "pipeline: the key is missing" in message
+    assert "pipeline: the key is missing, as all are: the file is empty" in message
     assert "known pipelines: agentic, distill, dpo, on_policy_distill, online_dpo, reward_model, rlvr, sft" in message
 
 
