@@ -234,7 +234,9 @@ def _hint(kind: str, path: KeyPath, root: type[BaseModel], found: Any, values: M
         if kind in {"tuple_type", "list_type"}:
             return "; for none write `[]`"
         optional = info is not None and type(None) in options(info.annotation)
-        return "; YAML's word for nothing is null" if optional else "; for the default remove the key"
+        if optional:
+            return "; YAML's word for nothing is null"
+        return "" if info is None or info.is_required() else "; for the default remove the key"
     if kind in _NUMBERS:
         return _number_hint(path, found, values)
     if kind in {"tuple_type", "list_type"}:
@@ -256,13 +258,14 @@ def _number_hint(path: KeyPath, found: Any, values: Mapping[str, Any]) -> str:
     if path[-1] != "warmup_steps":
         return "; it counts, and is no share"
     steps = values.get("steps")
-    text = f"; it counts optimizer updates, and no key takes a share: {found:g} of the run's updates"
+    text = "; it counts optimizer updates, and no key takes a share of them"
     if not isinstance(steps, int):
-        return f"{text}, whose number --check prints without this key, is that number times {found:g}"
+        return f"{text}: multiply {found:g} by their number, which --check prints without this key"
     algorithm = values.get("algorithm")
     updates = algorithm.get("updates_per_step", 1) if isinstance(algorithm, Mapping) else 1
     total = steps * updates if isinstance(updates, int) else steps
-    return f"{text} is {found:g} × {total}; write {max(1, round(found * total))}"
+    share = max(1, round(found * total))
+    return f"{text}; {found:g} of the run's {total} optimizer updates are {share}: write {share}"
 
 
 def _section_hint(section: type[BaseModel] | None, found: Any) -> str:

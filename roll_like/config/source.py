@@ -219,6 +219,11 @@ def _override(source: Source, override: str) -> None:
         )
     key = _INDEX.sub(r".\1", match["key"])
     path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    raw = yaml.ScalarNode("", match["value"].strip())
+    if (other := read_otherwise(raw)) is not None:
+        raise ConfigError(
+            f"the override {override!r}: {key}: YAML reads {raw.value} as {other}", fix=f"write {key}={other} if you mean that"
+        )
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={match['value']}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:

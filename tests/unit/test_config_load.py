@@ -260,7 +260,7 @@ def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: 
     [
         ("steps=many", "steps: found 'many'; expected a whole number"),
         ("steps=0", "steps: found 0; expected a number greater than or equal to 1"),
-        ("steps=true", "steps: expected something other than true or false, found true"),
+        ("steps=true", "steps: found true; expected a whole number"),
         ("steps=2.5", "steps: found 2.5; expected a whole number"),
         ("training.optimizer.lr=small", "training.optimizer.lr: found 'small'; expected a number ["),
         ("data.shuffle=often", "data.shuffle: found 'often'; expected true or false ["),
@@ -278,7 +278,7 @@ def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: 
         ("algorithm.advantage=grp", "unknown advantage estimator 'grp'; did you mean"),
         ("metrics.trackers=[mlfow]", "unknown metrics tracker 'mlfow'; did you mean 'mlflow'?"),
         ("name=a/b", "name: found 'a/b'"),
-        ("model.path=null", "model.path: found nothing (null); expected a valid string"),
+        ("model.path=null", "model.path: found nothing (null); expected text"),
     ],
 )
 def test_a_wrong_value_says_what_was_found_and_expected(minimal: Path, override: str, expected: str) -> None:
@@ -306,10 +306,10 @@ def test_every_problem_is_listed_with_its_file_and_line(tmp_path: Path, minimal:
     assert lines[0].startswith("4 problems in ")
     found = {line.split(". ", 1)[1].partition(":")[0]: line for line in lines[1:]}
     assert list(found) == [
+        "data.sources.1.wieght",
         "rollout.prompts_per_step",
         "resources.nodes",
         "data.sources.1.path",
-        "data.sources.1.wieght",
     ]
     assert f"[{child}:7]" in found["data.sources.1.path"]
     assert f"[{child}:7]" in found["data.sources.1.wieght"]
