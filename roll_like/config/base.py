@@ -21,7 +21,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from roll_like.config.explain import explain, options
+from roll_like.config.explain import explain
+from roll_like.config.keys import options
 from roll_like.config.source import Source
 from roll_like.config.value_hints import NOTHING
 from roll_like.errors import PluginError
@@ -79,7 +80,11 @@ class ConfigModel(BaseModel):
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[info.field_name or ""].annotation):
             raise PydanticCustomError("truth", "expected something other than true or false")
         # `null` is YAML's word; a path or a name would be "None"
-        if isinstance(value, str) and value in NOTHING and _takes_nothing_or_text(cls.model_fields[info.field_name or ""]):
+        if (
+            isinstance(value, str)
+            and value in NOTHING
+            and _takes_nothing_or_text(cls.model_fields[info.field_name or ""])
+        ):
             raise PydanticCustomError("nothing", "expected text, or null")
         return value
 

@@ -5,6 +5,7 @@ Remembers where each key was written, for messages.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,16 @@ from typing import Any, TypeAlias
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from roll_like.config.yaml_mistakes import control_character, duplicate_key, no_space, not_text, not_yaml, read_otherwise
+from roll_like.config.yaml_mistakes import (
+    control_character,
+    duplicate_key,
+    no_space,
+    not_text,
+    not_yaml,
+    read_otherwise,
+)
 from roll_like.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -41,12 +49,18 @@ class Source:
         places: Where each key was written: `file:line`, or the override.
         label: The file that was loaded.
         written: How those values were written that YAML reads as true or false: `yes`, `off`.
+        layers: The values before each file that extends others, and before overrides: what `${…}` in them referred to.
     """
 
     values: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
     label: str = "the configuration"
     written: dict[KeyPath, str] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    def keep_layer(self) -> None:
+        """Keep the values as they are, before others are put over them."""
+        self.layers.append(copy.deepcopy(self.values))
 
     def forget(self, path: KeyPath) -> None:
         """Drop what is known of `path` and of all below it."""
@@ -73,6 +87,7 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> Source:
             cannot be applied, or an interpolation leads nowhere.
     """
     source = _read_file(path, ())
+    source.keep_layer()
     # a change of type drops the settings of the former type, so it comes before new settings
     for override in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".type")):
         _override(source, override)
@@ -134,6 +149,11 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         raise ConfigError(f"{path}: not valid YAML: {error}", fix="correct the file") from error
     except OmegaConfBaseException as error:
         raise _unresolved(error, str(path)) from error
+    return _located(path, values, node)
+
+
+def _located(path: Path, values: Any, node: yaml.Node | None) -> Source:
+    """Return what a file holds, with where each key is; refuse what is no mapping of names."""
     if not isinstance(values, dict) or (node is not None and not isinstance(node, yaml.MappingNode)):
         found = "a list" if isinstance(values, list) else "a single value"
         raise ConfigError(f"{path}: expected a mapping of sections, found {found}", fix=_write_keys())
@@ -163,9 +183,7 @@ def _write_keys() -> str:
     return "write `key: value` lines, such as `pipeline: rlvr`"
 
 
-def _locate(
-    node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str], written: dict[KeyPath, str]
-) -> None:
+def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str], written: dict[KeyPath, str]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             child = (*path, key.value)
@@ -186,6 +204,8 @@ def _locate(
 
 def _merge(base: Source, child: Source) -> None:
     """Put `child` over `base`, in place."""
+    base.keep_layer()
+    base.layers += child.layers
     replaced = _merge_values(base.values, child.values, ())
     for gone in replaced:
         base.forget(gone)
@@ -222,7 +242,8 @@ def _override(source: Source, override: str) -> None:
     raw = yaml.ScalarNode("", match["value"].strip())
     if (other := read_otherwise(raw)) is not None:
         raise ConfigError(
-            f"the override {override!r}: {key}: YAML reads {raw.value} as {other}", fix=f"write {key}={other} if you mean that"
+            f"the override {override!r}: {key}: YAML reads {raw.value} as {other}",
+            fix=f"write {key}={other} if you mean that",
         )
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={match['value']}"]))
@@ -287,13 +308,77 @@ def _assign(source: Source, section: Any, path: KeyPath, value: Any) -> None:
 
 
 def _interpolate(source: Source) -> dict[str, Any]:
-    try:
-        values = OmegaConf.to_container(OmegaConf.create(source.values), resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        path = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", str(error.full_key)))
-        raise _unresolved(error, source.place_of(path)) from error
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    while True:
+        try:
+            values = OmegaConf.to_container(OmegaConf.create(source.values), resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            parts = re.findall(r"[^.\[\]]+", str(error.full_key))
+            path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in parts)
+            if isinstance(error, InterpolationResolutionError) and _as_it_was(source, path):
+                continue  # each time one reference less
+            raise _unresolved(error, source.place_of(path)) from error
+        assert isinstance(values, dict)
+        return {str(key): value for key, value in values.items()}
+
+
+def _as_it_was(source: Source, path: KeyPath) -> bool:
+    """Put a value in place of a reference into what a file or an override has replaced; return whether there was one.
+
+    A section that is still there, and no longer has a key of that name, has its default; so has what refers to it by
+    the same name. Else it is what the reference meant where it was written.
+    """
+    written = _at(source.values, path)
+    reference = _REFERENCE.fullmatch(written) if isinstance(written, str) else None
+    for layer in reversed(source.layers):
+        if written is None or _at(layer, path) != written:
+            continue
+        try:
+            value = OmegaConf.select(OmegaConf.create(layer), _selected(path), throw_on_resolution_failure=True)
+        except OmegaConfBaseException:
+            continue
+        section = _at(source.values, path[:-1])
+        if reference is not None and isinstance(section, dict):
+            target = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", reference[1]))
+            if target[-1] == path[-1] and isinstance(_at(source.values, target[:-1]), dict):
+                del section[path[-1]]
+                return True
+        assert isinstance(section, dict | list)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        _assign_value(section, path[-1], _escaped(plain))
+        return True
+    return False
+
+
+#: A value that is one reference.
+_REFERENCE = re.compile(r"\$\{([\w.\[\]-]+)\}")
+
+
+def _at(values: Any, path: KeyPath) -> Any:
+    for part in path:
+        if isinstance(values, dict):
+            values = values.get(str(part))
+        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
+            values = values[part]
+        else:
+            return None
+    return values
+
+
+def _selected(path: KeyPath) -> str:
+    return "".join(f"[{part}]" for part in path)
+
+
+def _assign_value(section: Any, part: str | int, value: Any) -> None:
+    if isinstance(section, list):
+        assert isinstance(part, int)
+        section[part] = value
+    else:
+        section[str(part)] = value
+
+
+def _escaped(value: Any) -> Any:
+    """Return a value that has been resolved so that it stays as it is."""
+    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def _unresolved(error: OmegaConfBaseException, place: str) -> ConfigError:

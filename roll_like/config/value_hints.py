@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import yaml
 
@@ -18,6 +18,14 @@ _POWER = re.compile(rf"(?:({_DIGITS})\s*[*x×·]\s*)?10\s*(?:\^|\*\*)\s*\(?([-+]
 _SCALED = re.compile(rf"({_DIGITS})\s*([kKmMbB])")
 _WITH_UNIT = re.compile(rf"({_DIGITS}(?:[eE][-+]?\d+)?)\s*[^\W\d_]+")
 _SCALES = {"k": 1e3, "m": 1e6, "b": 1e9}
+#: How people write numbers, and what each is.
+_SPELLINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], float]], ...] = (
+    (_PERCENT, lambda match: float(match[1]) / 100),
+    (_THOUSANDS, lambda match: float(re.sub(r"[, '_]", "", match[0]))),
+    (_DECIMAL_COMMA, lambda match: float(match[0].replace(",", "."))),
+    (_POWER, lambda match: float(f"{match[1] or 1}e{match[2]}")),
+    (_SCALED, lambda match: float(match[1]) * _SCALES[match[2].lower()]),
+)
 
 
 def meant_number(text: str) -> str | None:
@@ -27,19 +35,11 @@ def meant_number(text: str) -> str | None:
     ['0.8', '1000', '0.5', '10000', '2e-05', '1', None]
     """
     text = text.strip()
-    if match := _PERCENT.fullmatch(text):
-        return _written(float(match[1]) / 100)
-    if _THOUSANDS.fullmatch(text):
-        return _written(float(re.sub(r"[, '_]", "", text)))
-    if _DECIMAL_COMMA.fullmatch(text):
-        return _written(float(text.replace(",", ".")))
-    if match := _POWER.fullmatch(text):
-        return _written(float(f"{match[1] or 1}e{match[2]}"))
-    if match := _SCALED.fullmatch(text):
-        return _written(float(match[1]) * _SCALES[match[2].lower()])
-    if match := _WITH_UNIT.fullmatch(text):
-        return match[1]
-    return None
+    for pattern, value in _SPELLINGS:
+        if match := pattern.fullmatch(text):
+            return _written(value(match))
+    match = _WITH_UNIT.fullmatch(text)
+    return match[1] if match else None
 
 
 def _written(value: float) -> str:

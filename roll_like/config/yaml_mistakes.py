@@ -1,7 +1,7 @@
 """What is wrong with a file that is no YAML: the line that a person has to change, and what to write there.
 
-A parser stops where the text makes no sense any more, which is often a line or a file behind the mistake. So small mends
-of the lines in question are tried, and the mistake is the one whose mend lets the parser go on.
+A parser stops where the text makes no sense any more, which is often behind the mistake. So small mends of the lines in
+question are tried, and the mistake is the one whose mend lets the parser go on.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ _NO_BLANK = re.compile(rf"{_NAME}\s*(?P<sign>[:=\uff1a])\s*(?P<value>\S.*)")
 _NO_BLANK_AFTER_DASH = re.compile(r"(?P<start>\s*)-(?P<item>[^\s-].*)")
 _PAIR = re.compile(r"(?P<start>\s*(?:- +)?(?:[\w.-]+:\s+)?)(?P<value>[^\s'\"].*?)(?P<comment>\s+#.*)?")
 _BRACKETS = {"[": "]", "{": "}"}
+
+
+#: Problems of the parser that name the right line.
+_KNOWN = {
+    "another document": ("a second document begins here", "leave out the line `---`"),
+    "undefined alias": ("`*` stands for an anchor that is not defined", "put it in quotes"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +75,15 @@ def not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError:
             f"{path}: anchors and aliases expand to more values than a configuration has", fix="use fewer aliases"
         )
     lines, stop = text.splitlines(), _stop_of(error, text)
-    if "another document" in stop.problem:
-        return _refused(path, lines, stop.line, "a second document begins here", "leave out the line `---`")
-    if "undefined alias" in stop.problem:
-        return _refused(path, lines, stop.line, "`*` stands for an anchor that is not defined", "put it in quotes")
+    for problem, (what, fix) in _KNOWN.items():
+        if problem in stop.problem:
+            return _refused(path, lines, stop.line, what, fix)
     tabs = [number for number in (stop.line, stop.begun) if number < len(lines) and "\t" in lines[number]]
     if tabs and re.search("cannot start any token|tab", stop.problem):
         indented = lines[tabs[0]][: len(lines[tabs[0]]) - len(lines[tabs[0]].lstrip())]
         fix = "indent with spaces" if "\t" in indented else "write a space instead"
         return _refused(path, lines, tabs[0], "a tab stands where spaces belong", fix)
-    mend = _mend(text, lines, stop) if len(text) <= _MOST_TEXT else None
+    mend = _mend(lines, stop) if len(text) <= _MOST_TEXT else None
     if mend is not None:
         return _refused(path, lines, mend.line, mend.what, mend.fix)
     since = f", in what begins in line {stop.begun + 1}" if stop.begun < stop.line else ""
@@ -179,7 +185,7 @@ def _stop_of(error: yaml.MarkedYAMLError, text: str) -> _Stop:
     return _Stop(line, begun, begun if pending else line, problem)
 
 
-def _mend(text: str, lines: Sequence[str], stop: _Stop) -> _Mend | None:
+def _mend(lines: Sequence[str], stop: _Stop) -> _Mend | None:
     """Return the first mend that makes the whole text YAML; else the first that lets the parser go on for a line."""
     partial = None
     for mend in _mends(lines, stop):
@@ -267,10 +273,12 @@ def _indented_otherwise(lines: Sequence[str], number: int, before: int, written:
     """Yield other indentations of a line and of the one before it: of that first whose own is the rarer in the file."""
     indents = [_indent(lines[each]) for each in written]
     fix = "indent the keys of one section alike, with two spaces more than the section's name"
-    for each, other in sorted(((number, before), (before, number)), key=lambda pair: indents.count(_indent(lines[pair[0]]))):
+    for each, other in sorted(
+        ((number, before), (before, number)), key=lambda pair: indents.count(_indent(lines[pair[0]]))
+    ):
         what = (
-            f"it is indented by {_indent(lines[each])}, and line {other + 1} by {_indent(lines[other])}: they are neither "
-            "beside each other nor one below the other"
+            f"it is indented by {_indent(lines[each])}, and line {other + 1} by {_indent(lines[other])}: they are "
+            "neither beside each other nor one below the other"
         )
         nearest = dict.fromkeys([_indent(lines[other]), *reversed(indents[: written.index(each)])])
         for indent in (*nearest, _indent(lines[other]) + 2):

@@ -252,7 +252,7 @@ def _locate(spelling: str, key: str) -> Path | None:
         raise ConfigError(
             f"{key}: there is no file or directory {spelling}"
             + ("" if path.is_absolute() and spelling == str(path) else f" (here {path.absolute()})"),
-            fix=f"correct {key}, or put the model there"
+            fix=f"correct {key}, or put the model there",
         )
     return None
 

@@ -543,13 +543,18 @@ def test_the_transformers_engine_on_gpus(make: Make) -> None:
     )
 
 
-def test_gpus_where_there_are_none_are_an_error_unless_they_are_stated(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_not_here_are_an_error_unless_stated(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     resources = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
     monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", list)
     monkeypatch.setattr("roll_like.check.gpu_plan.DRIVER", ())
     found = only(make(resources=resources))
-    assert found.startswith("error: resources.gpu: resources.device is cuda, and this machine has no GPU that nvidia-smi")
-    assert "set resources.gpu to the kind of its GPUs (such as H100), or resources.gpu_memory_gib; to run here, set" in found
+    assert found.startswith(
+        "error: resources.gpu: resources.device is cuda, and this machine has no GPU that nvidia-smi"
+    )
+    assert (
+        "set resources.gpu to the kind of its GPUs (such as H100), or resources.gpu_memory_gib; to run here, set"
+        in found
+    )
     # a container may have a driver and no nvidia-smi
     monkeypatch.setattr("roll_like.check.gpu_plan.DRIVER", ("/",))
     assert "resources.gpu: resources.device is cuda" in only(make(resources=resources), "warning")

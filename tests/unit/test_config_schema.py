@@ -17,7 +17,7 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.explain import all_keys, meaning_of, section_at
+from roll_like.config.keys import all_keys, meaning_of, section_at
 from roll_like.config.other_names import OTHER_NAMES, translated
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.config.teachers import TeacherConfig

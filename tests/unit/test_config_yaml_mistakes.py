@@ -32,7 +32,12 @@ def refused(path: Path, text: str | bytes) -> str:
         ("name: x\nsteps = 10\nseed: 1\n", 2, "`=` is no colon", "write `steps: 10`"),
         ("name: x\nsteps\uff1a10\nseed: 1\n", 2, "`\uff1a` is no colon", "write `steps: 10`"),
         ("name: x\nsources:\n  -path: a\n    name: b\n", 3, "there is no blank after the dash", "write `- path: a`"),
-        ('name: "x\nsteps: 1\nseed: "2"\n', 1, 'a quote (") is opened and not closed', 'close it in this line: `name: "x"`'),
+        (
+            'name: "x\nsteps: 1\nseed: "2"\n',
+            1,
+            'a quote (") is opened and not closed',
+            'close it in this line: `name: "x"`',
+        ),
         ("name: x\nstop: ['a, b]\nseed: 1\n", 2, "a quote (') is opened", "write it in pairs, or leave it out"),
         ("name: 'it's'\nseed: 1\n", 1, "a quote (') is opened", "write it in pairs"),
         ("name: x\nstop: [a, b\nseed: 1\n", 2, "`[` is not closed", "close it: `stop: [a, b]`"),
@@ -80,11 +85,10 @@ def test_in_any_line_of_a_file(tmp_path: Path, mutate: object) -> None:
             text = "\n".join([*LINES[:number], changed, *LINES[number + 1 :], ""])
             path = tmp_path / "c.yaml"
             path.write_text(text, encoding="utf-8")
-            try:
+            with pytest.raises(ConfigError) as caught:
                 read_source(path)
-            except ConfigError as error:
-                assert f"c.yaml:{number + 1}: " in str(error), changed
-                refusals += 1
+            assert f"c.yaml:{number + 1}: " in str(caught.value), changed
+            refusals += 1
     assert refusals > 30
 
 

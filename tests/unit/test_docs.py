@@ -28,7 +28,7 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
-from roll_like.config.explain import all_keys
+from roll_like.config.keys import all_keys
 from roll_like.config.load import load_config
 from roll_like.registry import ADVANTAGES, INFERENCE_ENGINES, LOSSES, PIPELINES, REWARDS
 from roll_like.types import StopReason
