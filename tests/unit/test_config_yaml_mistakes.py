@@ -81,7 +81,7 @@ def test_in_any_line_of_a_file(tmp_path: Path, mutate: object) -> None:
         match = KEY.fullmatch(line)
         changed = mutate(match) if match else None
         # the only key of a section without a colon is valid: a text in place of the section
-        if changed and not (_alone(number) and " =" not in changed and '"' not in changed and "[" not in changed):
+        if changed and not (_alone(number) and not {'"', "["} & set(changed)):
             text = "\n".join([*LINES[:number], changed, *LINES[number + 1 :], ""])
             path = tmp_path / "c.yaml"
             path.write_text(text, encoding="utf-8")
