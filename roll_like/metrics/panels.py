@@ -39,7 +39,8 @@ _COSTS = (Panel("Gradient norm before clipping", ("train/grad_norm",)), TIME)
 _FURTHER = (
     Panel("Solved episodes", ("rollout/success",)),
     Panel("Loss", ("train/loss",)),
-    Panel("KL from reference, engine mismatch", ("train/kl", "mismatch/kl")),
+    Panel("KL from reference", ("train/kl",)),
+    Panel("Engine mismatch", ("mismatch/kl",)),
     Panel("Entropy of the policy", ("train/entropy",)),
     Panel("Clipped tokens", ("train/clip_fraction_high", "train/clip_fraction_low")),
     Panel("Response length", ("rollout/response_length/mean",)),
@@ -53,12 +54,25 @@ _FURTHER = (
 def choose_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Panel]:
     """Return the panels of `curves.png`: those of runs that sample, or of runs that learn from given answers.
 
+    A panel of which nothing is logged is left out; that of the time stays.
+
     Args:
         steps: Lines of `metrics.jsonl`.
         evaluations: Lines of `evaluations.jsonl`.
     """
-    logged = {name for record in steps for name in record}
-    evaluated = {name for record in evaluations for name in record}
+    logged, evaluated = _names(steps), _names(evaluations)
+    return [panel for panel in _of_pipeline(logged, evaluated) if panel is TIME or _shows(panel, logged, evaluated)]
+
+
+def _names(records: Sequence[Record]) -> set[str]:
+    return {name for record in records for name in record}
+
+
+def _shows(panel: Panel, logged: set[str], evaluated: set[str]) -> bool:
+    return not (evaluated if panel.kind == "evaluations" else logged).isdisjoint(panel.names)
+
+
+def _of_pipeline(logged: set[str], evaluated: set[str]) -> list[Panel]:
     measured = without_smaller_passes(sorted(evaluated, reverse=True))
     # pass@k before maj@k: an axis has room for three
     solved = [name for name in measured if name.startswith(("eval/success", "eval/pass@", "eval/maj@"))]
@@ -82,18 +96,11 @@ def choose_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> lis
 
 def choose_report_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Panel]:
     """Return the same and further ones, without those of which nothing is logged, and without the time of a step."""
-    logged = {
-        "evaluations": {name for record in evaluations for name in record},
-        "steps": {name for record in steps for name in record},
-    }
+    logged, evaluated = _names(steps), _names(evaluations)
     chosen = choose_panels(steps, evaluations)
     shown = {name for panel in chosen for name in panel.names}
     chosen += [panel for panel in _FURTHER if shown.isdisjoint(panel.names)]
-    return [
-        panel
-        for panel in chosen
-        if panel.kind != "time" and any(name in logged.get(panel.kind, logged["steps"]) for name in panel.names)
-    ]
+    return [panel for panel in chosen if panel.kind != "time" and _shows(panel, logged, evaluated)]
 
 
 def split_panels(panels: Iterable[Panel]) -> list[Panel]:
@@ -126,13 +133,21 @@ def _of_preferences(logged: set[str], evaluated: set[str], solved: Sequence[str]
     ]
 
 
+def _divergences(logged: set[str]) -> Panel:
+    """Return a panel that names those of two divergences that a run logs: one without a reference has no KL from it."""
+    titles = {"train/kl": "KL from reference", "mismatch/kl": "engine mismatch"}
+    names = tuple(name for name in titles if name in logged)
+    title = ", ".join(titles[name] for name in names)
+    return Panel(title[:1].upper() + title[1:], names)
+
+
 def _of_policy(logged: set[str], solved: Sequence[str]) -> list[Panel]:
     distilled = "distill/reverse_kl" in logged
     panels = [
         Panel("Reverse KL to the teachers", ("distill/reverse_kl",)) if distilled else REWARD,
         _evaluation(*(("eval/reverse_kl", "eval/avg") if distilled else ("eval/avg", *solved))),
         Panel("Response length", ("rollout/response_length/mean",)),
-        Panel("KL from reference, engine mismatch", ("train/kl", "mismatch/kl")),
+        _divergences(logged),
         *_COSTS,
     ]
     if distilled and "rollout/reward/mean" in logged:
