@@ -35,7 +35,7 @@ def parser() -> Options:
 
 
 def lines_of(path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
 def processor_seconds(driver: psutil.Process) -> float:

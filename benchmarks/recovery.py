@@ -116,7 +116,7 @@ FAULTS = {
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+    return [json.loads(line) for line in path.read_bytes().splitlines() if line] if path.exists() else []
 
 
 def wait_for(run: subprocess.Popen[bytes], ended: Callable[[], bool]) -> None:

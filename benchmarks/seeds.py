@@ -54,7 +54,7 @@ def read_runs(folders: Sequence[Path]) -> dict[str, list[Run]]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a file with one JSON object a line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def measure(runs: Sequence[Run], names: Sequence[str], lines: str) -> str:

@@ -104,7 +104,7 @@ def dataset_of(config: RLVRConfig) -> Any:
 
     from datasets import Dataset
 
-    rows = [json.loads(line) for line in Path(config.data.sources[0].path).read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(config.data.sources[0].path).read_bytes().splitlines()]
     return Dataset.from_list(
         [
             {

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from roll_like.envs import FreeText, read_tag
+from roll_like.builtin.rewards.boxed import last_boxed
+from roll_like.envs import FreeText, answer_of, read_tag
 from roll_like.errors import EnvError
 
 #: Where the answer stands: `<answer>4</answer>`, `\\boxed{4}`, or the whole text.
@@ -63,7 +64,7 @@ class SingleTurn(gymnasium.Env[str, str]):
         return question, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Score the answer and end the episode.
+        """Score the answer, which follows the reasoning if there is any, and end the episode.
 
         Raises:
             ResetNeeded: There was an answer already.
@@ -71,7 +72,7 @@ class SingleTurn(gymnasium.Env[str, str]):
         if not self._open:
             raise ResetNeeded("the question was answered; call reset() first")
         self._open = False
-        answer = read_answer(action, self._style)
+        answer = read_answer(answer_of(action), self._style)
         reward = -self._penalty if answer is None else self.score(answer)
         info = {"success": answer is not None and reward >= 1.0, "invalid_action": answer is None}
         return "", float(reward), True, False, info
@@ -92,17 +93,6 @@ def read_answer(text: str, style: AnswerStyle) -> str | None:
     """
     if style == "tag":
         return read_tag(text, "answer") or None
-    return _last_boxed(text) if style == "boxed" else text.strip() or None
-
-
-def _last_boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    first = start + len("\\boxed{")
-    depth = 1
-    for at in range(first, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return text[first:at].strip() or None
-    return None
+    if style == "boxed":
+        return (last_boxed(text) or "").strip() or None
+    return text.strip() or None

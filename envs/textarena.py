@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.envs.extras import need
-from roll_like.envs import FreeText
+from roll_like.envs import FreeText, answer_of
 from roll_like.errors import EnvError
 
 ENV_ID = "roll_like/TextArena-v0"
@@ -31,7 +31,8 @@ _MOVING = threading.Lock()
 class TextArena(gymnasium.Env[str, str]):
     """`roll_like/TextArena-v0`.
 
-    The first observation holds the rules. Games read moves such as `[5]` from anywhere in an answer.
+    The first observation holds the rules. Games read moves such as `[5]` from anywhere in an answer, after
+    its reasoning.
     The last reward is the game's; solved is a game with a reward of 1.
 
     Args:
@@ -86,7 +87,7 @@ class TextArena(gymnasium.Env[str, str]):
         if not self._open:
             raise ResetNeeded("the game is over; call reset() first")
         with self._failing("move"), self._own_randomness():
-            done, _ = self._game.step(action=action)
+            done, _ = self._game.step(action=answer_of(action))
         if not done:
             text, info = self._told(self._news(), {})
             return text, 0.0, False, False, info

@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.envs.qa import MATCHES, Match, references, same
 from roll_like.builtin.envs.single_turn import AnswerStyle, read_answer
-from roll_like.envs import Commands, FreeText, TaskRows, read_task_rows
+from roll_like.envs import Commands, FreeText, TaskRows, answer_of, field_of, prompt_messages, read_task_rows, tags_of
 from roll_like.errors import DataError, EnvError
 from roll_like.tools import (
     AnyCall,
@@ -24,6 +24,7 @@ from roll_like.tools import (
     parse_tool_calls,
     read_tool_configs,
 )
+from roll_like.types import ReasoningTags
 
 Role: TypeAlias = Literal["tool", "user"]
 Row: TypeAlias = dict[str, Any]
@@ -48,11 +49,12 @@ class Tools(gymnasium.Env[str, str]):
     what a turn called and what it was told.
 
     Args:
-        path: File, directory or hub dataset of tasks. A row may have a `script`: the turns, as texts, with which it can
-            be solved.
+        path: File, directory or hub dataset of tasks, or the rows themselves. A row may have a `script`: the turns, as
+            texts, with which it can be solved.
         tools: Tools by name, or sections such as `{type: search, corpus: FILE}`: see docs/tools.md.
-        prompt: Field of the task.
-        answer: Field of the reference answer: one, or a list of which each is right.
+        prompt: Field of the task: a text, or a list of messages. `extra_info.question` is a field of an object.
+        answer: Field of the reference answer: one, or a list of which each is right. Also of an object, as
+            `reward_model.ground_truth`.
         match: What counts as the same: `exact`, `number` or `contains`.
         style: Where the final answer stands: `<answer>…</answer>`, a box, or the whole text.
         call_style: How calls are written; see `roll_like.tools.parse_tool_calls`.
@@ -68,13 +70,14 @@ class Tools(gymnasium.Env[str, str]):
         examples: So many tasks with a `script`, the last of the file, are shown solved before each task, and never set.
         held_out: So many of the others, the last ones, are set in evaluations only, and no others are.
         split: Split of a hub dataset.
+        subset: Subset of one, such as `main` of `openai/gsm8k`.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[Mapping[str, Any]],
         tools: Sequence[str | Mapping[str, Any]] = ("calculator",),
         *,
         prompt: str = "prompt",
@@ -93,6 +96,7 @@ class Tools(gymnasium.Env[str, str]):
         examples: int = 0,
         held_out: int = 0,
         split: str = "train",
+        subset: str | None = None,
     ) -> None:
         if match not in MATCHES:
             raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
@@ -109,7 +113,9 @@ class Tools(gymnasium.Env[str, str]):
         self._configs = read_tool_configs(tools, "the environment's tools")
         self._limits = {"timeout": tool_timeout, "max_characters": max_characters}
         self._host: ToolHost | None = None
-        rows, shown = _split(read_task_rows(path, (prompt, answer), split=split), examples, path)
+        rows, shown = _split(read_task_rows(path, (prompt, answer), split=split, subset=subset), examples, path)
+        for row in rows:
+            prompt_messages(row, prompt)
         self.rows = TaskRows(rows, held_out=held_out)
         self._schemas = self._tools().schemas
         self.tools = [] if describe_tools else self._schemas
@@ -128,8 +134,11 @@ class Tools(gymnasium.Env[str, str]):
         super().reset(seed=seed, options=options)
         self._row, self._turn = self.rows.row(seed, self.np_random), 0
         self._state = str(self._row["origin"])
-        task = str(self._row[self._prompt])
-        return task, {"state": self._state, "messages": [*self._examples, {"role": "user", "content": task}]}
+        messages = prompt_messages(self._row, self._prompt)
+        # a system message comes before the examples
+        first = 1 if messages[0]["role"] == "system" else 0
+        shown = [*messages[:first], *self._examples, *messages[first:]]
+        return messages[-1]["content"], {"state": self._state, "messages": shown}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Carry out the turn's calls, or judge its final answer.
@@ -141,9 +150,11 @@ class Tools(gymnasium.Env[str, str]):
         if self._row is None:
             raise ResetNeeded("the episode is over; call reset() first")
         self._turn += 1
-        text, calls = parse_tool_calls(action, self._call_style, self._schemas)
+        # a tag in a call's argument is part of the argument
+        tags = tags_of(action) or ReasoningTags()
+        _, calls = parse_tool_calls(action, self._call_style, self._schemas, reasoning=tags)
         if not calls:
-            return self._scored(text, self._row)
+            return self._scored(answer_of(action), self._row)
         outcomes = self._run(calls)
         invalid = any(outcome.invalid for outcome in outcomes)
         messages = self._messages(calls, outcomes)
@@ -189,9 +200,8 @@ class Tools(gymnasium.Env[str, str]):
 
     def _scored(self, text: str, row: Mapping[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._row = None
-        said = text.rpartition("</think>")[2].partition("<think>")[0]
-        answer = read_answer(said, self._style)
-        wanted = references(row[self._answer])
+        answer = read_answer(text, self._style)
+        wanted = references(field_of(row, self._answer))
         right = answer is not None and any(same(answer, reference, self._match) for reference in wanted)
         reward = -self._penalty if answer is None else float(right)
         return "", reward, True, False, {"success": right, "invalid_action": answer is None, "state": self._state}
@@ -212,12 +222,12 @@ class Tools(gymnasium.Env[str, str]):
         ]
 
     def _written(self, row: Mapping[str, Any]) -> str:
-        answer = references(row[self._answer])[0]
+        answer = references(field_of(row, self._answer))[0]
         return {"tag": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}", "text": answer}[self._style]
 
     def _solved(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return a task with its script played by the real tools, as messages."""
-        messages: list[dict[str, Any]] = [{"role": "user", "content": str(row[self._prompt])}]
+        messages = [one for one in prompt_messages(row, self._prompt) if one["role"] != "system"]
         for turn in row["script"]:
             messages.append({"role": "assistant", "content": str(turn)})
             _, calls = parse_tool_calls(str(turn), self._call_style, self._schemas)
@@ -229,7 +239,7 @@ class Tools(gymnasium.Env[str, str]):
 
 
 def _split(
-    rows: Sequence[dict[str, Any]], examples: int, path: str
+    rows: Sequence[dict[str, Any]], examples: int, path: str | Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return tasks to set, and tasks to show."""
     for row in rows:
@@ -238,7 +248,8 @@ def _split(
     scripted = [row for row in rows if row.get("script")]
     if examples > len(scripted) or examples >= len(rows):
         raise DataError(
-            f"{path}: {examples} examples are asked for; {len(scripted)} of its {len(rows)} tasks have a `script`",
+            f"{path if isinstance(path, str) else 'path'}: {examples} examples are asked for; {len(scripted)} of its "
+            f"{len(rows)} tasks have a `script`",
             fix="lower `examples`, or add scripts",
         )
     shown = scripted[len(scripted) - examples :]

@@ -13,7 +13,7 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
-    closing = _closing_braces(text)
+    closing = closing_braces(text)
     end = len(text)
     while end > 0:
         start, command = max((text.rfind(command, 0, end), command) for command in _COMMANDS)
@@ -28,7 +28,18 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def _closing_braces(text: str) -> dict[int, int]:
+def all_boxed(text: str) -> list[tuple[int, int, str]]:
+    r"""Return where each complete `\boxed{…}` that is in no other one begins and ends, and what it holds."""
+    closing = closing_braces(text)
+    found: list[tuple[int, int, str]] = []
+    for match in re.finditer(r"\\(?:boxed|fbox)\s*(?=\{)", text):
+        if match.end() in closing and (not found or match.start() >= found[-1][1]):
+            end = closing[match.end()]
+            found.append((match.start(), end + 1, text[match.end() + 1 : end]))
+    return found
+
+
+def closing_braces(text: str) -> dict[int, int]:
     """Return where each brace that is closed closes; one pass, however many are open."""
     found: dict[int, int] = {}
     opened: list[int] = []

@@ -1,7 +1,7 @@
 """Short answers to questions: equal to a reference answer (`exact_match`), or sharing its words (`f1`).
 
-Both normalise as SQuAD's evaluation does (Rajpurkar et al. 2016, arXiv:1606.05250): case, punctuation,
-English articles and spacing do not count. Of several reference answers the best fitting one counts.
+Case, English articles, spacing and punctuation between words do not count; numbers count by their value. Of several
+reference answers the best fitting one counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.boxed import last_boxed
 from roll_like.builtin.rewards.patterns import check_pattern, last_match
+from roll_like.envs.answers import answer_words, drop_unit_signs
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 
@@ -39,6 +40,12 @@ class AnswerConfig(RewardConfig):
         default=None,
         description="Regular expression that finds the answer in what is taken: its first group (or all of it) in its "
         "last match.",
+    )
+    normalize: Literal["words", "squad", "none"] = Field(
+        default="words",
+        description="What does not count. words: case, English articles, punctuation between words, how a number is "
+        "written, and a currency or percent sign that the reference lacks. squad: case, articles and all punctuation, "
+        "as in SQuAD's evaluation, so `3.14` is `314`. none: spacing only; for versions and codes.",
     )
 
 
@@ -65,7 +72,7 @@ class _Compared(Reward, ABC):
         """Check that the row has reference answers.
 
         Raises:
-            DataError: It has none, or one of which nothing is left without punctuation and articles.
+            DataError: It has none, or one of which normalisation leaves nothing.
         """
         try:
             self._gold(task.answer, task.metadata)
@@ -79,8 +86,8 @@ class _Compared(Reward, ABC):
         return [self._score_one(completion) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
-        """Return a question with one answer, in the form that `take` wants; none where a pattern decides the form."""
-        if self.config.pattern is not None:
+        """Return a question with one answer, in the form that `take` wants; none where a pattern or case decides."""
+        if self.config.pattern is not None or self.config.normalize == "none":
             return ()
         form = {"response": "{}", "boxed": "It is \\boxed{{{}}}.", "last_line": "Let me think.\n{}\n"}[self.config.take]
         field = self.config.answers_field
@@ -105,10 +112,13 @@ class _Compared(Reward, ABC):
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
         try:
-            found = normalise(self._taken(completion.text))
+            found = self._words(self._taken(completion.text))
         except RewardError as error:
             return error
-        value = max(self.compare(found, reference) for reference in gold)
+        by_value = self.config.normalize == "words"
+        value = max(
+            self.compare(drop_unit_signs(found, reference) if by_value else found, reference) for reference in gold
+        )
         return RewardResult(value, {"parsed": float(bool(found))}, " ".join(found))
 
     def _taken(self, text: str) -> str:
@@ -127,10 +137,13 @@ class _Compared(Reward, ABC):
         if not isinstance(answers, Sequence) or not answers or not all(isinstance(one, str) for one in answers):
             where = "the row's answer" if field is None else f"the field {field!r}"
             raise ValueError(f"{where} should be a text or a list of texts, found {found!r}")
-        gold = [normalise(one) for one in answers]
+        gold = [self._words(one) for one in answers]
         if not all(gold):
-            raise ValueError(f"nothing is left of a reference answer in {found!r} without punctuation and articles")
+            raise ValueError(f"nothing is left of a reference answer in {found!r} (normalize: {self.config.normalize})")
         return gold
+
+    def _words(self, text: str) -> list[str]:
+        return _NORMALISERS[self.config.normalize](text)
 
 
 @register_reward("exact_match")
@@ -159,12 +172,21 @@ class F1(_Compared):
 def normalise(text: str) -> list[str]:
     """Return the words of `text` without case, punctuation (of any script) and English articles.
 
+    SQuAD's evaluation does so (Rajpurkar et al. 2016, arXiv:1606.05250).
+
     >>> normalise("The U.S.A.,  and a dog!")
     ['usa', 'and', 'dog']
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     letters = "".join(char for char in folded if not unicodedata.category(char).startswith("P"))
     return _ARTICLES.sub(" ", letters).split()
+
+
+def _as_written(text: str) -> list[str]:
+    return unicodedata.normalize("NFC", text).split()
+
+
+_NORMALISERS = {"words": answer_words, "squad": normalise, "none": _as_written}
 
 
 __all__ = ["F1", "AnswerConfig", "ExactMatch", "ExactMatchConfig", "F1Config", "normalise"]

@@ -103,13 +103,15 @@ class Format(Reward):
         return (RewardCase(prompt="Say something.", gold=(gold,), wrong=tuple(wrong), hostile=tuple(hostile)),)
 
     def _score_one(self, completion: Completion) -> Outcome:
-        text = completion.text.strip()
+        text, whole, own = completion.text.strip(), _whole(completion), completion.tags
         checks: dict[str, bool] = {}
         try:
-            if self.config.tags:
-                checks["tags"] = has_tags(text, self.config.tags, outside=self.config.outside)
-            if self.config.pattern is not None:
-                checks["pattern"] = matches_whole(self.config.pattern, text)
+            if tags := self.config.tags:
+                of = whole if own is not None and own.open in [f"<{tag}>" for tag in tags] else text
+                checks["tags"] = has_tags(of, tags, outside=self.config.outside)
+            if (pattern := self.config.pattern) is not None:
+                of = whole if own is not None and own.close in pattern.replace("\\", "") else text
+                checks["pattern"] = matches_whole(pattern, of)
             schema = self._schema
             if self.config.schema_field is not None:
                 schema = _validator(_schema_of(completion.metadata, self.config.schema_field))
@@ -121,7 +123,13 @@ class Format(Reward):
             return RewardError(str(error), fix="correct the row")
         passed = sum(checks.values()) / len(checks)
         value = passed if self.config.partial else float(passed == 1.0)
-        return RewardResult(value if text else 0.0, {name: float(held) for name, held in checks.items()})
+        return RewardResult(value if whole else 0.0, {name: float(held) for name, held in checks.items()})
+
+
+def _whole(completion: Completion) -> str:
+    """Return a response with its reasoning, and with the opening tag that the prompt wrote."""
+    opening = completion.tags.open if completion.tags is not None and completion.tags.opened else ""
+    return f"{opening}{completion.full_text}".strip()
 
 
 def has_tags(text: str, tags: Sequence[str], *, outside: bool = False) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from roll_like.builtin.rewards.judge_answer import MalformedError, parse_object
 from roll_like.config.base import ConfigModel
 from roll_like.config.reward_names import BASE_JUDGE_URL, BASE_JUDGE_VARIABLE, JUDGE_URL, JUDGE_URLS_VARIABLE
 from roll_like.errors import RewardError
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
-
-_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
-_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 
 
 class JudgeConfig(ConfigModel):
@@ -43,10 +40,6 @@ class JudgeConfig(ConfigModel):
     temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the judge.")
     max_tokens: int = Field(default=1024, ge=16, description="Longest answer of the judge. Tokens.")
     extra_body: dict[str, Any] = Field(default_factory=dict, description="Further fields of the request.")
-
-
-class MalformedError(ValueError):
-    """A judge's answer does not have the required form."""
 
 
 class JudgeClient:
@@ -84,15 +77,17 @@ class JudgeClient:
         client: httpx.AsyncClient,
         messages: Sequence[Message],
         schema: Mapping[str, Any],
-        read: Callable[[Mapping[str, Any]], T],
+        key: str,
+        read: Callable[[Any], T],
     ) -> T:
-        """Return what `read` makes of the judge's JSON object.
+        """Return what `read` makes of one value in the judge's JSON object.
 
         Args:
             client: Open connections.
             messages: The conversation.
             schema: JSON Schema of the object.
-            read: Takes the object; raises `MalformedError` if it will not do.
+            key: Which value.
+            read: Takes it; raises `MalformedError` if it will not do.
 
         Raises:
             RewardError: The judge cannot be reached, refuses, takes too long, or answers malformed every time.
@@ -100,7 +95,7 @@ class JudgeClient:
         problem = ""
         for _ in range(self._retries + 1):
             try:
-                return read(parse_object(await self._request(client, messages, schema)))
+                return read(parse_object(await self._request(client, messages, schema), key)[key])
             except MalformedError as error:
                 problem = str(error)
         raise RewardError(
@@ -167,23 +162,6 @@ class JudgeClient:
         elif self._config.structured == "json_object":
             body["response_format"] = {"type": "json_object"}
         return body | self._config.extra_body
-
-
-def parse_object(text: str) -> Mapping[str, Any]:
-    """Return the JSON object that a judge's answer is: alone or in one fence, after `<think>…</think>` or not.
-
-    Raises:
-        MalformedError: It is no such thing.
-    """
-    body = _THOUGHT.sub("", text).strip()
-    match = _FENCE.match(body)
-    try:
-        found = json.loads(match[1] if match else body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError(f"no JSON object: {text[:200]!r}") from error
-    if not isinstance(found, dict):
-        raise MalformedError(f"no JSON object: {text[:200]!r}")
-    return found
 
 
 def _content(text: str) -> str:

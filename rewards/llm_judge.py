@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from pydantic import Field, model_validator
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import judge_prompts
-from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
+from roll_like.builtin.rewards.judge_answer import MalformedError
+from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig
 from roll_like.config.reward_names import BASE_JUDGE_URL, JUDGE_URL
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
@@ -30,7 +32,9 @@ from roll_like.types import Task
 if TYPE_CHECKING:
     import httpx
 
-_WINS = {"A": 1.0, "B": 0.0, "tie": 0.5}
+_WINS = {"a": 1.0, "b": 0.0, "tie": 0.5}
+_WINNER = re.compile(r"\W*(?:(?:response|assistant|answer)[\s_]+)?(a|b|tie)\W*", re.IGNORECASE)
+_SCORE = re.compile(r"([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+(?:\.\d+)?))?")
 _REASONING = {"type": "string"}
 
 
@@ -178,7 +182,7 @@ class LLMJudge(Reward):
             }
             messages = judge_prompts.fill(self._template, values)
             scores = await asyncio.gather(
-                *(judge.ask(client, messages, schema, self._read_score) for judge in self._clients)
+                *(judge.ask(client, messages, schema, "score", self._read_score) for judge in self._clients)
             )
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
@@ -208,10 +212,10 @@ class LLMJudge(Reward):
             return 0.5, 0.0
         if not _response(first) or not _response(second):
             return float(bool(_response(first))), 0.0
-        schema = _schema({"winner": {"type": "string", "enum": list(_WINS)}})
+        schema = _schema({"winner": {"type": "string", "enum": ["A", "B", "tie"]}})
         try:
             asked = [
-                judge.ask(client, self._pair(one, other), schema, _read_winner)
+                judge.ask(client, self._pair(one, other), schema, "winner", _read_winner)
                 for judge in self._clients
                 for one, other in ((first, second), (second, first))
             ]
@@ -247,27 +251,31 @@ class LLMJudge(Reward):
             raise ValueError(f"the field {field!r} should hold a rubric, found {rubric!r}")
         return rubric
 
-    def _read_score(self, answer: Mapping[str, Any]) -> float:
-        score = answer.get("score")
+    def _read_score(self, found: Any) -> float:
+        """Return a score on 0 to 1; it may be written as a text, alone or out of the highest: `8`, `"8/10"`."""
         lowest, highest = self.config.lowest, self.config.highest
+        match = _SCORE.fullmatch(found.strip()) if isinstance(found, str) else None
+        score = float(match[1]) if match is not None and float(match[2] or highest) == highest else found
         if isinstance(score, bool) or not isinstance(score, int | float) or not lowest <= score <= highest:
-            raise MalformedError(f"`score` should be a number from {lowest:g} to {highest:g}, found {score!r}")
+            raise MalformedError(f"`score` should be a number from {lowest:g} to {highest:g}, found {found!r}")
         return (score - lowest) / (highest - lowest)
 
 
 def _response(completion: Completion) -> str:
     """Return what is judged: the response, or an episode after its first messages; empty where nothing was written."""
-    if not any(turn.text.strip() for turn in completion.turns):
-        return "" if completion.turns or not completion.text.strip() else completion.text
-    first = len(completion.turns[0].shown)
-    return judge_prompts.conversation(completion.conversation[first:])
+    if not completion.turns:
+        return completion.text if completion.text.strip() else ""
+    played = completion.conversation[len(completion.turns[0].shown) :]
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in played):
+        return ""
+    return judge_prompts.conversation(played)
 
 
-def _read_winner(answer: Mapping[str, Any]) -> float:
-    winner = answer.get("winner")
-    if not isinstance(winner, str) or winner not in _WINS:
-        raise MalformedError(f"`winner` should be A, B or tie, found {winner!r}")
-    return _WINS[winner]
+def _read_winner(found: Any) -> float:
+    match = _WINNER.fullmatch(found) if isinstance(found, str) else None
+    if match is None:
+        raise MalformedError(f"`winner` should be A, B or tie, found {found!r}")
+    return _WINS[match[1].casefold()]
 
 
 def _matches(size: int, opponents: int | None) -> list[_Match]:

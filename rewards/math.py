@@ -1,14 +1,13 @@
 r"""Mathematical answers: whether the response's final answer equals the reference answer.
 
-`math-verify` parses both (LaTeX, `\boxed{…}`, plain numbers and expressions) and compares them as
-mathematics. A response's final answer is in its last `\boxed{…}`; without one on its last line `#### 42`, as in
-GSM8K; without that after "the answer is", or the last number. What is written after it does not count.
+`mathematics` reads both (LaTeX, plain notation, units, lists, intervals, …) and compares them as mathematics, with
+sympy and math-verify's parser. A response's final answer is in its last `\boxed{…}`; without one on its last line
+`#### 42`, as in GSM8K; without that after "the answer is", or at its end. What is written after it does not count.
 It runs in processes of its own, because sympy never finishes with some expressions.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -17,10 +16,10 @@ from pydantic import Field
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.child_pool import ChildPool
+from roll_like.builtin.rewards.mathematics.verdict import Verdict
+from roll_like.data.numbers import read_number
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
-
-_CERTAIN_GOLD = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class MathConfig(RewardConfig):
@@ -28,6 +27,13 @@ class MathConfig(RewardConfig):
 
     type: Literal["math"] = "math"
     boxed: bool = Field(default=False, description="Take the answer from `\\boxed{…}` only.")
+    relative_tolerance: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Numbers of which one is a decimal also count as equal if they differ by at most this factor of "
+        "the larger, for example 0.01 for answers of physics. Default: decimals agree to the reference's last place.",
+    )
     timeout_seconds: float = Field(
         default=5.0,
         gt=0,
@@ -63,19 +69,20 @@ class Math(Reward):
             DataError: It cannot be parsed, or not in time.
         """
         gold = task.answer or ""
-        if _CERTAIN_GOLD.fullmatch(gold.strip()):
+        if read_number(gold) is not None:
             return
         result = self._pool.run([(gold, None, False)])[0]
-        if isinstance(result, Exception) or not result[0]:
-            cause = f": {result}" if isinstance(result, Exception) else ""
+        cause = result if isinstance(result, Exception) else result.unreadable
+        if cause:
             raise DataError(
-                f"{task.origin}: the answer {gold!r} cannot be parsed as mathematics{cause}",
+                f"{task.origin}: the answer {gold!r} cannot be parsed as mathematics: {cause}",
                 fix="write a number or LaTeX, for example `$\\frac{1}{2}$`; or score this source with another reward",
             )
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return 1 or 0 for each completion; a `RewardError` where the comparison failed."""
-        requests = [(completion.answer or "", completion.text, self.config.boxed) for completion in completions]
+        boxed, tolerance = self.config.boxed, self.config.relative_tolerance
+        requests = [(completion.answer or "", completion.text, boxed, tolerance) for completion in completions]
         results = self._pool.run(requests)
         return [_outcome(result, request[0]) for result, request in zip(results, requests, strict=True)]
 
@@ -104,16 +111,17 @@ class Math(Reward):
         self._pool.close()
 
 
-def _outcome(result: tuple[bool, str, bool] | Exception, gold: str) -> Outcome:
+def _outcome(result: Verdict | Exception, gold: str) -> Outcome:
     if isinstance(result, Exception):
         return RewardError(
             f"comparing with {gold!r} failed: {result}",
             fix="raise `timeout_seconds` or `memory_mib` of the math reward",
         )
-    gold_parsed, answer, equal = result
-    if not gold_parsed:
-        return RewardError(f"the reference answer {gold!r} cannot be parsed as mathematics", fix="correct the row")
-    return RewardResult(float(equal), {"parsed": float(bool(answer))}, answer)
+    if result.unreadable:
+        return RewardError(
+            f"the reference answer {gold!r} cannot be parsed as mathematics: {result.unreadable}", fix="correct the row"
+        )
+    return RewardResult(float(result.equal), {"parsed": float(bool(result.answer))}, result.answer)
 
 
 __all__ = ["Math", "MathConfig"]

@@ -6,25 +6,16 @@ the letter. A capital letter somewhere in prose is none: "A dog barks" does not 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from roll_like import Completion, Reward, RewardCase, RewardConfig, RewardResult, register_reward
-from roll_like.builtin.rewards.boxed import last_boxed
+from roll_like.builtin.rewards.choice import choice
+from roll_like.envs.answers import answer_words
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
-
-_MARKUP = re.compile(r"[*_`$]|\\(?:text|textbf|mathrm|mathbf|rm)\b|[{}]")
-_STATEMENT = re.compile(
-    r"\b(?:answer|choice|option)\b(?:\s+(?:choice|option))?\s*(?:is|would\s+be|must\s+be|:|=)\s*:?\s*"
-    r"(?:(?:option|choice|letter)\s+)?(?P<rest>\S.*)",
-    re.IGNORECASE,
-)
-_ALTERNATIVE = re.compile(r"\s*(?:,|/|&|;|\bor\b|\band\b)\s*(?:option\s+)?\(?[A-Z]\b(?!')", re.IGNORECASE)
-_REASON = re.compile(r"\s+(?:because|since|as|which|with)\b", re.IGNORECASE)
 
 
 class MultipleChoiceConfig(RewardConfig):
@@ -113,73 +104,13 @@ class MultipleChoice(Reward):
         bare = text.strip("().").upper()
         if len(bare) == 1 and bare in letters:
             return bare, options
-        folded = [_fold(option) for option in options]
-        if folded.count(_fold(text)) == 1:
-            return letters[folded.index(_fold(text))], options
+        folded = [answer_words(option, articles=True) for option in options]
+        words = answer_words(text, articles=True)
+        if folded.count(words) == 1:
+            return letters[folded.index(words)], options
         if options and text.isdecimal() and int(text) < len(options):
             return letters[int(text)], options
         raise ValueError(f"the answer {answer!r} is not one of the options {', '.join(letters)}")
-
-
-def choice(text: str, letters: str, options: Sequence[str] = (), *, boxed: bool = False) -> str | None:
-    r"""Return the letter that a response settles on; None where it settles on none or on several.
-
-    The last `\boxed{…}` counts; without one the last "the answer is …"; without that a response that is
-    nothing but an option.
-    """
-    letters = letters[: len(options) or None]
-    held = last_boxed(text)
-    if held is not None:
-        return _option(_plain(held), letters, options)
-    if boxed:
-        return None
-    statements = [match for line in _plain(text).splitlines() for match in _STATEMENT.finditer(_last_statement(line))]
-    if statements:
-        return _stated(statements[-1]["rest"], letters, options)
-    return _option(_plain(text), letters, options)
-
-
-def _last_statement(line: str) -> str:
-    """Return the line from its last statement on, of `The answer is A. No, the answer is B.` the second."""
-    start, at = 0, 0
-    while (match := _STATEMENT.search(line, at)) is not None:
-        start, at = match.start(), match.start("rest")
-    return line[start:]
-
-
-def _stated(rest: str, letters: str, options: Sequence[str]) -> str | None:
-    """Return the letter at the start of what follows "the answer is"."""
-    match = re.match(r"\(\s*([A-Za-z])\s*\)|\[\s*([A-Za-z])\s*\]|([A-Z])(?![\w'’])", rest)
-    if match is None:
-        return _option(rest, letters, options)
-    letter = next(filter(None, match.groups())).upper()
-    after = rest[match.end() :]
-    if letter not in letters or _ALTERNATIVE.match(after):
-        return None
-    # `A` and `I` begin phrases too: "the answer is A good one"
-    is_phrase = match[3] is not None and letter in "AI" and re.match(r"\s+\w", after) and not _REASON.match(after)
-    return None if is_phrase and _option(rest, letters, options) is None else letter
-
-
-def _option(text: str, letters: str, options: Sequence[str]) -> str | None:
-    """Return the letter if `text` is nothing but an option: `B`, `(B)`, `B.`, `B) Paris` or `Paris`."""
-    match = re.fullmatch(r"[(\[]?\s*([A-Za-z])\s*[)\].:]?\s*(.*?)[.!]?", text.strip(), flags=re.DOTALL)
-    folded = [_fold(option) for option in options]
-    if match is not None and match[1].upper() in letters:
-        letter = match[1].upper()
-        named = _fold(match[2])
-        if not named or (folded and named == folded[letters.index(letter)]):
-            return letter
-    whole = _fold(text)
-    return letters[folded.index(whole)] if folded.count(whole) == 1 else None
-
-
-def _plain(text: str) -> str:
-    return _MARKUP.sub("", text)
-
-
-def _fold(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .!")
 
 
 __all__ = ["MultipleChoice", "MultipleChoiceConfig", "choice"]

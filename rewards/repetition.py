@@ -40,7 +40,7 @@ class Repetition(Reward):
 
     def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return a value from −`penalty` to 0 for each completion."""
-        return [self._score_one(completion.text) for completion in completions]
+        return [self._score_one(completion.full_text) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
         """Return prose, and loops of words and of sentences."""

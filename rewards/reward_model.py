@@ -94,7 +94,7 @@ class RewardModel(Reward):
         try:
             tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
             if config.chat_template is not None:
-                tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8")
+                tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8-sig")
             model, info = AutoModelForSequenceClassification.from_pretrained(
                 config.path,
                 dtype=getattr(torch, config.dtype),

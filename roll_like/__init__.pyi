@@ -111,6 +111,7 @@ from roll_like.config.sections import LoRAConfig as LoRAConfig
 from roll_like.config.sections import MetricsConfig as MetricsConfig
 from roll_like.config.sections import ModelConfig as ModelConfig
 from roll_like.config.sections import OptimizerConfig as OptimizerConfig
+from roll_like.config.sections import ReasoningConfig as ReasoningConfig
 from roll_like.config.sections import ReferenceConfig as ReferenceConfig
 from roll_like.config.sections import ResourcesConfig as ResourcesConfig
 from roll_like.config.sections import SamplingDeviceMappingConfig as SamplingDeviceMappingConfig
@@ -128,6 +129,7 @@ from roll_like.config.violations import Finding as Finding
 from roll_like.config.violations import Violation as Violation
 from roll_like.data.chat import Renderer as Renderer
 from roll_like.data.conversations import load_conversations as load_conversations
+from roll_like.data.reasoning import split_reasoning as split_reasoning
 from roll_like.envs import AnsiText as AnsiText
 from roll_like.envs import Commands as Commands
 from roll_like.envs import DiscreteActions as DiscreteActions
@@ -142,6 +144,7 @@ from roll_like.envs import TaskRows as TaskRows
 from roll_like.envs import TextWrapper as TextWrapper
 from roll_like.envs import TokenLimit as TokenLimit
 from roll_like.envs import TurnLimit as TurnLimit
+from roll_like.envs import answer_of as answer_of
 from roll_like.envs import check_env as check_env
 from roll_like.envs import make_env as make_env
 from roll_like.envs import read_action as read_action
@@ -248,6 +251,7 @@ from roll_like.types import Group as Group
 from roll_like.types import Message as Message
 from roll_like.types import Part as Part
 from roll_like.types import PolicySample as PolicySample
+from roll_like.types import ReasoningTags as ReasoningTags
 from roll_like.types import RunResult as RunResult
 from roll_like.types import Scored as Scored
 from roll_like.types import Segment as Segment

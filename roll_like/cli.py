@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import codecs
 import gc
+import io
 import json
+import locale
 import os
 import signal
 import sys
@@ -59,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; default: the process's own.
     """
+    _use_utf_8()
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
         _complete(parser)
@@ -77,6 +81,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _use_utf_8() -> None:
+    """Start this program anew in Python's UTF-8 mode, where the locale has another encoding; workers inherit the mode.
+
+    What is printed to a stream of another encoding (`PYTHONIOENCODING`) loses the characters that it has not.
+    """
+    if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8" and "PYTHONUTF8" not in os.environ:
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def build_parser() -> argparse.ArgumentParser:

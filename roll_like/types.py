@@ -11,7 +11,6 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 from __future__ import annotations
 
 import inspect
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, Ty
 import numpy as np
 import numpy.typing as npt
 
+from roll_like.content import pixels
+from roll_like.content.unicode import whole_text
 from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,26 +74,20 @@ class Picture:
         return blake2b(self.data, digest_size=16).digest()
 
     def size(self) -> tuple[int, int]:
-        """Return width and height in pixels; only the beginning of the bytes is read.
+        """Return width and height in pixels, upright; only the beginning of most images is read.
 
         Raises:
             OSError: It is no image.
         """
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self.data)) as image:
-            return image.size
+        return pixels.size(self.data)
 
     def image(self) -> Image:
-        """Return the image, RGB.
+        """Return the image, RGB, as a model sees it when it is served: upright, on white where it is transparent.
 
         Raises:
             OSError: It is damaged.
         """
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self.data)) as image:
-            return image.convert("RGB")
+        return pixels.pixels(self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +97,29 @@ class PlacedImage:
     picture: Picture
     start: int
     length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningTags:
+    """What a model writes before and after its reasoning; `roll_like.data.reasoning` splits responses by it.
+
+    Attributes:
+        open: Before it.
+        close: After it.
+        opened: Whether the prompt ended with `open`, so that the response begins within reasoning.
+        final: What the model writes before its answer, if it does; what follows the last of them is the answer.
+        around: What else may stand around an answer, from outside in; no part of it.
+    """
+
+    open: str = "<think>"
+    close: str = "</think>"
+    opened: bool = False
+    final: str = ""
+    around: tuple[str, ...] = ()
+
+
+#: The tags of most models.
+THINK = ReasoningTags()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +136,7 @@ class Task:
         metadata: Every other field of the row.
         origin: `file:line` (or `dataset:row`), for messages about this row.
         images: The images of the prompt, in order.
+        reasoning: What delimits the reasoning in responses to the prompt; None where the model does not reason.
     """
 
     task_id: str
@@ -129,6 +148,7 @@ class Task:
     metadata: Mapping[str, Any]
     origin: str
     images: tuple[PlacedImage, ...] = ()
+    reasoning: ReasoningTags | None = THINK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +186,7 @@ class TurnRecord:
     Attributes:
         shown: Messages that the policy was shown since its last turn; with its first turn, the beginning of the
             conversation.
-        text: What the policy wrote.
+        text: What the policy wrote, its reasoning included.
         tokens: Tokens that it sampled.
         prompt_tokens: Tokens of its prompt, everything before included.
         reward: What the turn earned.
@@ -177,6 +197,7 @@ class TurnRecord:
         sampled: When the sample was back. Unix seconds.
         ended: When the environment was done. Unix seconds.
         after: Messages that no turn was shown any more; only of an episode's last turn.
+        reasoning: What delimits the reasoning in `text`; None where the model does not reason.
     """
 
     shown: tuple[Mapping[str, Any], ...]
@@ -191,6 +212,7 @@ class TurnRecord:
     sampled: float
     ended: float
     after: tuple[Mapping[str, Any], ...] = ()
+    reasoning: ReasoningTags | None = THINK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +231,7 @@ class Trajectory:
         turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
         parts: The sequences that the engine saw, in order; one, unless history was rewritten.
         segments: Which policy version sampled which tokens.
-        text: The response, decoded once, for rewards and people; never tokenised again.
+        text: The response, reasoning included, decoded once, for rewards and people; never tokenised again.
         stop_reason: Why it ended.
         record: The turns of an episode, for rewards and people; empty for single answers.
         routes: The experts that the engine computed each token with; None unless they are replayed in training.
@@ -302,6 +324,10 @@ class Failure:
     name: str
     error: str
     origin: str
+
+    def __post_init__(self) -> None:
+        # an error may quote what a policy wrote in a call
+        object.__setattr__(self, "error", whole_text(self.error))
 
 
 SampleT = TypeVar("SampleT", Trajectory, Scored)

@@ -190,3 +190,29 @@ def _is_empty(metric: Metric) -> bool:
     if isinstance(metric, Mean):
         return metric.weight == 0
     return isinstance(metric, EffectiveShare | Correlation | LogQuantile) and math.isnan(metric.value)
+
+
+#: Largest difference of rewards that count as equal, relative to the largest of them. A reward is a sum of weighted
+#: figures, and a reward model computes in single precision: their last digits depend on order and batch.
+RELATIVE_NOISE = 1e-6
+#: The same, where rewards cancel to nearly nothing.
+ABSOLUTE_NOISE = 1e-9
+
+
+def reward_noise(rewards: npt.ArrayLike) -> float:
+    """Return the largest difference of rewards that says nothing: rewards no further apart are equal.
+
+    The one definition of equal rewards: of groups that are replaced or counted, of advantages, and of pairs.
+    """
+    values = np.asarray(rewards, np.float64)
+    return max(RELATIVE_NOISE * float(np.abs(values).max(initial=0.0)), ABSOLUTE_NOISE)
+
+
+def has_signal(rewards: npt.ArrayLike) -> bool:
+    """Return whether rewards of one group differ by more than noise, so that the group can be learned from.
+
+    >>> has_signal([0.1 + 0.2, 0.3]), has_signal([0.0, 1.0]), has_signal([1.0])
+    (False, True, False)
+    """
+    values = np.asarray(rewards, np.float64)
+    return values.size > 1 and bool(np.ptp(values) > reward_noise(values))

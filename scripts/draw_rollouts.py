@@ -63,7 +63,7 @@ def read_timeline(folder: Path) -> Timeline:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a file with one JSON object a line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def groups_of(step: int, rows: Iterable[Mapping[str, Any]]) -> list[Span]:

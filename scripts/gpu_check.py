@@ -47,7 +47,7 @@ def figures_of_run(folder: Path, printed: str) -> Figures:  # noqa: ARG001 - as 
             if before is not None and after is not None:
                 found |= {f"{name} before": before, f"{name} after": after, f"{name} change": after - before}
     for file in folder.glob("*/metrics.jsonl"):
-        steps = [json.loads(line) for line in file.read_text().splitlines()]
+        steps = [json.loads(line) for line in file.read_bytes().splitlines()]
         for name in MEDIANS:
             values = [float(step[name]) for step in steps if name in step]
             if values:

@@ -84,7 +84,7 @@ def read_pairs(path: Path) -> tuple[list[Pair], list[Pair]]:
 def _lines(archive: zipfile.ZipFile, name: str) -> list[tuple[dict[str, str], str]]:
     label = "/".join(name.split("/")[-2:])
     text = archive.read(name).decode("utf-8")
-    return [(json.loads(line), f"{label}:{number}") for number, line in enumerate(text.splitlines(), start=1) if line]
+    return [(json.loads(line), f"{label}:{number}") for number, line in enumerate(text.split("\n"), start=1) if line]
 
 
 def _howto(row: dict[str, str], origin: str) -> Pair:

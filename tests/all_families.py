@@ -20,10 +20,11 @@ _SIZES: dict[str, int] = {
         "num_encoder_layers num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups n_group "
         "num_global_key_value_heads num_experts_per_tok moe_topk moe_k num_experts_per_token",
         1: "first_k_dense_replace n_shared_experts topk_group",
-        4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads attention_heads "
-        "num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads num_experts n_routed_experts "
-        "num_local_experts moe_num_experts zero_expert_num linear_num_key_heads linear_num_value_heads linear_num_heads "
-        "mamba_n_heads mamba_num_heads index_n_heads n_mamba_heads",
+        4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
+        "attention_heads num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads "
+        "num_experts n_routed_experts "
+        "num_local_experts moe_num_experts zero_expert_num linear_num_key_heads linear_num_value_heads "
+        "linear_num_heads mamba_n_heads mamba_num_heads index_n_heads n_mamba_heads",
         8: "sliding_window attention_window_size sliding_window_size window_size attention_chunk_size block_size "
         "local_attention chunk_size mamba_chunk_size",
         16: "head_dim global_head_dim swa_head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim dim_head kv_channels "
@@ -50,7 +51,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"layer_types": [_FULL, _FULL], "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
     "gemma3n_text": {"layer_types": [_FULL, _SLIDING], "num_kv_shared_layers": 0},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "hunyuan_v1_dense": {"head_dim": 16, "rope_theta": 1e4},
@@ -93,12 +94,12 @@ def families() -> list[str]:
     return [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in NOT_MADE]
 
 
-def make_model(name: str, *, seed: int = 0) -> Any:
+def make_model(name: str, *, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of a family, in float32; no number in it is the one that it was born with."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = CONFIG_MAPPING[name](**_small(CONFIG_MAPPING[name], _OWN.get(name, {})))
+    config = CONFIG_MAPPING[name](**_small(CONFIG_MAPPING[name], {**_OWN.get(name, {}), **changes}))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).eval()

@@ -23,6 +23,7 @@ from roll_like.config.run import ScheduleConfig
 from roll_like.config.teachers import teacher_of
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
+from roll_like.data.packed import MappedSequence
 from roll_like.data.samples import ConversationSample, SampleSet, SampleSource
 from roll_like.models.load import resolve_model
 from roll_like.models.teachers import planned_teachers
@@ -134,6 +135,22 @@ def start_student_and_teachers(
     return student, Teachers(engines, timer)
 
 
+def _taught(sample: ConversationSample, teacher: str) -> DistillationSample:
+    return DistillationSample(sample=sample, teacher=teacher)
+
+
+def _taught_source(source: SampleSource[ConversationSample], teacher: str) -> SampleSource[DistillationSample]:
+    make = partial(_taught, teacher=teacher)
+    return SampleSource(
+        name=source.name,
+        key=source.key,
+        weight=source.weight,
+        samples=MappedSequence(source.samples, make),
+        report=source.report,
+        stream=None if source.stream is None else source.stream.mapped(make, DistillationSample.content),
+    )
+
+
 def load_samples(
     config: DistillConfig, data: DistillationDataConfig, renderer: Renderer, section: str
 ) -> SampleSet[DistillationSample]:
@@ -141,14 +158,5 @@ def load_samples(
     loaded = load_conversations(data, renderer, section=section)
     names = [teacher_of(config.teachers, source.domain_label) for source in data.sources]
     return SampleSet(
-        sources=tuple(
-            SampleSource(
-                name=source.name,
-                key=source.key,
-                weight=source.weight,
-                samples=tuple(DistillationSample(sample=sample, teacher=name) for sample in source.samples),
-                report=source.report,
-            )
-            for source, name in zip(loaded.sources, names, strict=True)
-        )
+        sources=tuple(_taught_source(source, name) for source, name in zip(loaded.sources, names, strict=True))
     )

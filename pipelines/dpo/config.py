@@ -217,6 +217,17 @@ def loss_and_reference_agree(config: PreferenceRunConfig) -> Iterator[Violation]
         )
 
 
+def _streams_have_a_live_reference(config: DPOConfig) -> Iterator[Violation]:
+    """Yield a reference that is computed before the first step, of data that is read as steps need it."""
+    streams = [index for index, source in enumerate(config.data.sources) if source.streaming]
+    if streams and config.reference is not None and config.reference.mode == "precomputed":
+        yield Violation(
+            ("reference", "mode"),
+            f"a precomputed reference reads all data before the first step, and data.sources.{streams[0]} is read as "
+            "steps need it; set mode: cluster, or with training.lora mode: adapter_off",
+        )
+
+
 def adapters_can_be_switched_off(config: PreferenceRunConfig) -> Iterator[Violation]:
     """Yield what does not go with `reference.mode: adapter_off`."""
     yield from adapter_off_means_something(config.reference, config.training, config.resources.device_mapping.reference)
@@ -232,6 +243,7 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
         *OfflineRunConfig.rules,
         _budget_holds_a_row,
         _loss_suits_rows,
+        _streams_have_a_live_reference,
         loss_and_reference_agree,
         adapters_can_be_switched_off,
     )

@@ -7,13 +7,13 @@ Labelled rows are those of `roll_like.data.conversations` with a label; pairs ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData, LabelledSource
-from roll_like.config.training_data import PairData
-from roll_like.data.bad_rows import SampleCounter
+from roll_like.config.training_data import PairData, without_rows
+from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import read_conversation, usable, whole
 from roll_like.data.messages import require_fields, short
@@ -71,18 +71,57 @@ def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "dat
     """
 
     def load(source: LabelledSource, key: str) -> SampleSource[LabelledSample]:
-        def draft(row: Row) -> list[list[Piece]]:
-            _label(row, source, key)
-            found = read_conversation(row, source, key)
-            return whole(found.sequences(renderer, found.assistant_turns()[0 if found.response else -1 :]))
-
-        def finish(row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[LabelledSample]:
-            sample = fit(usable(parts[0]), data, counter, section)
-            return [LabelledSample(sample=sample, label=_label(row, source, key))]
-
-        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
+        reader = LabelledReader(source=source, key=key, data=data, section=section)
+        return load_source(source, reader, renderer, data, key=key, section=section)
 
     return load_sources(data.sources, load, section)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledReader(Reader[LabelledSample]):
+    """How rows become responses with a label each.
+
+    Attributes:
+        source: The dataset.
+        key: Its place in the configuration, for messages.
+        data: What happens to rows that are too long.
+        section: Its place in the configuration, for messages.
+    """
+
+    source: LabelledSource
+    key: str
+    data: LabelledData
+    section: str
+
+    def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
+        """Return the text of a response, after its prompt."""
+        _label(row, self.source, self.key)
+        found = read_conversation(row, self.source, self.key)
+        turns = found.assistant_turns()[0 if found.response else -1 :]
+        if found.untrained.intersection(turns):
+            raise BadRow(
+                Problem.UNTRAINED,
+                "the labelled response has a flag (weight: 0, …) that leaves it out of the loss",
+                fix="correct the row",
+            )
+        return whole(found.sequences(renderer, turns))
+
+    def finish(self, row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[LabelledSample]:
+        """Return the response with its label."""
+        sample = fit(usable(parts[0]), self.data, counter, self.section)
+        return [LabelledSample(sample=sample, label=_label(row, self.source, self.key))]
+
+    def value(self, sample: LabelledSample) -> float:
+        """Return the label, which is kept beside the response."""
+        return float(sample.label)
+
+    def join(self, parts: Sequence[ConversationSample], value: float) -> LabelledSample:
+        """Return a response with its label."""
+        return LabelledSample(sample=parts[0], label=bool(value))
+
+    def sent(self) -> LabelledReader:
+        """Return the same without rows."""
+        return replace(self, source=without_rows(self.source), data=self.data.reading(()))
 
 
 def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:

@@ -19,10 +19,7 @@ from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import CheckpointError
 from roll_like.types import FloatArray, Group, Scored, StopReason, Trajectory
-from roll_like.values import Mean, Metric, Sum
-
-#: Rewards closer than this are equal: they are sums of floats.
-EQUAL = 1e-8
+from roll_like.values import Mean, Metric, Sum, reward_noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +101,17 @@ def _eligible(samples: Sequence[Scored], rule: PairsConfig) -> list[tuple[Scored
         (better, worse)
         for better in paired
         for worse in paired
-        if _margin((better, worse)) > max(rule.min_margin - EQUAL, EQUAL)
+        if _is_better(better.reward, worse.reward, rule.min_margin)
         and not (rule.truncated == "never_chosen" and _is_cut(better))
         and not np.array_equal(
             better.trajectory.token_ids, worse.trajectory.token_ids
         )  # an unstable judge scored one text twice
     ]
+
+
+def _is_better(reward: float, other: float, margin: float) -> bool:
+    noise = reward_noise([reward, other])
+    return reward - other > max(margin - noise, noise)
 
 
 def _margin(pair: tuple[Scored, Scored]) -> float:

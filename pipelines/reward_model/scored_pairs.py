@@ -21,7 +21,7 @@ from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import require_words
 from roll_like.data.messages import require_fields, short
-from roll_like.data.pairs import Pair, identical, read_pairs
+from roll_like.data.pairs import Pair, PairReader, identical, read_pairs
 from roll_like.data.rows import Row
 from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.data.turns import Piece, render
@@ -45,20 +45,38 @@ class ScoredPair(Pair):
 
 def load_scored_pairs(data: ScoredPairData, renderer: Renderer, *, section: str = "data") -> SampleSet[ScoredPair]:
     """Read pairs of conversations; arguments and errors are those of `load_conversations`."""
-    return read_pairs(data.sources, data, renderer, section, _whole, _pair)
+    return read_pairs(data.sources, data, renderer, section, ScoredPairReader)
 
 
-def _pair(
-    row: Row, chosen: ConversationSample, rejected: ConversationSample, source: ScoredPairSource, key: str
-) -> ScoredPair:
-    if np.array_equal(chosen.token_ids, rejected.token_ids):
-        raise identical()
-    return ScoredPair(
-        chosen=_read_at_its_end(chosen),
-        rejected=_read_at_its_end(rejected),
-        margin=_margin(row, source, key),
-        origin=row.origin,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPairReader(PairReader[ScoredPairSource, ScoredPair]):
+    """How rows become pairs of whole conversations."""
+
+    def pieces(
+        self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
+    ) -> list[Piece]:
+        """Return the text of a conversation, in one piece."""
+        return _whole(renderer, prompt, response, tools)
+
+    def pair(self, row: Row, chosen: ConversationSample, rejected: ConversationSample) -> ScoredPair:
+        """Return both conversations with their margin."""
+        if np.array_equal(chosen.token_ids, rejected.token_ids):
+            raise identical()
+        return ScoredPair(
+            chosen=_read_at_its_end(chosen),
+            rejected=_read_at_its_end(rejected),
+            margin=_margin(row, self.source, self.key),
+            origin=row.origin,
+        )
+
+    def value(self, sample: ScoredPair) -> float:
+        """Return the margin, which is kept beside the conversations."""
+        return sample.margin
+
+    def join(self, parts: Sequence[ConversationSample], value: float) -> ScoredPair:
+        """Return a pair of its conversations and its margin."""
+        chosen, rejected = parts
+        return ScoredPair(chosen=chosen, rejected=rejected, margin=value, origin=chosen.origin)
 
 
 def _whole(

@@ -93,8 +93,7 @@ class AgentPrograms:
             async with _closing(self._proxy.open(settings, started.messages)) as episode:
                 await _run_program(spec, episode)
                 if episode.error is None and episode.turns:
-                    answer = episode.last_content if episode.answer is None else episode.answer
-                    stepped = await environment.step(answer)
+                    stepped = await environment.step(episode.final)
                     if not (stepped.terminated or stepped.truncated):
                         raise EnvError(
                             f"the environment {environment_spec.env_id!r} did not end with the answer; only one that "

@@ -38,7 +38,7 @@ import numpy.typing as npt
 from roll_like.data.chat import ChatMessage, Renderer, squeezed
 from roll_like.data.routes import continued
 from roll_like.errors import EnvError
-from roll_like.types import BoolArray, FloatArray, IntArray, RouteArray, Segment
+from roll_like.types import BoolArray, FloatArray, IntArray, ReasoningTags, RouteArray, Segment
 
 __all__ = ["ChatMessage", "Conversation", "Renderer", "Segmented"]
 
@@ -95,6 +95,11 @@ class Conversation:
     def tokens(self) -> IntArray:
         """Prompt of the next sample: everything of the current segment, shape [T]."""
         return self._open.token_ids
+
+    @property
+    def reasoning(self) -> ReasoningTags | None:
+        """What delimits reasoning in the turn that follows the latest prompt."""
+        return self.renderer.reasoning_after(self._prompt_text)
 
     @property
     def turns(self) -> int:

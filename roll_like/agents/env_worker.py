@@ -22,6 +22,7 @@ from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.health import Report, to_stderr
 from roll_like.cluster.replacement import Replacements
 from roll_like.config.load import import_plugins
+from roll_like.content.unicode import whole_text, whole_texts
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
 from roll_like.envs.registration import RESET, STEP, returned
 from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
@@ -128,7 +129,7 @@ class HostedEnvironment:
             success=None if success is None else bool(success),
             state=_state(observation, info),
             fresh=fresh,
-            tool_calls=tuple(dict(call) for call in info.get("tool_calls", ())),
+            tool_calls=tuple(whole_texts(dict(call)) for call in info.get("tool_calls", ())),
             invalid=bool(info.get("invalid_action", False)),
         )
 
@@ -137,15 +138,24 @@ class HostedEnvironment:
         self._env.close()
 
     def _messages(self, observation: Any, info: Mapping[str, Any], *, begins: bool) -> list[dict[str, Any]]:
-        """Return an observation as messages, after the system prompt if they begin a conversation."""
+        """Return an observation as messages, after the system prompt if they begin a conversation.
+
+        Their texts are such that tokenizers and files take them, whatever a policy made the environment say.
+        """
         prompt = system_prompt_of(self._env) if begins else None
-        system = [{"role": "system", "content": prompt}] if prompt else []
-        shown = info.get("messages") or [{"role": "user", "content": str(observation)}]
-        return [*system, *(dict(one) for one in shown)]
+        shown = [
+            whole_texts(dict(one)) for one in info.get("messages") or [{"role": "user", "content": str(observation)}]
+        ]
+        if not prompt:
+            return shown
+        prompt = whole_text(prompt)
+        if shown[0].get("role") == "system":  # of the task; templates take one
+            prompt = f"{shown.pop(0)['content']}\n\n{prompt}"
+        return [{"role": "system", "content": prompt}, *shown]
 
 
 def _state(observation: Any, info: Mapping[str, Any]) -> str:
-    return str(info.get("state", observation))
+    return whole_text(str(info.get("state", observation)))
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
 from roll_like.config.reward_names import RETURN
+from roll_like.data.reasoning import Turn
 from roll_like.data.routes import joined_routes
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.types import IntArray, Message, Part, Scored, StopReason, Task, Trajectory, TurnRecord
@@ -113,7 +114,7 @@ class Environment(Protocol):
         """Begin an episode; the same seed begins the same one."""
 
     async def step(self, text: str) -> Stepped:
-        """Take the policy's turn."""
+        """Take the policy's turn: a `Turn`, which knows where its answer is."""
 
     async def close(self) -> None:
         """Release it."""
@@ -216,14 +217,14 @@ async def play(environment: Environment, generator: Generator, renderer: Rendere
     turns: list[TurnRecord] = []
     shown, state, success, stop = started.messages, started.state, None, StopReason.LENGTH
     while len(turns) < limits.turns and len(prompt_ids) < limits.tokens:
-        began = time.time()
+        began, tags = time.time(), conversations[-1].reasoning
         request = settings.request(len(turns), prompt_ids)
         generation = await generator.generate(request, settings.affinity_key, settings.urgent)
         sampled = time.time()
         conversations[-1].sampled(
             generation.token_ids, generation.logprobs, generation.segments, routes=generation.routes
         )
-        stepped = await environment.step(generation.text)
+        stepped = await environment.step(Turn(generation.text, tags))
         turns.append(
             TurnRecord(
                 shown=tuple(shown),
@@ -237,6 +238,7 @@ async def play(environment: Environment, generator: Generator, renderer: Rendere
                 began=began,
                 sampled=sampled,
                 ended=time.time(),
+                reasoning=tags,
             )
         )
         shown, state = stepped.messages, stepped.state

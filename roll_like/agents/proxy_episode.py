@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,11 +22,12 @@ from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, read_argume
 from roll_like.agents.conversation import ChatMessage, Renderer
 from roll_like.agents.episode import EpisodeSettings, Generator, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
+from roll_like.data.reasoning import Turn
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Generation
 from roll_like.rollout.router import SampleLost
-from roll_like.tools import ToolCall, parse_tool_calls
-from roll_like.types import Scored, StopReason, TurnRecord
+from roll_like.tools import AnyCall, ToolCall, parse_tool_calls
+from roll_like.types import THINK, ReasoningTags, Scored, StopReason, TurnRecord
 
 
 class ProxyEpisode:
@@ -103,7 +105,7 @@ class ProxyEpisode:
             raise ApiError(400, error.message, code="invalid_messages", param="messages") from error
         try:
             generation = await self._sample(draft, request)
-            message, finish_reason = _message(generation, request)
+            message, finish_reason = _message(generation, request, draft.reasoning or THINK)
         except BaseException:
             self._recorder.drop(draft)
             raise
@@ -167,9 +169,15 @@ class ProxyEpisode:
         return bool(self._out_of)
 
     @property
-    def last_content(self) -> str:
-        """The content of the policy's latest answer."""
-        return str(self._recorder.turns[-1].message["content"] or "") if self._recorder.turns else ""
+    def final(self) -> Turn:
+        """What the agent posted as its answer, else the content of the policy's latest answer."""
+        latest = self._recorder.turns[-1] if self._recorder.turns else None
+        tags = THINK if latest is None else latest.reasoning
+        if self.answer is not None:
+            # without a closing tag it is the answer that the agent has taken out of the content
+            closed = tags is not None and tags.close in self.answer
+            return Turn(self.answer, tags if tags is None or closed else replace(tags, opened=False))
+        return Turn("" if latest is None else str(latest.message["content"] or ""), tags)
 
     async def finished(self) -> None:
         """Wait until the agent reports the end of the episode, or until it has failed."""
@@ -298,13 +306,19 @@ class ProxyEpisode:
         ]
 
 
+#: An id that the parser gave.
+_NUMBERED = re.compile(r"call_\d+")
+
+
 def _lost(error: Exception) -> ApiError:
     return ApiError(503, f"the policy cannot answer, and this episode has failed: {error}", code="sample_lost")
 
 
-def _message(generation: Generation, request: ChatRequest) -> tuple[ChatMessage, str]:
+def _message(generation: Generation, request: ChatRequest, tags: ReasoningTags) -> tuple[ChatMessage, str]:
     """Return an answer as the agent gets it, and why it ended."""
-    rest, found = parse_tool_calls(generation.text, "auto", request.tools) if request.parse_calls else ("", [])
+    rest, found = "", list[AnyCall]()
+    if request.parse_calls:
+        rest, found = parse_tool_calls(generation.text, "auto", request.tools, reasoning=tags)
     calls = [call for call in found if isinstance(call, ToolCall)]
     length = generation.stop_reason is StopReason.LENGTH
     if not calls:
@@ -313,7 +327,8 @@ def _message(generation: Generation, request: ChatRequest) -> tuple[ChatMessage,
     text = "\n".join(part for part in (rest, *(one.text for one in found if not isinstance(one, ToolCall))) if part)
     written = [
         {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
+            # some models write ids, and their templates repeat them
+            "id": f"call_{uuid.uuid4().hex[:24]}" if _NUMBERED.fullmatch(call.call_id) else call.call_id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
         }
@@ -344,4 +359,5 @@ def _record(turn: RecordedTurn) -> TurnRecord:
         began=turn.began,
         sampled=turn.sampled,
         ended=turn.ended,
+        reasoning=turn.reasoning,
     )

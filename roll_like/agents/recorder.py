@@ -28,7 +28,7 @@ from roll_like.agents.chat_api import read_arguments
 from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Generation
-from roll_like.types import IntArray
+from roll_like.types import IntArray, ReasoningTags
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,7 @@ class RecordedTurn:
         message: The answer as it was returned.
         prompt_tokens: Tokens of its prompt.
         state: Key of what it was shown.
+        reasoning: What delimits reasoning in the answer; None where there is none.
         began: When it was requested. Unix seconds.
         sampled: When the sample was back. Unix seconds.
         ended: When the conversation went on. Unix seconds.
@@ -53,6 +54,7 @@ class RecordedTurn:
     message: ChatMessage
     prompt_tokens: int
     state: str
+    reasoning: ReasoningTags | None
     began: float
     sampled: float
     ended: float
@@ -85,11 +87,13 @@ class Draft:
         prompt_ids: What to sample from, shape [T].
         new: Messages since the conversation's last turn.
         state: Key of what is new.
+        reasoning: What delimits reasoning in the answer; None where there is none.
     """
 
     prompt_ids: IntArray
     new: tuple[ChatMessage, ...]
     state: str
+    reasoning: ReasoningTags | None
     _conversation: Conversation
     _history: bytes
     _from: _RecordedConversation | None
@@ -127,7 +131,8 @@ class Recorder:
         except EnvError:
             self._put_back(recorded)
             raise
-        return Draft(prompt_ids, new, _digest(b"", *map(_canonical, new)).hex(), conversation, keys[-1], recorded)
+        state = _digest(b"", *map(_canonical, new)).hex()
+        return Draft(prompt_ids, new, state, conversation.reasoning, conversation, keys[-1], recorded)
 
     def drop(self, draft: Draft) -> None:
         """Forget a draft; its conversation can be continued by another request."""
@@ -154,6 +159,7 @@ class Recorder:
             message=message,
             prompt_tokens=len(draft.prompt_ids),
             state=draft.state,
+            reasoning=draft.reasoning,
             began=began,
             sampled=sampled,
             ended=sampled,

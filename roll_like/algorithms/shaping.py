@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roll_like.algorithms.advantages.base import flatten
-from roll_like.algorithms.advantages.formulas import STD_EPSILON, Rewards, has_signal, whiten
+from roll_like.algorithms.advantages.formulas import STD_EPSILON, Rewards, whiten
 from roll_like.types import Group, PolicySample, Scored, StopReason
-from roll_like.values import Max, Mean, Metric, Min, merge
+from roll_like.values import Max, Mean, Metric, Min, has_signal, merge
 
 if TYPE_CHECKING:
     from roll_like.config.algorithm import (
@@ -116,9 +116,12 @@ class RewardShaping:
         self._running = RunningMoments(int(state["count"]), float(state["mean"]), float(state["squares"]))
 
     def _acts(self) -> bool:
-        config = self._config
-        normalised = {config.normalise.mean, config.normalise.std} != {"none"}
-        return normalised or any(part is not None for part in (config.overlong, config.length_penalty, config.clip))
+        others = (self._config.overlong, self._config.length_penalty, self._config.clip)
+        return self._normalises or any(part is not None for part in others)
+
+    @property
+    def _normalises(self) -> bool:
+        return {self._config.normalise.mean, self._config.normalise.std} != {"none"}
 
     def _penalised(self, group: Group[Scored]) -> Group[Scored]:
         members = (*group.samples, *group.baselines)
@@ -152,12 +155,14 @@ class RewardShaping:
             self._running.add(step)
         shaped = []
         for group, of_samples in zip(groups, rewards, strict=True):
-            values = np.concatenate([of_samples, [baseline.reward for baseline in group.baselines]])
+            values = np.array([*of_samples, *(baseline.reward for baseline in group.baselines)], np.float64)
+            if self._normalises:
+                _make_equal(values, len(of_samples))
             means = {"none": 0.0, "group": _mean(of_samples), "batch": _mean(step), "running": self._running.mean}
             values = values - means[choice.mean]
             if choice.std != "none":
                 stds = {"group": _std(of_samples), "batch": _std(step), "running": self._running.std}
-                values = values / (stds[choice.std] + STD_EPSILON)
+                values = values / (stds[choice.std] + STD_EPSILON) if stds[choice.std] else values
             shaped.append((group, values if clip is None else values.clip(-clip, clip)))
         return shaped
 
@@ -181,8 +186,20 @@ def _mean(values: Rewards) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
+def _make_equal(values: Rewards, samples: int) -> None:
+    """Make one number of rewards that are equal but for noise, which would stand out once their mean is taken off.
+
+    Args:
+        values: Rewards of a group's samples and baselines.
+        samples: How many of them are the samples'.
+    """
+    for some in (values, values[:samples]):
+        if some.size and not has_signal(some):
+            some[:] = some[0]
+
+
 def _std(values: Rewards) -> float:
-    """Unbiased; 0 if values do not differ, so that centred ones stay 0 instead of becoming amplified noise."""
+    """Unbiased; 0 if values do not differ, and nothing is divided by it."""
     return float(values.std(ddof=1)) if has_signal(values) else 0.0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
+from roll_like.check.environment import check_environment
 from roll_like.check.findings import DEBUG, Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report, no_gpu_here
 from roll_like.check.hub import all_here, check_judge
@@ -38,6 +39,7 @@ from roll_like.check.model import (
     check_window,
     role_shapes,
 )
+from roll_like.check.reasoning import check_reasoning
 from roll_like.check.tokens import check_tokens, ends_of
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
@@ -91,7 +93,7 @@ def check_run(
         further: Yields what is wrong beside model, tokenizer, disk and hardware.
     """
     precision, config = choice(config), settled(config)
-    findings: list[Finding] = []
+    findings: list[Finding] = [*check_environment()]
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
     renderer, ends = None, None
@@ -106,6 +108,8 @@ def check_run(
     report.sized = shape is not None
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
+        if renderer is not None:
+            findings += check_reasoning(config, renderer)
         findings += check_routes(config, model)
         if config.replay is None:
             findings += check_adapters(config, model)

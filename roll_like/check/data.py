@@ -10,18 +10,21 @@ import numpy as np
 from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.rewards import RewardedRunConfig
-from roll_like.config.sections import DataSource
+from roll_like.config.sections import DataSource, SourceConfig
 from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.streamed import FIRST_ROWS
 from roll_like.data.tasks import TaskSource, load_source
 from roll_like.errors import FOREIGN_ERRORS, RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rewards.trial import TRIAL_SECONDS, is_cheap, try_reward
-from roll_like.types import IntArray, PlacedImage, Task
+from roll_like.types import IntArray, Picture, Task
 
-#: Rows of a source whose images are decoded.
-DECODED = 8
+#: Pixels of a source's images that are decoded, in about two seconds. That images begin as such, and that they have
+#: their end, was found when their rows were read.
+DECODED_PIXELS = 200_000_000
+_SHOWN = 5  # damaged images of a source that are named
 
 
 def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
@@ -68,6 +71,7 @@ class RowsOnly(Renderer):
 
     def __init__(self) -> None:
         """Without a tokenizer."""
+        self._reasoning = None
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
@@ -84,10 +88,10 @@ class RowsOnly(Renderer):
 def _load_one(
     source: DataSource, key: str, limit: int, renderer: Renderer | None, findings: list[Finding]
 ) -> TaskSource | None:
-    if is_hub_id(source.path):
+    if is_out_of_reach(source):
         message = (
-            f"{source.path} is not checked: it is not a local path, so it needs network; rows and fields are checked "
-            "when the run starts"
+            f"{source.path} is not checked: it is not a local path, and was never read on this machine, so it needs "
+            "network; rows and fields are checked when the run starts"
         )
         findings.append(Finding("warning", key, message))
         return None
@@ -96,7 +100,8 @@ def _load_one(
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
-    findings += damaged_images((image for task in tasks.tasks[:DECODED] for image in task.images), key)
+    findings += only_first_rows(source, key)
+    findings += damaged_images(((task.origin, image.picture) for task in tasks.tasks for image in task.images), key)
     report = tasks.report
     if report.too_long:
         message = (
@@ -107,19 +112,54 @@ def _load_one(
     return tasks
 
 
-def damaged_images(images: Iterable[PlacedImage], key: str) -> Iterator[Finding]:
-    """Yield images that cannot be decoded; that they begin as images was checked when they were read."""
-    for image in images:
+def is_out_of_reach(source: SourceConfig) -> bool:
+    """Return whether a check cannot read a source: a hub dataset that was never read here."""
+    if not is_hub_id(source.path):
+        return False
+    from roll_like.data.hub import is_cached
+
+    return not is_cached(source)
+
+
+def only_first_rows(source: SourceConfig, key: str) -> Iterator[Finding]:
+    """Yield that a check has read the first rows of a source only, where it did."""
+    if source.streaming:
+        yield Finding(
+            "note",
+            f"{key}.streaming",
+            f"the first {FIRST_ROWS:,} rows of {source.label!r} were checked; what is wrong with later ones is found "
+            "when they are read",
+        )
+
+
+def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[Finding]:
+    """Yield images that cannot be decoded: of all, or of some from everywhere in a source that has many.
+
+    Args:
+        images: Each with its row.
+        key: The source's.
+    """
+    different = list({picture.digest: (origin, picture) for origin, picture in images}.values())
+    sizes = [picture.size() for _, picture in different]
+    every = -(-sum(width * height for width, height in sizes) // DECODED_PIXELS) or 1
+    found = 0
+    for origin, picture in different[::every]:
         try:
-            image.picture.image()
-        except (OSError, ValueError, SyntaxError) as error:
-            yield Finding("error", key, f"the image {image.picture.label} is damaged: {error}; replace the file")
+            picture.image()
+        except OSError as error:
+            found += 1
+            if found <= _SHOWN:
+                message = f"{origin}: {picture.label} is damaged: {error}; replace it"
+                yield Finding("error", key, message)
+    if found > _SHOWN:
+        yield Finding("error", key, f"{found - _SHOWN} more images are damaged")
 
 
 def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
     """Yield what is odd about the number of tasks and about those in both training and evaluation."""
     count, rollout = sum(len(source.tasks) for source in tasks["data"]), config.rollout
-    if len(tasks["data"]) == len(config.data.sources) and count < rollout.groups:
+    streamed = any(source.stream is not None for source in tasks["data"])
+    if len(tasks["data"]) == len(config.data.sources) and count < rollout.groups and not streamed:
         unit = rollout.groups_key.rpartition("_")[2]
         yield Finding(
             "warning",
@@ -128,6 +168,13 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
             "twice; use fewer, or more data",
         )
     trained = {str(task.messages) for source in tasks["data"] for task in source.tasks}
+    if len(trained) * 2 < count:
+        yield Finding(
+            "warning",
+            "data.sources",
+            f"the data has {count} prompts, and only {len(trained)} different ones; each is drawn as often as it "
+            "stands there: remove the repetitions, unless they are meant",
+        )
     for source in tasks["evaluation"]:
         shared = sum(str(task.messages) in trained for task in source.tasks)
         if shared:

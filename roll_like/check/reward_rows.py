@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from roll_like.check.data import RowsOnly
-from roll_like.check.findings import is_hub_id
+from roll_like.check.data import RowsOnly, is_out_of_reach
 from roll_like.config.base import PipelineConfig
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.data.tasks import load_source
@@ -39,7 +38,7 @@ def reward_cases(config: PipelineConfig, name: str) -> list[RewardCase]:
     section = next(each for each in use if name in (reward_name(each), each.type))
     tasks: list[Task] = []
     for index, source in enumerate(config.data.sources):
-        if is_hub_id(source.path):
+        if is_out_of_reach(source):
             continue
         rows = load_source(source, RowsOnly(), sys.maxsize, f"data.sources.{index}", most=ROWS).tasks
         tasks += [task for task in rows if scores_task(section, task, config.domain_rewards)]

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,9 @@ SHARED_MEMORY = Path("/dev/shm")
 #: Ray's variable that says whether processes of a cluster show each other a token.
 AUTH_MODE = "RAY_AUTH_MODE"
 _LOCAL_STORE_BYTES = 2 * 2**30
+#: Length of the longest path for temporary files: vLLM and `multiprocessing` add up to 37 characters for their sockets,
+#: which may have 107.
+LONGEST_TEMPORARY = 70
 #: How often a local Ray is started that does not answer in the time that Ray gives itself, half a minute.
 STARTS = 3
 #: What Ray says then.
@@ -42,6 +46,13 @@ CONNECT_SECONDS = 5.0
 SHUTDOWN_SECONDS = 60.0
 #: How long a process of a joined cluster may be away: a head may be started again meanwhile. Seconds.
 LOST_SECONDS = 60
+
+
+def use_short_temporary_paths() -> None:
+    """Let temporary files be in `/tmp` where `TMPDIR` is too long for sockets in it."""
+    if len(os.environ.get("TMPDIR", "")) > LONGEST_TEMPORARY:
+        os.environ["TMPDIR"] = "/tmp"
+        tempfile.tempdir = None
 
 
 @contextmanager
@@ -92,6 +103,7 @@ class RaySession:
         self._without_token = False
 
     def __enter__(self) -> Self:
+        use_short_temporary_paths()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray's metrics agent takes a core at start and prints about a missing exporter
         os.environ.setdefault("RAY_enable_metrics_collection", "0")
@@ -169,6 +181,7 @@ class RaySession:
             )
         with spared():
             ray.init(
+                address="local",  # whatever RAY_ADDRESS says
                 num_cpus=cpus,
                 include_dashboard=False,
                 log_to_driver=False,

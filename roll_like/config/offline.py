@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from roll_like.config.python_rows import as_section
 from roll_like.config.rules import RUN_RULES, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.run import Rule, RunConfig, ScheduleConfig
@@ -48,6 +49,11 @@ def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
 
 class RowsEvaluationConfig(ScheduleConfig, Generic[SourceT]):
     """How progress is measured: on data that is not trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
 
     sources: Annotated[tuple[SourceT, ...], Field(min_length=1)] = Field(
         description="Datasets; their limits are those of `data`."

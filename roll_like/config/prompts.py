@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel
@@ -14,6 +14,7 @@ from roll_like.config.policy_gradient import (
     GroupRolloutConfig,
     PolicyGradientConfig,
 )
+from roll_like.config.python_rows import as_section
 from roll_like.config.rewards import RewardedRunConfig
 from roll_like.config.sections import DataConfig, DataSource, PositiveInt, ResourcesConfig
 from roll_like.registry import ADVANTAGES
@@ -57,6 +58,11 @@ class RolloutConfig(AnswerRolloutConfig):
 
 class EvaluationConfig(EvaluationSchedule):
     """How progress is measured on tasks that are not trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
 
     samples_key: ClassVar[str] = "samples_per_prompt"
 

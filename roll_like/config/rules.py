@@ -359,8 +359,30 @@ def _evaluation_runs(config: RunConfig) -> Iterator[Violation]:
             )
 
 
+def _streams_are_for_training(config: RunConfig) -> Iterator[Violation]:
+    """What is read as steps need it has no end: neither a pass over it nor an evaluation on all of it is possible."""
+    for name in type(config).model_fields:
+        sources = getattr(getattr(config, name), "sources", None)
+        for index, source in enumerate(sources if isinstance(sources, tuple) else ()):
+            if not getattr(source, "streaming", False):
+                continue
+            if name != "data":
+                yield Violation(
+                    (name, "sources", index, "streaming"),
+                    "an evaluation measures all rows; remove it, and take a part of the rows where they are many "
+                    "(`split: test[:1000]` of a hub dataset)",
+                )
+            elif getattr(config, "epochs", None) is not None:
+                yield Violation(
+                    ("epochs",),
+                    f"data.sources.{index} is read as steps need it, and how many rows it has is not known; set "
+                    "`steps`, and epochs: null",
+                )
+
+
 #: What holds for every run.
 RUN_RULES = (
+    _streams_are_for_training,
     _device_ranges_fit,
     _device_ranges_are_equal_or_disjoint,
     _device_can_do_it,

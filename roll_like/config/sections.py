@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -11,8 +12,10 @@ from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.gpus import GPU_KINDS, GPUName
+from roll_like.config.python_rows import Rows, as_section, is_dataset
 from roll_like.errors import PluginError
 from roll_like.registry import TRACKERS, TRAINING_BACKENDS
+from roll_like.types import ReasoningTags
 
 Precision = Literal["float32", "bfloat16", "float16"]
 #: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
@@ -26,6 +29,22 @@ Epochs = Annotated[float, Field(gt=0, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 #: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ReasoningConfig(ConfigModel):
+    """What a model writes around its reasoning."""
+
+    open: str = Field(
+        min_length=1,
+        description="Before it, such as `<think>`. Where the chat template ends prompts with it, responses lack it.",
+    )
+    close: str = Field(min_length=1, description="After it, such as `</think>`; the answer follows.")
+
+    @model_validator(mode="after")
+    def _two_tags(self) -> Self:
+        if self.open == self.close:
+            raise ValueError(f"`open` and `close` are both {self.open!r}, so beginning and end cannot be told apart")
+        return self
 
 
 class ModelConfig(ConfigModel):
@@ -43,10 +62,20 @@ class ModelConfig(ConfigModel):
     template_options: dict[str, Any] = Field(
         default_factory=dict, description="Further variables of the chat template, such as `enable_thinking: false`."
     )
+    reasoning: Literal["auto"] | ReasoningConfig | None = Field(
+        default="auto",
+        description="What delimits reasoning in responses; rewards and environments score what follows it. `auto`: "
+        "what the chat template or the tokenizer shows, else `<think>` and `</think>`. null: nothing, all of a "
+        "response is the answer.",
+    )
     dtype: Literal["auto"] | Precision = Field(
         default="auto",
         description="Precision of the forward passes and of inference. `auto`: bfloat16, or float32 on CPUs that are "
         "slower in bfloat16 (measured when a run starts; `--check` shows it). A resumed run keeps its precision.",
+    )
+    date: datetime.date | None = Field(
+        default=None,
+        description="The day that chat templates write, if they write one. Default: that on which the run began.",
     )
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
     cache_dir: Path | None = Field(
@@ -66,6 +95,13 @@ class ModelConfig(ConfigModel):
             raise ValueError(f"layers are named once each, in their order; found {list(value)}")
         return value
 
+    @property
+    def reasoning_tags(self) -> Literal["auto"] | ReasoningTags | None:
+        """`reasoning`, as renderers take it."""
+        if isinstance(self.reasoning, ReasoningConfig):
+            return ReasoningTags(open=self.reasoning.open, close=self.reasoning.close)
+        return self.reasoning
+
     def at(self, path: str) -> ModelConfig:
         """Return the section for another model as it is: with all its layers, and no revision of this one's."""
         return self.model_copy(update={"path": path, "revision": None, "keep_layers": None})
@@ -75,10 +111,32 @@ class SourceConfig(ConfigModel):
     """One dataset."""
 
     path: str = Field(
-        description="A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a directory of them, or a hub dataset id."
+        default="",
+        description="A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a directory of them, or a hub dataset id.",
+    )
+    rows: Rows | None = Field(
+        default=None, description="The rows themselves, in place of a `path`: a list of mappings from fields to values."
     )
     name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
-    split: str = Field(default="train", description="Split of a hub dataset.")
+    subset: str | None = Field(
+        default=None,
+        description="Subset (configuration) of a dataset, such as `main` of `openai/gsm8k`; default: its only one.",
+    )
+    split: str = Field(
+        default="train",
+        description="Split of a hub dataset or of a directory, such as `test`, `train[:100]` or `train+test`.",
+    )
+    revision: str | None = Field(
+        default=None, description="Revision of a hub dataset (branch, tag or commit); default: its newest."
+    )
+    streaming: bool = Field(
+        default=False,
+        description="Read rows as steps need them, for data that fits neither in memory nor on disk: they come in the "
+        "order of the files, shuffled within blocks of `stream_block`. Such a run lasts a number of `steps`.",
+    )
+    stream_block: PositiveInt = Field(
+        default=4096, description="With `streaming`: rows that are shuffled with each other, and are in memory at once."
+    )
     weight: PositiveFloat = Field(
         default=1.0, description="How often rows of this source are drawn, relative to the other sources."
     )
@@ -88,11 +146,44 @@ class SourceConfig(ConfigModel):
         default="images",
         description="Field with the row's images: paths from the file's folder, `data:` URLs or bytes. null: none.",
     )
+    transcripts: bool = Field(
+        default=False,
+        description="Texts of conversations are transcripts, as in hh-rlhf, and become messages: a blank line and "
+        "`Human:` begin a user's message, a blank line and `Assistant:` the assistant's.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        """In Python, rows may stand for a source that has nothing besides."""
+        return {"rows": value} if isinstance(value, list) or is_dataset(value) else value
+
+    @model_validator(mode="after")
+    def _path_or_rows(self) -> Self:
+        if bool(self.path) == (self.rows is not None):
+            found = "both are set" if self.path else "neither is set"
+            raise ValueError(f"a source has a `path` or `rows`, and {found}")
+        if self.rows is not None:
+            useless = [key for key in ("subset", "revision", "streaming") if getattr(self, key)]
+            if useless:
+                raise ValueError(f"`rows` are here as they are, and have no {useless[0]}; remove it, or set a `path`")
+        return self
 
     @property
     def label(self) -> str:
         """Its `name`, or the stem of its path."""
-        return self.name or Path(self.path).stem
+        return self.name or (Path(self.path).stem if self.path else "rows")
+
+    @property
+    def place(self) -> str:
+        """What it is called in messages: its path, or that it is rows."""
+        return self.path or "`rows`"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of rows that are read by name: each key with what it is set to."""
+        values = ((key, getattr(self, key)) for key in type(self).model_fields if key.endswith("_field"))
+        return {key: value for key, value in values if isinstance(value, str)}
 
 
 class DataSource(SourceConfig):
@@ -108,6 +199,26 @@ class DataSource(SourceConfig):
         "with the assistant's answer, and what is before it is the prompt.",
     )
 
+    answer_after: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="The reference answer is what follows this text in `answer_field`, its last occurrence: `####` in "
+        "GSM8K. Default: the whole field.",
+    )
+    answer_boxed: bool = Field(
+        default=False,
+        description="The reference answer is what the last `\\boxed{…}` in `answer_field` holds, as in MATH's "
+        "solutions.",
+    )
+
+    @model_validator(mode="after")
+    def _answers_have_a_field(self) -> Self:
+        asked = [key for key in ("answer_after", "answer_boxed") if getattr(self, key)]
+        if asked and self.answer_field is None:
+            raise ValueError(f"{asked[0]} says where in `answer_field` the reference answer is; set that too")
+        if len(asked) > 1:
+            raise ValueError("answer_after and answer_boxed both say where the reference answer is; remove one of them")
+        return self
+
     @property
     def holds_conversations(self) -> bool:
         """Whether prompts and reference answers are in one field."""
@@ -121,6 +232,11 @@ class DataSource(SourceConfig):
 
 class DataConfig(ConfigModel):
     """What the policy is trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
 
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
     max_prompt_tokens: PositiveInt = Field(default=512, description="Longer prompts are left out, and counted. Tokens.")

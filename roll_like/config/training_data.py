@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll_like.config.base import ConfigModel
+from roll_like.config.python_rows import as_section
 from roll_like.config.sections import PositiveInt, SourceConfig
+
+SourceT = TypeVar("SourceT", bound="RowSource")
 
 
 class RowSource(SourceConfig):
     """One dataset: what sources of every kind have."""
 
     tools_field: str = Field(default="tools", description="Field with function schemas for the chat template, if any.")
+
+
+def without_rows(source: SourceT) -> SourceT:
+    """Return a source without the rows that it may have in itself, to be sent to other processes."""
+    return source if source.rows is None else source.model_copy(update={"rows": ()})
 
 
 class ConversationSource(RowSource):
@@ -43,6 +52,11 @@ class PairSource(RowSource):
 class RowLimits(ConfigModel):
     """What happens to rows that are too long, or bad."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
+
     max_tokens: PositiveInt = Field(default=1024, description="Longest sample, prompt included. Tokens.")
     too_long: Literal["skip", "cut", "refuse"] = Field(
         default="skip",
@@ -52,6 +66,14 @@ class RowLimits(ConfigModel):
         default="refuse",
         description="Rows that cannot be trained on (an empty response, roles that the chat template refuses): stop, "
         "naming file and line, or leave them out and count them.",
+    )
+
+    cache_dir: Path | None = Field(
+        default=None, description="Where tokenised rows are kept for the next run; default: `~/.cache/roll_like`."
+    )
+    cache_gib: Annotated[float, Field(ge=0)] = Field(
+        default=20.0,
+        description="How much of them is kept: beyond, those go that were not used for the longest time. 0 keeps none.",
     )
 
     def reading(self, sources: Sequence[RowSource]) -> Self:

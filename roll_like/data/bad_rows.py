@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
+from roll_like.content.unicode import problem_of
 from roll_like.errors import DataError
 
 
 class Problem(StrEnum):
     """What is wrong with a row, as reports say it."""
 
+    TEXT = "with half a surrogate pair, or nested too deeply"
     NO_ASSISTANT = "without an assistant turn"
+    UNTRAINED = "without a turn to be trained"
     EMPTY = "with an empty response"
     ROLES = "with roles that the chat template refuses"
     REWRITTEN = "with a turn that the chat template does not write as it is"
     IDENTICAL = "with identical chosen and rejected"
     NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
+    IMAGE = "with an image that cannot be read"
     TOO_LONG = "over the limit of tokens"
     UNKNOWN = "with tokens that the model does not have"
 
@@ -36,6 +42,25 @@ class BadRow(Exception):
         self.problem = problem
         self.message = message
         self.fix = fix
+
+
+def refuse_odd_text(fields: Mapping[str, Any]) -> None:
+    """Check that tokenizers and files can take what a row holds.
+
+    Raises:
+        BadRow: A text holds half of a surrogate pair, or a value is nested too deeply.
+    """
+    if (problem := problem_of(fields)) is not None:
+        raise BadRow(Problem.TEXT, problem, "correct the row")
+
+
+@contextmanager
+def refused(origin: str) -> Iterator[None]:
+    """Raise a DataError that names the row, where what is done with it finds it bad."""
+    try:
+        yield
+    except BadRow as bad:
+        raise DataError(f"{origin}: {bad.message}", fix=bad.fix) from bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +135,20 @@ class SampleCounter:
     first_shortened: str | None = None
     longest: int = 0
     _left: dict[Problem, tuple[int, str]] = field(default_factory=dict)
+
+    def empty(self) -> SampleCounter:
+        """Return one that counts by the same rules, and has counted nothing."""
+        return SampleCounter(self.bad_rows, self.key)
+
+    def add(self, later: SampleCounter) -> None:
+        """Count what another one has counted of later rows."""
+        self.rows += later.rows
+        self.shortened += later.shortened
+        self.first_shortened = self.first_shortened or later.first_shortened
+        self.longest = max(self.longest, later.longest)
+        for problem, (count, first) in later._left.items():
+            before, earlier = self._left.get(problem, (0, first))
+            self._left[problem] = (before + count, earlier)
 
     def leave(self, origin: str, bad: BadRow) -> None:
         """Count a row that is left out.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from jinja2 import TemplateError
 
+from roll_like.content.unicode import whole_text
 from roll_like.data.images import ImageTokens, expanded, pictures_of
+from roll_like.data.marks import call_marks
+from roll_like.data.reasoning import THINK, after_prompt, known_tags
+from roll_like.data.segments import Segments
 from roll_like.errors import EnvError
-from roll_like.types import IntArray, Picture, PlacedImage
+from roll_like.types import IntArray, Picture, PlacedImage, ReasoningTags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,12 +46,16 @@ class Renderer:
         tokenizer: Has a chat template.
         template_options: Further variables of the template, such as `enable_thinking`.
         images: Counts the tokens of images; None where messages are texts.
-        ends: Tokens that end a response by the model's own files, beside the template's and the tokenizer's.
+        reasoning: What delimits reasoning in responses; None where there is none; `auto`: what the template or the
+            tokenizer shows, else `<think>` and `</think>`.
+        stated_ends: Tokens that end a response by the model's own files, beside the template's and the tokenizer's.
         vocabulary: How many tokens the model knows; None where that is not known.
+        date: The day that templates write which ask for one (`strftime_now`); default: today.
     """
 
     images: ImageTokens | None = None
     vocabulary: int | None = None
+    _compiled: tuple[str, Any, dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -52,16 +63,56 @@ class Renderer:
         *,
         template_options: Mapping[str, Any] | None = None,
         images: ImageTokens | None = None,
-        ends: Collection[int] = (),
+        reasoning: ReasoningTags | Literal["auto"] | None = "auto",
+        stated_ends: Collection[int] = (),
         vocabulary: int | None = None,
+        date: datetime.date | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.images = images
         self.vocabulary = vocabulary
-        self._ends = frozenset(ends)
+        self._stated_ends = frozenset(stated_ends)
         self.template_options = dict(template_options or {})
+        self._date = date or datetime.date.today()
+        #: Where turns end in what a template writes after their texts: what `roll_like.data.turns` has found so far.
+        self.ends: dict[tuple[str, bool], int] = {}
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
+        self._reasoning = reasoning
+
+    @property
+    def _writes_date(self) -> bool:
+        return any("strftime_now" in template for template in self._templates)
+
+    @property
+    def _variables(self) -> dict[str, Any]:
+        """What a template is given beside messages: the date of the run, or prompts would change at midnight."""
+        dated = {"strftime_now": self._date.strftime} if self._writes_date else {}
+        return {**dated, **self.template_options}
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Hash of all that decides which tokens messages become; None where it is not known.
+
+        It is not of tokenizers that are written in Python, and where images become tokens too.
+        """
+        if self.images is not None or not getattr(self.tokenizer, "is_fast", False):
+            return None
+        model = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        parts = [
+            # calls leave these two as they were asked for last, and no call here asks for any
+            {name: value for name, value in model.items() if name not in ("padding", "truncation")},
+            self.tokenizer.chat_template,
+            {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()},
+            sorted(self.special_ids),
+            self.tokenizer.eos_token_id,
+            bool(getattr(self.tokenizer, "split_special_tokens", False)),
+            f"{type(self.tokenizer).__module__}.{type(self.tokenizer).__qualname__}",
+            self.template_options,
+            self._date.isoformat() if self._writes_date else None,
+            self.vocabulary,
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -95,17 +146,17 @@ class Renderer:
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end a response, in every engine."""
-        return self._ends | frozenset({self.turn_end, self.tokenizer.eos_token_id} - {None})
+        return self._stated_ends | frozenset({self.turn_end, self.tokenizer.eos_token_id} - {None})
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a turn and are no part of its text."""
-        return self.stop_ids | ({self.end_of_turn} - {None})
+        return self.stop_ids if self.end_of_turn is None else self.stop_ids | {self.end_of_turn}
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
     ) -> str:
-        """Return the template's text of messages, with or without the generation prompt.
+        """Return the template's text of messages, with or without the generation prompt; a tokenizer takes it.
 
         Raises:
             EnvError: The template refuses the messages.
@@ -118,13 +169,7 @@ class Renderer:
                 "ignore a column of images, set the source's images_field: null",
             )
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **self.template_options,
-            )
+            text = self._apply(messages, tools, generation_prompt=generation_prompt)
         except (
             TemplateError,
             TypeError,
@@ -134,14 +179,100 @@ class Renderer:
                 f"the chat template refuses messages with the roles {roles}: {error}",
                 fix="change the messages that the environment gives, or model.chat_template",
             ) from error
+        return whole_text(text)
+
+    def _apply(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
+    ) -> str:
+        if any(message.get("tool_calls") for message in messages) and self.takes_text_arguments:
+            messages = [_with_text_arguments(message) for message in messages]
+        return self._written(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=generation_prompt,
+        )
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template takes the arguments of tool calls as JSON text (DeepSeek's do), not as an object.
+
+        Such a template adds an object to a text, which fails, or writes it as Python does: `{'a': None}`.
+        """
+        found = self._shown_call({"k": _PROBE, "n": None})
+        if found is not None and f"'{_PROBE}'" not in found:
+            return False
+        told = self._shown_call(json.dumps({"k": _PROBE, "n": None}))
+        return told is not None and f'"{_PROBE}"' in told
+
+    def _shown_call(self, arguments: Any) -> str | None:
+        """Return the template's text of a tool call; None where it fails."""
+        function = {"name": "f", "arguments": arguments}
+        calls = [{"id": "callaaaaa", "type": "function", "function": function}]  # Mistral's ids have nine characters
+        messages = [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self._variables)
+        except (TemplateError, TypeError, AttributeError):
+            return None
         return str(text)
+
+    def _written(self, messages: Sequence[Any], **variables: Any) -> str:
+        """Return the tokenizer's writing of messages, without what it looks up anew for each."""
+        from transformers import PreTrainedTokenizerBase
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        template = self.tokenizer.chat_template
+        own = type(self.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+        if own or not isinstance(template, str):
+            written = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables, **self._variables)
+            return str(written)
+        if self._compiled is None or self._compiled[0] != template:
+            words = {**self.tokenizer.special_tokens_map, **self._variables}
+            self._compiled = (template, _compile_jinja_template(template), words)
+        _, compiled, words = self._compiled
+        return str(compiled.render(messages=messages, documents=None, **variables, **words))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process gets: a compiled template cannot be sent."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_compiled", "_segments")}
+
+    @cached_property
+    def reasoning(self) -> ReasoningTags | None:
+        """What delimits reasoning in responses, whatever the prompt; None where there is none."""
+        if not isinstance(self._reasoning, str):
+            return self._reasoning
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+        return known_tags("\n".join(self._templates), added) or THINK
+
+    @property
+    def kept_tokens(self) -> tuple[str, ...]:
+        """The special tokens that mean something in a response: they delimit reasoning, or mark calls."""
+        return tuple(sorted(call_marks(self.tokenizer) | self._reasoning_tokens()))
+
+    def _reasoning_tokens(self) -> set[str]:
+        tags = self.reasoning
+        if tags is None:
+            return set()
+        ids = self.encode("".join((tags.open, tags.close, tags.final, *tags.around)))
+        return {self.decode([token_id]) for token_id in ids.tolist() if token_id in self.special_ids}
+
+    def reasoning_after(self, prompt: str) -> ReasoningTags | None:
+        """Return what delimits reasoning in the response to a prompt, which may begin it; None where there is none."""
+        return after_prompt(self.reasoning, prompt)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether a prompt ends with the beginning of reasoning."""
+        tags = self.reasoning_after(prompt)
+        return tags is not None and tags.opened
+
+    @cached_property
+    def _templates(self) -> Sequence[str]:
+        template = self.tokenizer.chat_template
+        return list(template.values()) if isinstance(template, Mapping) else [template or ""]
 
     @cached_property
     def marks_generation(self) -> bool:
         """Whether the template says with `{% generation %}` blocks what an assistant writes."""
-        template = self.tokenizer.chat_template
-        texts = template.values() if isinstance(template, Mapping) else [template or ""]
-        return any(_GENERATION_BLOCK.search(text) for text in texts)
+        return any(_GENERATION_BLOCK.search(text) for text in self._templates)
 
     def generated(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
@@ -153,12 +284,13 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         schemas = [dict(tool) for tool in tools] or None
+        as_text = self.takes_text_arguments
         _, ranges = render_jinja_template(
-            [[dict(message) for message in messages]],
+            [[dict(_with_text_arguments(message) if as_text else message) for message in messages]],
             tools=schemas,
             chat_template=self.tokenizer.get_chat_template(None, schemas),
             return_assistant_tokens_mask=True,
-            **{**self.tokenizer.special_tokens_map, **self.template_options},
+            **{**self.tokenizer.special_tokens_map, **self._variables},
         )
         return tuple((int(begin), int(end)) for begin, end in ranges[0])
 
@@ -196,6 +328,10 @@ class Renderer:
         begun, after = self.encode("a").tolist(), self.encode(f"{eos}a").tolist()
         return str(eos) if after[:1] == [eos_id] and after[1:] != begun else ""
 
+    @cached_property
+    def _segments(self) -> Segments | None:
+        return Segments.of(self.tokenizer)
+
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
         """Return the tokens of texts in one call of the tokenizer, which is several times as fast.
 
@@ -208,7 +344,10 @@ class Renderer:
             return []
         anchors = ["" if begins else self._anchor for _, begins in pieces]
         texts = [anchor + text for anchor, (text, _) in zip(anchors, pieces, strict=True)]
-        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        if self._segments is None:
+            encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        else:
+            encoded = self._segments.encode(texts)
         return [np.asarray(ids[1:] if anchor else ids, np.int32) for anchor, ids in zip(anchors, encoded, strict=True)]
 
     def expanded(
@@ -248,6 +387,21 @@ class Renderer:
 
 
 _USER: ChatMessage = {"role": "user", "content": "."}
+
+
+_PROBE = "xqargumentqx"
+
+
+def _with_text_arguments(message: ChatMessage) -> ChatMessage:
+    """Return a message with the arguments of its calls as JSON text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"].get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls}
 
 
 def sentinel(text: str) -> str:

@@ -12,13 +12,13 @@ decided by the chat template, exactly: see `roll_like.data.turns`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
-from roll_like.config.training_data import ConversationData, ConversationSource, RowLimits
+from roll_like.config.training_data import ConversationData, ConversationSource, without_rows
 from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.loss_flags import untrained
 from roll_like.data.messages import (
     read_messages,
     read_prompt,
@@ -44,11 +44,39 @@ from roll_like.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A row's messages, tools, and where its response begins (0 where the row does not say)."""
+    """A row's messages, tools, and where its response begins (0 where the row does not say).
+
+    Attributes:
+        messages: The conversation.
+        tools: Function schemas.
+        response: Where the response begins.
+        untrained: Places of the assistant's messages that the row leaves out of the loss.
+    """
 
     messages: list[ChatMessage]
     tools: tuple[Mapping[str, Any], ...]
     response: int
+    untrained: frozenset[int] = frozenset()
+
+    def trained_turns(self, *, last: bool = False) -> list[int]:
+        """Return the indices of the assistant's messages that are trained.
+
+        Args:
+            last: Whether that is the last one alone.
+
+        Raises:
+            BadRow: There is none.
+        """
+        turns = self.assistant_turns()[-1 if last else 0 :]
+        trained = [at for at in turns if at not in self.untrained]
+        if not trained:
+            which = f"message {turns[0]}" if len(turns) == 1 else f"each of the messages {turns[0]} to {turns[-1]}"
+            raise BadRow(
+                Problem.UNTRAINED,
+                f"{which} is the assistant's, and has a flag (weight: 0, …) that leaves it out of the loss",
+                fix="correct the row",
+            )
+        return trained
 
     def assistant_turns(self) -> list[int]:
         """Return the indices of the assistant's messages; of the response alone, where the row says what that is.
@@ -89,15 +117,50 @@ def load_conversations(
     """
 
     def load(source: ConversationSource, key: str) -> SampleSource[ConversationSample]:
-        def draft(row: Row) -> list[list[Piece]]:
-            found = read_conversation(row, source, key)
-            turns = found.assistant_turns()
-            return found.sequences(renderer, turns if data.train_on == "all" else turns[-1:])
-
-        reader = Reader(draft=draft, finish=partial(_fitting, limits=data, section=section))
+        reader = ConversationReader(source=source, key=key, data=data, section=section)
         return load_source(source, reader, renderer, data, key=key, section=section)
 
     return load_sources(data.sources, load, section)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationReader(Reader[ConversationSample]):
+    """How rows become conversations.
+
+    Attributes:
+        source: The dataset.
+        key: Its place in the configuration, for messages.
+        data: Which turns are trained, and what happens to rows that are too long.
+        section: Its place in the configuration, for messages.
+    """
+
+    source: ConversationSource
+    key: str
+    data: ConversationData
+    section: str
+
+    def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
+        """Return the texts of a conversation."""
+        found = read_conversation(row, self.source, self.key)
+        return found.sequences(renderer, found.trained_turns(last=self.data.train_on == "last"))
+
+    def finish(self, _: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[ConversationSample]:
+        """Return the parts of a conversation that fit."""
+        kept = []
+        for part in parts:
+            try:
+                kept.append(fit(usable(part), self.data, counter, self.section))
+            except BadRow as bad:
+                counter.leave(part.origin, bad)
+        return kept
+
+    def join(self, parts: Sequence[ConversationSample], value: float) -> ConversationSample:  # noqa: ARG002
+        """Return a conversation, which is its one sequence."""
+        return parts[0]
+
+    def sent(self) -> ConversationReader:
+        """Return the same without rows."""
+        return replace(self, source=without_rows(self.source), data=self.data.reading(()))
 
 
 def whole(found: list[list[Piece]]) -> list[list[Piece]]:
@@ -113,19 +176,6 @@ def whole(found: list[list[Piece]]) -> list[list[Piece]]:
             fix="end the response with its first turn, or change model.chat_template",
         )
     return found
-
-
-def _fitting(
-    _: Row, parts: list[ConversationSample], counter: SampleCounter, *, limits: RowLimits, section: str
-) -> list[ConversationSample]:
-    """Return the parts of a conversation that fit."""
-    kept = []
-    for part in parts:
-        try:
-            kept.append(fit(usable(part), limits, counter, section))
-        except BadRow as bad:
-            counter.leave(part.origin, bad)
-    return kept
 
 
 def usable(sample: ConversationSample) -> ConversationSample:
@@ -156,15 +206,19 @@ def read_conversation(row: Row, source: ConversationSource, key: str) -> Convers
     if not in_two or row.fields.get(source.messages_field) is not None:
         require_fields(row, {source.messages_field: f"{key}.messages_field, or prompt_field and completion_field,"})
         messages = read_messages(row, source.messages_field, "user", f"{key}.messages_field")
-        return Conversation(messages=with_system(messages, row, source, key), tools=tools, response=0)
+        whole = with_system(messages, row, source, key)
+        left = _moved(untrained(row, source.messages_field, messages), len(whole) - len(messages))
+        return Conversation(messages=whole, tools=tools, response=0, untrained=left)
     fields = {source.prompt_field: f"{key}.prompt_field", source.completion_field: f"{key}.completion_field"}
     require_fields(row, fields)
     prompt = with_system(read_prompt(row, source, key), row, source, key)
-    return Conversation(
-        messages=[*prompt, *read_response(row, source.completion_field, f"{key}.completion_field")],
-        tools=tools,
-        response=len(prompt),
-    )
+    response = read_response(row, source.completion_field, f"{key}.completion_field")
+    left = _moved(untrained(row, source.completion_field, response), len(prompt))
+    return Conversation(messages=[*prompt, *response], tools=tools, response=len(prompt), untrained=left)
+
+
+def _moved(places: frozenset[int], by: int) -> frozenset[int]:
+    return frozenset(at + by for at in places)
 
 
 def read_response(row: Row, field: str, key: str) -> list[ChatMessage]:

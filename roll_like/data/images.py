@@ -7,8 +7,8 @@ A message shows an image as a part of its content, in OpenAI's form or in Huggin
 
 Where no part does, each `<image>` in a text stands for one of the column; without these, all come first.
 
-An image is a path (relative to the folder of the row's file), a URL, bytes, or `{bytes, path}` as `datasets` and
-Parquet have them, where the bytes may be base64.
+An image is a path (relative to the folder of the row's file), a URL, base64, bytes, or `{bytes, path}` as `datasets`
+and Parquet have them, where the bytes may be base64.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
 
+from roll_like.content.pixels import as_seen, may_be_cut
+from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.downloads import SCHEMES, download_all, downloaded
 from roll_like.data.rows import Row
 from roll_like.errors import DataError
@@ -30,6 +34,9 @@ from roll_like.types import IntArray, Picture, PlacedImage
 
 #: What stands for an image in a text.
 MARK = "<image>"
+#: How base64 of PNG, JPEG, GIF and WebP begins, and from which length on such a text is no path.
+_BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
+_LONGEST_PATH = 60
 _READABLE = "a path, a URL, bytes, or {bytes, path}"
 
 
@@ -44,7 +51,7 @@ class ImageTokens(Protocol):
         """Return how many placeholders an image becomes.
 
         Raises:
-            ConfigError: The model's processor refuses it.
+            DataError: The model's processor refuses it.
         """
 
 
@@ -75,7 +82,8 @@ def placed(messages: Sequence[Mapping[str, Any]], row: Row) -> list[Mapping[str,
     """Return messages with the row's images where they show them: as parts `{"type": "image", "image": Picture}`.
 
     Raises:
-        DataError: An image cannot be read, or there are more or fewer than the messages show.
+        DataError: There are more or fewer images than the messages show, or one is in no form that is read.
+        BadRow: An image cannot be read.
     """
     shown = any(is_image(part) for message in messages for part in _parts(message))
     opening = bool(row.images) and not shown and messages[0]["role"] != "assistant"
@@ -110,6 +118,7 @@ def expanded(
 
     Raises:
         DataError: There is not one placeholder for each image.
+        BadRow: The model's processor refuses an image.
     """
     at = np.flatnonzero(token_ids == tokens.token)
     if len(at) != len(pictures):
@@ -119,7 +128,10 @@ def expanded(
         )
     if not pictures:
         return token_ids, ()
-    counts = [tokens.count(picture) for picture in pictures]
+    try:
+        counts = [tokens.count(picture) for picture in pictures]
+    except DataError as error:
+        raise BadRow(Problem.IMAGE, error.message, error.fix) from error
     repeats = np.ones(len(token_ids), np.int64)
     repeats[at] = counts
     starts = at + np.cumsum([0, *counts[:-1]]) - np.arange(len(at))
@@ -139,27 +151,28 @@ def read_picture(value: Any, row: Row) -> Picture:
     """Return an image of a row.
 
     Raises:
-        DataError: It is in no form that is read, is not there, or is no image; names file and line.
+        DataError: It is in no form that is read; names file and line.
+        BadRow: It is not there, is no image, or is damaged.
     """
-    from PIL import Image
-
     label = f"an image of {row.origin}"
-    if isinstance(value, Image.Image):  # as `datasets` decodes them
-        buffer = io.BytesIO()
-        value.save(buffer, format="PNG")
-        return Picture(data=buffer.getvalue(), label=label)
+    if _is_decoded(value):
+        return _encoded(value, label)
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path")
         if data is None and isinstance(path, str):
             return read_picture(path, row)
         label, value = path if isinstance(path, str) else label, data
         if isinstance(value, str):
-            value = _decoded(value, row)
+            value = _decoded(value)
     if isinstance(value, str):
-        if value.startswith("data:"):
-            value = _decoded(value.partition(",")[2], row)
+        if value[:5].lower() == "data:":
+            value = _data_url(value)
+        elif value.startswith(_BASE64) and len(value) > _LONGEST_PATH:
+            value = _decoded(value)
         else:
             label, value = _file(value, row)
+    if isinstance(value, bytearray | memoryview):
+        value = bytes(value)
     if not isinstance(value, bytes):
         raise DataError(
             f"{row.origin}: expected an image as {_READABLE}, found {type(value).__name__}", fix="correct the row"
@@ -167,9 +180,39 @@ def read_picture(value: Any, row: Row) -> Picture:
     picture = Picture(data=value, label=label)
     try:
         picture.size()
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{row.origin}: {label} is no image that Pillow can read: {error}", fix="replace it") from error
+        if may_be_cut(value):
+            picture.image()
+    except OSError as error:
+        raise BadRow(Problem.IMAGE, f"{label} is no image that Pillow can read: {error}", "replace it") from error
     return picture
+
+
+def require_whole_images(pictures: Iterable[Picture]) -> None:
+    """Decode images.
+
+    Raises:
+        BadRow: One is damaged.
+    """
+    for picture in pictures:
+        try:
+            picture.image()
+        except OSError as error:
+            raise BadRow(Problem.IMAGE, f"{picture.label} is damaged: {error}", "replace it") from error
+
+
+def _is_decoded(value: Any) -> bool:
+    """Return whether a value is an image of Pillow's, as `datasets` decodes them; Pillow is not imported for it."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _encoded(image: Any, label: str) -> Picture:
+    buffer = io.BytesIO()
+    try:
+        as_seen(image).save(buffer, format="PNG")
+    except (OSError, SyntaxError, ValueError) as error:  # it is decoded here, if it was not
+        raise BadRow(Problem.IMAGE, f"{label} is damaged: {error}", "replace it") from error
+    return Picture(data=buffer.getvalue(), label=label)
 
 
 def _urls(row: Row) -> list[str]:
@@ -180,7 +223,7 @@ def _urls(row: Row) -> list[str]:
             if isinstance(message, Mapping):
                 found += [_value(part) for part in _parts(message) if is_image(part)]
     paths = (each.get("path") if isinstance(each, Mapping) and each.get("bytes") is None else each for each in found)
-    return [path for path in paths if isinstance(path, str) and path.startswith(SCHEMES)]
+    return [path for path in paths if isinstance(path, str) and path.lower().startswith(SCHEMES)]
 
 
 def _value(part: Mapping[str, Any]) -> Any:
@@ -224,25 +267,38 @@ def _read(parts: Sequence[Mapping[str, Any]], column: Iterator[Any], row: Row) -
     return read
 
 
-def _decoded(text: str, row: Row) -> bytes:
+def _decoded(text: str) -> bytes:
+    """Return the bytes of base64, in either alphabet, with or without padding and line ends."""
+    plain = "".join(text.split()).rstrip("=")
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(
+            plain + "=" * (-len(plain) % 4), "-_" if {"-", "_"} & set(plain) else None, validate=True
+        )
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"{row.origin}: an image is not base64: {error}", fix="correct the row") from error
+        raise BadRow(Problem.IMAGE, f"an image is not base64: {error}", "correct the row") from error
+
+
+def _data_url(url: str) -> bytes:
+    """Return the bytes of a `data:` URL."""
+    head, _, data = url.partition(",")
+    return _decoded(unquote(data)) if head.lower().endswith(";base64") else unquote_to_bytes(data)
 
 
 def _file(spelling: str, row: Row) -> tuple[str, bytes]:
     """Return an image's path or URL, and its bytes."""
-    if spelling.startswith(SCHEMES):
+    if spelling.lower().startswith(SCHEMES):
         try:
             return spelling, downloaded(spelling).read_bytes()
         except DataError as error:
-            raise DataError(f"{row.origin}: {error.message}", fix=error.fix) from error
-    path = row.folder / Path(spelling.removeprefix("file://")).expanduser()
+            raise BadRow(Problem.IMAGE, error.message, error.fix) from error
+    path = Path(unquote(spelling.removeprefix("file://")) if spelling.startswith("file://") else spelling)
     try:
+        path = row.folder / path.expanduser()
         return str(path), path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{row.origin}: the image {path} cannot be read: {error.strerror}",
-            fix=f"correct the row: paths are relative to {row.folder}",
+    except (OSError, RuntimeError, ValueError) as error:  # no such file, no such home, a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadRow(
+            Problem.IMAGE,
+            f"the image {str(path)[:200]} cannot be read: {reason}",
+            f"correct the row: paths are relative to {row.folder}",
         ) from error

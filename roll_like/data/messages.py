@@ -10,7 +10,9 @@ from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
 from roll_like.data.chat import ChatMessage
 from roll_like.data.images import is_image, placed
+from roll_like.data.loss_flags import without_flags
 from roll_like.data.rows import Row
+from roll_like.data.schema_nulls import without_filler
 from roll_like.errors import DataError
 
 _SHAREGPT_ROLES = {
@@ -44,7 +46,7 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
         value = [value]
     if isinstance(value, list) and value:
         messages = [
-            _message(entry, f"{row.origin}: message {index} in {field!r}", plain=plain)
+            _message(entry, f"{row.origin}: message {index} in {field!r}", plain=plain, typed=row.typed)
             for index, entry in enumerate(value)
         ]
         return placed(messages, row)
@@ -131,7 +133,7 @@ def read_tools(row: Row, source: RowSource, key: str) -> tuple[Mapping[str, Any]
     if found is None or found == "":
         return ()
     if isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found):
-        return tuple(_without_nulls(tool) for tool in found)
+        return tuple(without_filler(tool) if row.typed and found is value else tool for tool in found)
     raise DataError(
         f"{row.origin}: expected a list of function schemas in {source.tools_field!r}, found {short(value)}",
         fix=f"correct the row, or {key}.tools_field",
@@ -175,11 +177,11 @@ def short(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '…'}"
 
 
-def _message(entry: Any, place: str, *, plain: bool) -> ChatMessage:
+def _message(entry: Any, place: str, *, plain: bool, typed: bool) -> ChatMessage:
     if not isinstance(entry, Mapping):
         raise DataError(f"{place}: expected {{role, content}}, found {short(entry)}", fix="correct the row")
     # Parquet gives every message the fields that any message has, as null
-    message = {name: value for name, value in entry.items() if value is not None}
+    message = {name: value for name, value in without_flags(entry, place).items() if value is not None}
     if "role" not in message and "from" in message:
         message = dict(_of_sharegpt(message, place))
     if not isinstance(message.get("role"), str):
@@ -192,7 +194,7 @@ def _message(entry: Any, place: str, *, plain: bool) -> ChatMessage:
         )
     calls = message.get("tool_calls")
     if calls:
-        message["tool_calls"] = [_call(call, place) for call in calls]
+        message["tool_calls"] = [_call(call, place, typed=typed) for call in calls]
     else:
         message.pop("tool_calls", None)
     if isinstance(message.get("content"), list):
@@ -232,8 +234,11 @@ def _joined(parts: Sequence[Any], place: str) -> str | list[Any]:
     return list(parts) if any(map(is_image, parts)) else "".join(part["text"] for part in parts)
 
 
-def _call(call: Any, place: str) -> Mapping[str, Any]:
-    """Return a tool call with its arguments as an object, as templates take them."""
+def _call(call: Any, place: str, *, typed: bool) -> Mapping[str, Any]:
+    """Return a tool call with its arguments as an object, as templates take them.
+
+    Of a typed table, arguments that are null are dropped: what other calls have. As JSON text they are kept.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise DataError(
@@ -241,15 +246,23 @@ def _call(call: Any, place: str) -> Mapping[str, Any]:
             fix="correct the row",
         )
     arguments = function.get("arguments")
-    found = _parsed(arguments) if isinstance(arguments, str) else _without_nulls(arguments or {})
-    return {**_without_nulls(call), "function": {**_without_nulls(function), "arguments": found}}
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments) if arguments.strip() else {}
+    elif typed:
+        arguments = _without_nulls(arguments)
+    outer, inner = _present(call), _present(function)
+    return {**outer, "function": {**inner, "arguments": {} if arguments is None else arguments}}
+
+
+def _present(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in value.items() if each is not None}
 
 
 def _parsed(text: str) -> Any:
     """Return what a JSON text means, and any other text as it is."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

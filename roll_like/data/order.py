@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+from roll_like.data.streamed import Stream, StreamPosition
 from roll_like.data.tasks import TaskSet
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.types import Task
@@ -60,12 +62,14 @@ class Drawn(Generic[ItemT]):
         key: Its place in the configuration, for messages.
         weight: Its share, relative to the other sources.
         items: What it holds.
+        stream: Where its items come from, if they are read as they are drawn; `items` are its first ones.
     """
 
     name: str
     key: str
     weight: float
     items: Sequence[ItemT]
+    stream: Stream[ItemT] | None = None
 
 
 class Order(Generic[ItemT]):
@@ -97,6 +101,10 @@ class Order(Generic[ItemT]):
         self._turns = RoundRobin(_weights(sources))
         self._fingerprint = _fingerprint(fingerprint, sources, self._turns.shares, seed, shuffle)
         self._drawn = [0] * len(self._sources)
+        self._streams = [
+            None if source.stream is None else StreamPosition(source.stream, partial(self._permuted, source.name))
+            for source in sources
+        ]
         self._passes = [self._permutation(index, 0) for index in range(len(self._sources))]
 
     @property
@@ -118,7 +126,12 @@ class Order(Generic[ItemT]):
             "fingerprint": self._fingerprint,
             "credits": list(self._turns.credits),
             "drawn": {source.name: drawn for source, drawn in zip(self._sources, self._drawn, strict=True)},
+            **({"streams": streams} if (streams := self._stream_states()) else {}),
         }
+
+    def _stream_states(self) -> dict[str, Any]:
+        pairs = zip(self._sources, self._streams, strict=True)
+        return {source.name: stream.state() for source, stream in pairs if stream is not None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken: the sequence from here is the one that it would have been.
@@ -137,12 +150,20 @@ class Order(Generic[ItemT]):
             if min(drawn) < 0:
                 raise ValueError(f"drawn {drawn}")
             self._turns.load([int(value) for value in state["credits"]])
+            for source, stream in zip(self._sources, self._streams, strict=True):
+                if stream is not None:
+                    stream.load_state(state["streams"][source.name])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint's data position is damaged: {error!r}") from error
         self._drawn = drawn
         self._passes = [self._permutation(index, count // self._size(index)) for index, count in enumerate(drawn)]
 
     def _draw(self, index: int) -> ItemT:
+        stream = self._streams[index]
+        if stream is not None:
+            item = stream.next()
+            self._drawn[index] += 1
+            return item
         number, position = divmod(self._drawn[index], self._size(index))
         if position == 0:
             self._passes[index] = self._permutation(index, number)
@@ -154,14 +175,19 @@ class Order(Generic[ItemT]):
 
     def _permutation(self, index: int, number: int) -> Sequence[int]:
         """Return the order of pass `number`: positions sorted by a keyed hash of each."""
+        if self._streams[index] is not None:
+            return ()
+        return self._permuted(self._sources[index].name, self._size(index), str(number))
+
+    def _permuted(self, name: str, size: int, number: str) -> Sequence[int]:
         if not self._shuffle:
-            return range(self._size(index))
-        key = hashlib.blake2b(f"{self._seed}/{number}/{self._sources[index].name}".encode(), digest_size=32).digest()
+            return range(size)
+        key = hashlib.blake2b(f"{self._seed}/{number}/{name}".encode(), digest_size=32).digest()
 
         def rank(position: int) -> bytes:
             return hashlib.blake2b(position.to_bytes(8, "little"), key=key, digest_size=16).digest()
 
-        return sorted(range(self._size(index)), key=rank)
+        return sorted(range(size), key=rank)
 
 
 class TaskOrder(Order[Task]):
@@ -178,7 +204,7 @@ class TaskOrder(Order[Task]):
 
     def __init__(self, taskset: TaskSet, *, seed: int, shuffle: bool = True) -> None:
         sources = [
-            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.tasks)
+            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.tasks, stream=source.stream)
             for source in taskset.sources
         ]
         super().__init__(sources, taskset.fingerprint, seed=seed, shuffle=shuffle, limit="max_prompt_tokens")
@@ -193,6 +219,11 @@ class TaskOrder(Order[Task]):
             for task in source.items:
                 if task.task_id == task_id:
                     return task
+            name, _, number = task_id.rpartition(":")
+            if source.stream is not None and name == source.name and number.isdecimal():
+                found = source.stream.at(int(number))
+                if found is not None:
+                    return found
         raise CheckpointError(f"the checkpoint names the task {task_id!r}, which the data no longer has")
 
 

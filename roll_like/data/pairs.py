@@ -12,16 +12,18 @@ prompt, up to the assistant's message in which they part. Only turns of the resp
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from roll_like.config.training_data import PairData, PairSource, RowLimits
+from roll_like.config.training_data import PairData, PairSource, RowLimits, without_rows
 from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import read_response, require_words, whole
+from roll_like.data.loss_flags import require_trained
 from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
 from roll_like.data.rows import Row
 from roll_like.data.samples import (
@@ -79,7 +81,7 @@ SourceT = TypeVar("SourceT", bound=PairSource)
 
 def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> SampleSet[PairSample]:
     """Read pairs; arguments and errors are those of `load_conversations`."""
-    return read_pairs(data.sources, data, renderer, section, _pieces, _pair)
+    return read_pairs(data.sources, data, renderer, section, PreferenceReader)
 
 
 def read_pairs(
@@ -87,8 +89,7 @@ def read_pairs(
     limits: RowLimits,
     renderer: Renderer,
     section: str,
-    pieces: Callable[[Renderer, list[ChatMessage], list[ChatMessage], Sequence[Any]], list[Piece]],
-    pair: Callable[[Row, ConversationSample, ConversationSample, SourceT, str], PairT],
+    reader_class: Callable[..., PairReader[SourceT, PairT]],
 ) -> SampleSet[PairT]:
     """Read pairs of any kind.
 
@@ -97,23 +98,77 @@ def read_pairs(
         limits: What happens to rows that are too long or bad.
         renderer: Tokenizer and chat template of the model.
         section: Where the sources stand in the configuration.
-        pieces: Makes the text of a response out of its prompt, its messages and tools.
-        pair: Makes a pair out of a row, its two responses within the limits, the source, and that one's key.
+        reader_class: Makes what reads a source, given `source`, `key`, `limits` and `section`.
     """
 
     def load(source: SourceT, key: str) -> SampleSource[PairT]:
-        def draft(row: Row) -> list[list[Piece]]:
-            prompt, chosen, rejected = pair_messages(row, source, key)
-            tools = read_tools(row, source, key)
-            return [pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
-
-        def finish(row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[PairT]:
-            chosen, rejected = (fit(part, limits, counter, section) for part in parts)
-            return [pair(row, chosen, rejected, source, key)]
-
-        return load_source(source, Reader(draft=draft, finish=finish), renderer, limits, key=key, section=section)
+        reader = reader_class(source=source, key=key, limits=limits, section=section)
+        return load_source(source, reader, renderer, limits, key=key, section=section)
 
     return load_sources(sources, load, section)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairReader(Reader[PairT], Generic[SourceT, PairT]):
+    """How rows become pairs.
+
+    Attributes:
+        source: The dataset.
+        key: Its place in the configuration, for messages.
+        limits: What happens to rows that are too long.
+        section: Their place in the configuration, for messages.
+    """
+
+    width: ClassVar[int] = 2
+
+    source: SourceT
+    key: str
+    limits: RowLimits
+    section: str
+
+    @abstractmethod
+    def pieces(
+        self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
+    ) -> list[Piece]:
+        """Return the text of a response, made of its prompt, its messages and tools."""
+
+    @abstractmethod
+    def pair(self, row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairT:
+        """Return a pair of a row's two responses, which are within the limits."""
+
+    def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
+        """Return the texts of both responses."""
+        prompt, chosen, rejected = pair_messages(row, self.source, self.key)
+        tools = read_tools(row, self.source, self.key)
+        return [self.pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
+
+    def finish(self, row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[PairT]:
+        """Return the pair."""
+        chosen, rejected = (fit(part, self.limits, counter, self.section) for part in parts)
+        return [self.pair(row, chosen, rejected)]
+
+    def sent(self) -> Self:
+        """Return the same without rows."""
+        return replace(self, source=without_rows(self.source), limits=self.limits.reading(()))
+
+
+class PreferenceReader(PairReader[PairSource, PairSample]):
+    """How rows become pairs that a policy compares: only turns of the responses are trained."""
+
+    def pieces(
+        self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
+    ) -> list[Piece]:
+        """Return the text of a response as a policy would have to write it, after its prompt."""
+        return _pieces(renderer, prompt, response, tools)
+
+    def pair(self, row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
+        """Return both responses with their common prompt."""
+        return _pair(row, chosen, rejected)
+
+    def join(self, parts: Sequence[ConversationSample], value: float) -> PairSample:  # noqa: ARG002
+        """Return a pair of its two sequences."""
+        chosen, rejected = parts
+        return PairSample(chosen=chosen, rejected=rejected, prompt_length=chosen.prompt_length, origin=chosen.origin)
 
 
 def _pieces(
@@ -126,7 +181,7 @@ def _pieces(
     return pieces
 
 
-def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample, *_: object) -> PairSample:
+def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
     # after the cut at the limit, which may take away what they differ in
     if np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.trained, rejected.trained):
         raise identical()
@@ -161,6 +216,8 @@ def pair_messages(
     else:
         prompt = read_prompt(row, source, key)
         chosen, rejected = (_after(prompt, row, field, keys[field], source) for field in keys)
+    require_trained(row, source.chosen_field, chosen)
+    require_trained(row, source.rejected_field, rejected)
     return with_system(prompt, row, source, key), chosen, rejected
 
 
@@ -191,7 +248,8 @@ def _parted(row: Row, source: PairSource, key: str) -> tuple[list[ChatMessage], 
             raise DataError(
                 f"{row.origin}: the row has no {source.prompt_field!r}, and {field!r} is not a list of messages, "
                 "whose beginning would be the prompt",
-                fix=f"add the prompt to the row, or set {key}.prompt_field to the field that has it",
+                fix=f"add the prompt to the row, or set {key}.prompt_field to the field that has it, or, for texts "
+                f"with `Human:` and `Assistant:`, {key}.transcripts: true",
             )
         if not row.fields[field]:
             raise BadRow(Problem.EMPTY, f"{field!r} has no messages", fix="correct the row")

@@ -1,25 +1,60 @@
-"""Where a response's reasoning ends and its answer begins: the one place that says so."""
+"""Where a response's reasoning ends and its answer begins: the one place that says so.
+
+A tag that is only written about, `` `</think>` `` or "<think>" in quotation marks, neither begins nor ends reasoning. A
+caller that knows of further text in which tags stand as they are (the strings of a tool call's JSON) names it with
+`literal`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Self
+
+from roll_like.types import THINK, ReasoningTags
+
+#: Tags that are not those of `_XML`, the ones that only one family writes first.
+KNOWN_TAGS: tuple[ReasoningTags, ...] = (
+    ReasoningTags(  # harmony, as gpt-oss writes it: messages of every kind end alike
+        open="<|channel|>analysis<|message|>",
+        close="<|end|>",
+        final="<|channel|>final<|message|>",
+        around=("<|start|>assistant", "<|end|>"),
+    ),
+    ReasoningTags(  # Kimi K3
+        open="<|open|>think<|sep|>",
+        close="<|close|>think<|sep|>",
+        final="<|open|>response<|sep|>",
+        around=("<|close|>message<|sep|>", "<|close|>response<|sep|>"),
+    ),
+    ReasoningTags(open="<|channel>thought", close="<channel|>"),  # Gemma 4
+    ReasoningTags(open="[THINK]", close="[/THINK]"),  # Magistral, Ministral 3
+    ReasoningTags(open="<|START_THINKING|>", close="<|END_THINKING|>"),  # Command A
+    ReasoningTags(open="<|inner_prefix|>", close="<|inner_suffix|>"),  # Apertus
+    ReasoningTags(open="<|plamo:begin_think:plamo|>", close="<|plamo:end_think:plamo|>"),
+    ReasoningTags(open="◁think▷", close="◁/think▷"),  # Kimi-VL
+    ReasoningTags(open="Here is my thought process:", close="Here is my response:"),  # Granite 3.2
+)
+
+#: Closing tags in the form of XML: `</think>`, `</seed:think>`, `</mm:think>`, `</longcat_think>`, `</thought>`.
+_XML = re.compile(r"</((?:[\w.-]+[:|_])?think(?:ing)?(?:[:|_][\w.-]+)?|thought|reasoning)>")
+#: What some templates ask for around the answer, after `</think>`.
+_RESPONSE = ("<response>", "</response>")
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningTags:
-    """What a model writes before and after its reasoning."""
-
-    open: str = "<think>"
-    close: str = "</think>"
-
-
-THINK = ReasoningTags()
-
-
-def split_reasoning(text: str, tags: ReasoningTags = THINK, *, opened: bool = False) -> tuple[str, str]:
+def split_reasoning(
+    text: str,
+    tags: ReasoningTags | None = THINK,
+    *,
+    opened: bool = False,
+    literal: Sequence[tuple[int, int]] = (),
+) -> tuple[str | None, str]:
     """Return the reasoning and the answer of a response, both without the tags.
 
-    The answer is what follows the last closing tag. Reasoning that is not closed has no answer.
+    The answer is what follows the last closing tag, without the line breaks before it. Reasoning that is not closed has
+    no answer. A response without tags is an answer without reasoning, which is None.
 
     >>> split_reasoning("<think>3? No.</think> 5")
     ('3? No.', ' 5')
@@ -27,19 +62,120 @@ def split_reasoning(text: str, tags: ReasoningTags = THINK, *, opened: bool = Fa
     ('3? No.', ' 5')
     >>> split_reasoning("<think>3? No")
     ('3? No', '')
+    >>> split_reasoning("Write `<think>` first.")
+    (None, 'Write `<think>` first.')
 
     Args:
         text: The response.
-        tags: What stands before and after the reasoning.
-        opened: The prompt ended with the opening tag.
+        tags: What stands before and after the reasoning; None where the model does not reason.
+        opened: The prompt ended with the opening tag; `tags.opened` says the same.
+        literal: Stretches [begin, end) in which a tag is part of the text.
     """
-    reasoning, close, answer = text.rpartition(tags.close)
-    if close:
-        reasoning = reasoning.removeprefix(tags.open) if reasoning.startswith(tags.open) else reasoning
-        opened = False
-    if opened:
-        return text, ""
-    before, reopened, unfinished = answer.partition(tags.open)
-    if reopened:
-        return reasoning + before + unfinished, ""
-    return reasoning, answer
+    if tags is None:
+        return None, text
+    opened = opened or tags.opened
+    before, final, after = text.rpartition(tags.final) if tags.final else ("", "", "")
+    if final:
+        return split_reasoning(before, replace(tags, final=""), opened=opened)[0], _answer(after, tags)
+    found = [
+        (mark.start(), mark.end(), mark.lastgroup == "open")
+        for mark in _tag_pattern(tags.open, tags.close).finditer(text)
+        if mark.lastgroup != "quoted" and not any(begin <= mark.start() < end for begin, end in literal)
+    ]
+    if not found and not opened:
+        return None, _answer(text, tags) if tags.around else text
+    begin = found[0][1] if found and found[0][2] and not text[: found[0][0]].strip() else 0
+    start, end, opens = found[-1] if found else (0, 0, True)
+    if opens:
+        return text[begin : max(begin, start)] + text[max(begin, end) :], ""
+    return text[begin:start].strip("\r\n"), _answer(text[end:], tags)
+
+
+def _answer(text: str, tags: ReasoningTags) -> str:
+    text = text.lstrip("\r\n")
+    for mark in tags.around:
+        text = text.removeprefix(mark).lstrip("\r\n")
+        if text.rstrip().endswith(mark):
+            text = text.rstrip().removesuffix(mark)
+    return text
+
+
+@lru_cache
+def _tag_pattern(opening: str, closing: str) -> re.Pattern[str]:
+    """Return a pattern of the two tags, in groups of these names; tags that are only quoted match outside of them."""
+    begin, end = re.escape(opening), re.escape(closing)
+    quoted = rf"(?:{begin}[^\n]{{0,200}}?{end}|{begin}|{end})"
+    # a straight mark opens a quotation where no word ends before it
+    straight = rf"""(?<![^\s(\[{{=,:;`'"])(?P<mark>`+|["']){quoted}(?P=mark)"""
+    curly = "|".join(f"{left}{quoted}{right}" for left, right in ("“”", "‘’", "«»", "「」"))
+    return re.compile(rf"(?P<quoted>{straight}|{curly})|(?P<open>{begin})|(?P<close>{end})")
+
+
+def after_prompt(tags: ReasoningTags | None, prompt: str) -> ReasoningTags | None:
+    """Return a model's tags as they are for the response to a prompt: `opened` if it ends within reasoning.
+
+    Args:
+        tags: The model's.
+        prompt: What the chat template writes after the last message, or a prompt that ends with it.
+    """
+    if tags is None:
+        return None
+    return replace(tags, opened=prompt.rstrip().endswith(tags.open.rstrip()))
+
+
+class Turn(str):
+    """A policy's turn as environments are given it: the whole text, which knows what delimits its reasoning.
+
+    Attributes:
+        tags: What delimits its reasoning; None where the model does not reason.
+    """
+
+    tags: ReasoningTags | None
+
+    def __new__(cls, text: str, tags: ReasoningTags | None = THINK) -> Self:
+        """Return the text with its tags."""
+        turn = super().__new__(cls, text)
+        turn.tags = tags
+        return turn
+
+
+def tags_of(text: str) -> ReasoningTags | None:
+    """Return what delimits the reasoning of a turn; of a plain text `<think>` and `</think>`."""
+    return text.tags if isinstance(text, Turn) else THINK
+
+
+def answer_of(text: str) -> str:
+    """Return what a turn answers: what follows its reasoning. Empty where the reasoning has no end.
+
+    >>> answer_of("<think>Left is a wall.</think>right")
+    'right'
+    """
+    return split_reasoning(text, tags_of(text))[1]
+
+
+def known_tags(template: str, tokens: Sequence[str] = ()) -> ReasoningTags | None:
+    """Return the tags that a chat template writes or looks for, else those among the tokenizer's own tokens.
+
+    None where neither shows any.
+    """
+    for text in (template, "\n".join(tokens)):
+        for tags in KNOWN_TAGS:
+            if tags.open in text and tags.close in text:
+                return tags
+        if (xml := _XML.search(text)) is not None:
+            wrapped = all(tag in text for tag in _RESPONSE)
+            return ReasoningTags(open=f"<{xml[1]}>", close=xml[0], around=_RESPONSE if wrapped else ())
+    return None
+
+
+__all__ = [
+    "KNOWN_TAGS",
+    "THINK",
+    "ReasoningTags",
+    "Turn",
+    "after_prompt",
+    "answer_of",
+    "known_tags",
+    "split_reasoning",
+    "tags_of",
+]

@@ -1,34 +1,22 @@
-"""Rows of a dataset, each with the place it came from.
-
-JSON lines are read one by one, Parquet through Hugging Face `datasets` in streaming mode: nothing is converted or
-cached, and no schema is forced on rows that differ. Cells of CSV stay texts: what guesses types makes 7 of `007`.
-"""
+"""Rows of a dataset, each with the place it came from."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import gzip
-import io
-import json
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from roll_like.config.python_rows import is_dataset
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
+from roll_like.data.content import files_hash, rows_hash
+from roll_like.data.fields import as_named
+from roll_like.data.files import ending, read_file
+from roll_like.data.folders import find_parts, is_saved, says_other
+from roll_like.data.hub import explained, hub_rows
 from roll_like.errors import DataError
-
-_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-_PARQUET = (".parquet",)
-_JSON = (".json",)
-#: What separates cells.
-_TABLES = {".csv": ",", ".tsv": "\t"}
-#: How names of files end that can be read.
-ENDINGS = (*_LINES, *_PARQUET, *_JSON, *_TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +28,14 @@ class Row:
         origin: `file:line` of JSON lines and of CSV, `file:row` of Parquet and JSON, `dataset[split]:row` of the hub;
             1-based.
         images: What the column with images holds.
+        typed: Whether it comes from a table with types (Parquet, the hub): these give every object the fields that any
+            row has, as null.
     """
 
     fields: dict[str, Any]
     origin: str
     images: tuple[Any, ...] = ()
+    typed: bool = False
 
     @property
     def folder(self) -> Path:
@@ -53,8 +44,9 @@ class Row:
 
 
 def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
-    """Yield the rows of a dataset, as `_read_rows` does, with their images apart."""
-    for row in _read_rows(source, key):
+    """Yield the rows of a dataset, as `_read_rows` does: fields as the source names them, images apart."""
+    for written in _read_rows(source, key):
+        row = replace(written, fields=as_named(written.fields, source))
         images = None if source.images_field is None else row.fields.get(source.images_field)
         if images is None:
             yield row
@@ -64,8 +56,30 @@ def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
         yield replace(row, fields=fields, images=tuple(images))
 
 
+def content_hash(source: RowSource | DataSource, key: str) -> str | None:
+    """Return a hash of everything that rows are read from; None where nothing can be read.
+
+    Raises:
+        DataError: A dataset of the hub cannot be had.
+    """
+    if source.rows is not None:
+        rows: Any = source.rows
+        if isinstance(rows, Mapping):
+            rows = rows.get(source.split, ())
+        return f"{key} {rows_hash(rows)}"  # their origins name the key
+    path = Path(source.path).expanduser()
+    try:
+        if path.exists():
+            return files_hash(path)
+    except OSError:
+        return None  # reading them says why
+    if ending(path.name) or source.path.startswith(("/", ".", "~")):
+        return None
+    return rows_hash(hub_rows(source, key)[0])
+
+
 def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
-    """Yield the rows of a file, a directory (its files in the order of their names) or a hub dataset.
+    """Yield the rows of a file, of a split of a directory (its files in the order of their names) or of a hub dataset.
 
     Args:
         source: The dataset.
@@ -74,31 +88,23 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     Raises:
         DataError: It does not exist, cannot be read, or a line is not a JSON object.
     """
+    if source.rows is not None:
+        yield from _given_rows(source, key)
+        return
     path = Path(source.path).expanduser()
-    if path.is_file():
-        yield from _read_file(path, str(source.path), key)
-    elif path.is_dir():
-        if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-            import datasets
-
-            yield from _numbered(_load(lambda: datasets.load_from_disk(str(path)), str(path), key), str(path))
-            return
-        files = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS))
-        # beside other files, what ends in .json is about the dataset
-        files = [file for file in files if file.suffix not in _JSON] or files
-        if not files:
-            raise DataError(
-                f"the directory {source.path} holds no {', '.join(ENDINGS)} file", fix=f"correct {key}.path"
-            )
-        for file in files:
-            yield from _read_file(file, str(file), key)
-    elif path.name.endswith(ENDINGS) or source.path.startswith(("/", ".", "~")):
-        raise DataError(f"there is no file or directory {named(source.path)}", fix=f"correct {key}.path")
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError as error:
+        raise DataError(f"{source.path} cannot be read: {error.strerror}", fix=f"correct {key}.path") from error
+    if is_file or is_folder:
+        yield from _split_rows(source, path, key)
+    elif ending(path.name) or source.path.startswith(("/", ".", "~")):
+        fix = f"correct {key}.path"
+        if any(mark in source.path for mark in "*?["):
+            fix += "; patterns are not read: name a directory, whose files are read"
+        raise DataError(f"there is no file or directory {named(source.path)}", fix=fix)
     else:
-        import datasets
-
-        rows = _load(lambda: datasets.load_dataset(source.path, split=source.split), source.path, key)
-        yield from _numbered(rows, f"{source.path}[{source.split}]")
+        yield from _hub_rows(source, key)
 
 
 def named(spelling: str) -> str:
@@ -111,159 +117,85 @@ def named(spelling: str) -> str:
     return spelling if absolute == spelling else f"{spelling} (here {absolute})"
 
 
+def _given_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    """Yield the rows that the configuration itself has."""
+    rows: Any = source.rows
+    if isinstance(rows, Mapping):  # a DatasetDict
+        if source.split not in rows:
+            raise DataError(
+                f"{key}.rows: there is no split {source.split!r}; it has {', '.join(map(repr, rows))}",
+                fix=f"set {key}.split to one of them",
+            )
+        rows = rows[source.split]
+    for number, fields in enumerate(rows):
+        yield Row(dict(fields), f"{key}.rows[{number}]", typed=is_dataset(rows))
+
+
+def _hub_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    rows, label = hub_rows(source, key)
+    with explained(source, key):
+        yield from _numbered(rows, label)
+
+
+def _split_rows(source: RowSource | DataSource, path: Path, key: str) -> Iterator[Row]:
+    """Yield the rows of a split of local files: of `train`, `train[:100]` or `train+test`, as `datasets` writes it."""
+    asked = [each.strip() for each in source.split.split("+")]
+    if len({each.partition("[")[0] for each in asked}) > 1 and path.is_file():
+        raise DataError(
+            f"{source.path} is a file, and {key}.split: {source.split} names several", fix=f"set {key}.split: train"
+        )
+    for each in asked:
+        name, bracket, _ = each.partition("[")
+        files = _files_of(source, path, name, key)
+        rows: Iterator[Row] = (row for file, label in files for row in _rows_of(file, label, source, key))
+        if bracket:
+            count = sum(1 for file, label in files for _ in _rows_of(file, label, source, key))
+            rows = islice(rows, *_slice(bracket + each.partition("[")[2], count, key))
+        yield from rows
+
+
+def _files_of(source: RowSource | DataSource, path: Path, split: str, key: str) -> list[tuple[Path, str]]:
+    """Return the files that hold a split, each with what messages call it."""
+    if path.is_dir():
+        try:
+            return [(part, str(part)) for part in find_parts(path, split, source.subset, key)]
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}", fix=f"correct {key}.path") from error
+    # the default says nothing: a file is named as it is
+    if split != "train" and says_other(path.name, split):
+        raise DataError(
+            f"{source.path} is not of the split {split!r}, as its name says",
+            fix=f"correct {key}.path or remove {key}.split",
+        )
+    return [(path, source.path)]
+
+
+def _rows_of(path: Path, label: str, source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    if path.is_dir() and is_saved(path):
+        import datasets
+
+        with explained(source, key):
+            yield from _numbered(datasets.load_from_disk(str(path)), label)
+        return
+    found = ending(path.name)
+    typed = found is not None and found.kind in ("parquet", "arrow")
+    for place, fields in read_file(path, label, key):
+        yield Row(fields, f"{label}:{place}", typed=typed)
+
+
+def _slice(text: str, count: int, key: str) -> tuple[int, int]:
+    """Return the first row and the one after the last that `[:100]` or `[50%:]` means of so many."""
+    import datasets
+
+    try:
+        (found,) = datasets.ReadInstruction.from_spec(f"rows{text}").to_absolute({"rows": count})
+    except (ValueError, AssertionError) as error:
+        raise DataError(
+            f"{key}.split: {text} is no part of a split: {error}", fix="write train[:100] or train[:10%]"
+        ) from error
+    return found.from_ or 0, count if found.to is None else found.to
+
+
 def _numbered(rows: Iterable[Mapping[str, Any]], label: str) -> Iterator[Row]:
     for number, fields in enumerate(rows, start=1):
-        yield Row(dict(fields), f"{label}:{number}")
-
-
-def _read_file(path: Path, label: str, key: str) -> Iterator[Row]:
-    if path.name.endswith(_LINES):
-        return _read_lines(path, label, key)
-    if path.name.endswith(_PARQUET):
-        return _numbered(_stream("parquet", path, label, key), label)
-    if path.suffix in _JSON:
-        return _read_json(path, label, key)
-    if path.suffix in _TABLES:
-        return _read_table(path, _TABLES[path.suffix], label, key)
-    raise DataError(
-        f"{label}: expected a file that ends in {', '.join(ENDINGS)}",
-        fix=f"convert it (one JSON object a line), or correct {key}.path",
-    )
-
-
-def _read_json(path: Path, label: str, key: str) -> Iterator[Row]:
-    """Yield the objects of a JSON file: of a list, of the one list in an object, or one a line."""
-    try:
-        value = json.loads(_text(path, label, key))
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and error.lineno > 1:  # a second value: one a line
-            yield from _read_lines(path, label, key)
-            return
-        raise DataError(f"{label}:{error.lineno}: not JSON: {error.msg}", fix="correct the file") from error
-    if isinstance(value, dict):
-        lists = [each for each in value.values() if isinstance(each, list)]
-        value = lists[0] if len(lists) == 1 and all(isinstance(each, dict) for each in lists[0]) else [value]
-    if not isinstance(value, list):
-        raise DataError(
-            f"{label}: expected a list of JSON objects, found {type(value).__name__}", fix=f"correct {key}.path"
-        )
-    for number, fields in enumerate(value, start=1):
-        if not isinstance(fields, dict):
-            raise DataError(
-                f"{label}:{number}: expected a JSON object, found {type(fields).__name__}", fix="correct the file"
-            )
-        yield Row(fields, f"{label}:{number}")
-
-
-def _read_table(path: Path, delimiter: str, label: str, key: str) -> Iterator[Row]:
-    """Yield the rows of a table whose first line has the names of its columns; an empty cell is null."""
-    csv.field_size_limit(sys.maxsize)
-    text = io.StringIO(_text(path, label, key), newline="")  # line ends within quotation marks stay as they are
-    table = csv.reader(text, delimiter=delimiter, strict=True)
-    names: list[str] = []
-    while True:
-        line = table.line_num + 1
-        try:
-            cells = next(table, None)
-        except csv.Error as error:
-            raise DataError(f"{label}:{line}: not a table: {error}", fix="correct the line") from error
-        if cells is None:
-            return
-        if not cells:
-            continue
-        if not names:
-            names = [name.strip() for name in cells]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
-                raise DataError(
-                    f"{label}:{line}: two columns are called {twice!r}", fix="the first line has a name for each column"
-                )
-            continue
-        if len(cells) != len(names):
-            raise DataError(
-                f"{label}:{line}: expected {len(names)} cells, as in the first line, found {len(cells)}",
-                fix=f"correct the line; a cell that holds {delimiter!r} or a line end stands in quotation marks",
-            )
-        yield Row({name: cell or None for name, cell in zip(names, cells, strict=True)}, f"{label}:{line}")
-
-
-def _text(path: Path, label: str, key: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{label} cannot be read: {error}", fix=f"save it as UTF-8, or correct {key}.path") from error
-
-
-def _read_lines(path: Path, label: str, key: str) -> Iterator[Row]:
-    for number, line in enumerate(_lines(path, label, key), start=1):
-        text = line.strip()
-        if not text:
-            continue
-        try:
-            fields = json.loads(text)
-        except ValueError as error:
-            raise DataError(
-                f"{label}:{number}: not JSON: {error}", fix=f"correct the line; {key}.path takes one JSON object a line"
-            ) from error
-        if not isinstance(fields, dict):
-            raise DataError(
-                f"{label}:{number}: expected a JSON object, found {type(fields).__name__}",
-                fix=f"correct the line; {key}.path takes one JSON object a line",
-            )
-        yield Row(fields, f"{label}:{number}")
-
-
-def _lines(path: Path, label: str, key: str) -> Iterator[str]:
-    if path.name.endswith(".zst"):
-        for row in _stream("text", path, label, key):
-            yield row["text"]
-        return
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            yield from lines
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise DataError(f"{label} cannot be read: {error}", fix=f"repair the file, or correct {key}.path") from error
-
-
-def _stream(builder: str, path: Path, label: str, key: str) -> Iterator[dict[str, Any]]:
-    import datasets
-    import pyarrow
-
-    try:
-        # a file without a byte has no rows, which the builders take for damage
-        if path.stat().st_size == 0:
-            return
-        yield from datasets.load_dataset(builder, data_files=str(path.resolve()), split="train", streaming=True)
-    except (OSError, UnicodeDecodeError, EOFError, pyarrow.ArrowInvalid, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{label} cannot be read: {error}", fix=f"repair the file, or correct {key}.path") from error
-
-
-def _load(load: Callable[[], Any], label: str, key: str) -> Any:
-    """Call `load` without progress bars, and name the remedy when it fails."""
-    import datasets
-    import pyarrow
-
-    with _no_progress_bars():
-        try:
-            return load()
-        except (OSError, datasets.exceptions.DatasetsError) as error:
-            raise DataError(
-                f"{label} is neither a local file or directory nor a dataset that can be had now: {error}",
-                fix=f"correct {key}.path; without network, download the dataset where there is one "
-                f"(`hf download {label} --repo-type dataset --local-dir DIR`) and set {key}.path to that directory",
-            ) from error
-        except (ValueError, pyarrow.ArrowInvalid) as error:
-            raise DataError(f"{label}: {error}", fix=f"correct {key}.path or {key}.split") from error
-
-
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    import datasets
-
-    was_off = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_off:
-            datasets.enable_progress_bars()
+        yield Row(dict(fields), f"{label}:{number}", typed=True)

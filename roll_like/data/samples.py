@@ -3,81 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
-from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
-from roll_like.data.images import download_images, moved
+from roll_like.data.chat import Renderer
+from roll_like.data.kept_samples import kept_samples, sample_stream
 from roll_like.data.order import Drawn, Order
-from roll_like.data.rows import Row, read_rows
-from roll_like.data.turns import Piece
+from roll_like.data.packed import viewed
+from roll_like.data.reader import ConversationSample, Reader, Sample, SampleT
+from roll_like.data.streamed import Stream
 from roll_like.errors import DataError
-from roll_like.types import BoolArray, IntArray, PlacedImage
-
-_BATCH = 512  # rows tokenised in one call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationSample:
-    """A sequence of tokens with the assistant's among them.
-
-    Attributes:
-        token_ids: The sequence, shape [T]; ends with a trained token.
-        trained: True where the loss applies, shape [T]; never at the first token, which nothing predicts.
-        origin: `file:line` of its row.
-        part: Its place among the parts of a conversation that was cut; 0 for one that was not.
-        images: The images among its tokens, in order.
-    """
-
-    token_ids: IntArray
-    trained: BoolArray
-    origin: str
-    part: int = 0
-    images: tuple[PlacedImage, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens before the first trained one."""
-        return int(self.trained.argmax())
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens that the loss applies to."""
-        return int(self.trained.sum())
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its sequences: itself."""
-        return (self,)
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-        images = b"".join(image.picture.digest for image in self.images)
-        return self.token_ids.tobytes() + self.trained.tobytes() + images
-
-
-class Sample(Protocol):
-    """What a source holds."""
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its sequences of tokens."""
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-
-
-SampleT = TypeVar("SampleT", bound=Sample)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +31,15 @@ class SampleSource(Generic[SampleT]):
         weight: Its share, relative to the other sources.
         samples: What it holds.
         report: What was kept and what was left out.
+        stream: Where its samples come from, if they are read as steps need them; `samples` are its first ones.
     """
 
     name: str
     key: str
     weight: float
-    samples: tuple[SampleT, ...]
+    samples: Sequence[SampleT]
     report: RowsReport
+    stream: Stream[SampleT] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +64,11 @@ class SampleSet(Generic[SampleT]):
         digest = hashlib.sha256()
         for source in self.sources:
             digest.update(f"{source.name}\0{len(source.samples)}\0".encode())
-            for sample in source.samples:
+            for sample in viewed(source.samples):
                 content = sample.content()
                 digest.update(len(content).to_bytes(8, "little") + content)
+            if source.stream is not None:
+                digest.update(source.stream.settings.encode())
         return digest.hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -136,29 +81,16 @@ class SampleSet(Generic[SampleT]):
     def order(self, *, seed: int, shuffle: bool = True) -> Order[SampleT]:
         """Return the endless sequence in which they are trained on, which can be resumed."""
         sources = [
-            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.samples)
+            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.samples, stream=source.stream)
             for source in self.sources
         ]
         return Order(sources, self.fingerprint, seed=seed, shuffle=shuffle, limit="max_tokens")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader(Generic[SampleT]):
-    """How the rows of one source become samples.
-
-    Attributes:
-        draft: Returns the sequences of a row, as texts.
-        finish: Returns the samples of a row from its sequences, as tokens.
-    """
-
-    draft: Callable[[Row], list[list[Piece]]]
-    finish: Callable[[Row, list[ConversationSample], SampleCounter], list[SampleT]]
-
-
 def load_source(
     source: RowSource, reader: Reader[SampleT], renderer: Renderer, limits: RowLimits, *, key: str, section: str
 ) -> SampleSource[SampleT]:
-    """Read one dataset.
+    """Read one dataset: from the cache, where it was tokenised before.
 
     Args:
         source: The dataset.
@@ -171,40 +103,10 @@ def load_source(
     Raises:
         DataError: It cannot be read, a row is wrong (names file and line), or nothing is left of it.
     """
-    counter = SampleCounter(limits.bad_rows, section)
-    samples: list[SampleT] = []
-    kept = 0
-    for row, sequences in _tokenised(read_rows(source, key), reader, renderer, counter):
-        counter.longest = max(counter.longest, *map(len, sequences))
-        try:
-            made = reader.finish(row, sequences, counter)
-        except BadRow as bad:
-            counter.leave(row.origin, bad)
-            continue
-        kept += bool(made)
-        samples += made
-    if not counter.rows:
-        raise DataError(f"{source.path} holds no rows", fix=f"correct {key}.path or {key}.split")
-    if not samples:
-        reasons = "; ".join(f"{left.count} {left.problem}, first {left.first}" for left in counter.left_out)
-        raise DataError(
-            f"{source.path}: none of {counter.rows} rows can be trained on: {reasons}",
-            fix=f"correct the rows, or {section}.max_tokens (the longest sample has {counter.longest} tokens)",
-        )
-    parts = [part for sample in samples for part in sample.sequences]
-    report = RowsReport(
-        name=source.label,
-        rows=counter.rows,
-        kept=kept,
-        samples=len(samples),
-        tokens=sum(map(len, parts)),
-        trained=sum(part.trained_tokens for part in parts),
-        shortened=counter.shortened,
-        first_shortened=counter.first_shortened,
-        longest=counter.longest,
-        left_out=counter.left_out,
-    )
-    return SampleSource(name=source.label, key=key, weight=source.weight, samples=tuple(samples), report=report)
+    samples, facts = kept_samples(source, reader, renderer, limits, key=key, section=section)
+    report = RowsReport(name=source.label, **facts)
+    stream = sample_stream(source, reader, renderer, limits, key=key, section=section) if source.streaming else None
+    return SampleSource(name=source.label, key=key, weight=source.weight, samples=samples, report=report, stream=stream)
 
 
 def load_sources(
@@ -247,54 +149,14 @@ def fit(sample: ConversationSample, limits: RowLimits, counter: SampleCounter, s
     return replace(sample, token_ids=sample.token_ids[:end], trained=trained[:end], images=images)
 
 
-def _tokenised(
-    rows: Iterable[Row], reader: Reader[Any], renderer: Renderer, counter: SampleCounter
-) -> Iterator[tuple[Row, list[ConversationSample]]]:
-    """Yield the rows that are not bad with their sequences; many are tokenised in one call."""
-    remaining = iter(rows)
-    while batch := list(islice(remaining, _BATCH)):
-        if renderer.images is not None:
-            download_images(batch)
-        drafts: list[tuple[Row, list[list[Piece]]]] = []
-        for row in batch:
-            counter.rows += 1
-            try:
-                drafts.append((row, reader.draft(row)))
-            except BadRow as bad:
-                counter.leave(row.origin, bad)
-        pieces = [
-            (piece.text, place == 0) for _, draft in drafts for pieces in draft for place, piece in enumerate(pieces)
-        ]
-        tokens = iter(renderer.encode_pieces(pieces))
-        for row, draft in drafts:
-            found = [list(islice(tokens, len(pieces))) for pieces in draft]
-            unknown = next((said for part in found for ids in part if (said := renderer.unknown(ids))), None)
-            if unknown is not None:
-                counter.leave(row.origin, BadRow(Problem.UNKNOWN, f"it has {unknown}", fix=WITHOUT_UNKNOWN))
-                continue
-            yield row, [_joined(pieces, found[at], renderer, row, at) for at, pieces in enumerate(draft)]
-
-
-def _joined(
-    pieces: Sequence[Piece], tokens: Sequence[IntArray], renderer: Renderer, row: Row, part: int
-) -> ConversationSample:
-    images: list[PlacedImage] = []
-    if any(piece.pictures for piece in pieces):
-        expanded: list[IntArray] = []
-        length = 0
-        for ids, piece in zip(tokens, pieces, strict=True):
-            seen, found = (ids, ()) if piece.trained else renderer.expanded(ids, piece.pictures, row.origin)
-            images += moved(found, length)
-            expanded.append(seen)
-            length += len(seen)
-        tokens = expanded
-    trained = np.concatenate([np.full(len(ids), piece.trained) for ids, piece in zip(tokens, pieces, strict=True)])
-    if len(trained):
-        trained[0] = False  # nothing predicts it
-    return ConversationSample(
-        token_ids=np.concatenate(tokens).astype(np.int32),
-        trained=trained,
-        origin=row.origin,
-        part=part,
-        images=tuple(images),
-    )
+__all__ = [
+    "ConversationSample",
+    "Reader",
+    "Sample",
+    "SampleSet",
+    "SampleSource",
+    "SampleT",
+    "fit",
+    "load_source",
+    "load_sources",
+]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, product
 
 from roll_like.config.sections import DataSource
+from roll_like.data.bad_rows import refuse_odd_text, refused
 from roll_like.data.chat import WITHOUT_UNKNOWN, ChatMessage, Renderer, UnseenImages
+from roll_like.data.fields import final_answer
 from roll_like.data.images import as_text, download_images, pictures_of
 from roll_like.data.messages import field_names, read_last_answer, read_prompt, require_fields, short, with_system
 from roll_like.data.rows import Row, read_rows
+from roll_like.data.streamed import FIRST_ROWS, Stream
 from roll_like.errors import DataError, EnvError
 from roll_like.types import Message, Task
 
@@ -57,6 +61,7 @@ class TaskSource:
         weight: Its share, relative to the other sources.
         tasks: What it holds.
         answer_field: Field that became `Task.answer`.
+        stream: Where its tasks come from, if they are read as steps need them; `tasks` are its first ones.
         report: What was kept and what was left out.
     """
 
@@ -66,6 +71,7 @@ class TaskSource:
     tasks: tuple[Task, ...]
     answer_field: str | None
     report: SourceReport
+    stream: Stream[Task] | None = None
 
     def require(self, fields: Sequence[str], why: str) -> None:
         """Check that every task has what a reward needs.
@@ -110,12 +116,10 @@ class TaskSet:
         """Hash of every task: equal for equal data, wherever the files lie."""
         digest = hashlib.sha256()
         for task in self:
-            parts = [task.source, task.task_id, task.answer, task.metadata]
-            # what JSON cannot say (an image, a date) counts by its type: its text may hold an address
-            digest.update(json.dumps(parts, sort_keys=True, default=lambda value: type(value).__name__).encode())
-            digest.update(task.prompt_ids.tobytes())
-            for image in task.images:
-                digest.update(image.picture.digest)
+            digest.update(_content(task))
+        for source in self.sources:
+            if source.stream is not None:
+                digest.update(source.stream.settings.encode())
         return digest.hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -151,9 +155,20 @@ def load_tasks(
     )
 
 
+def _content(task: Task) -> bytes:
+    """Return all that a run sees of a task."""
+    parts = [task.source, task.task_id, task.answer, task.metadata]
+    # what JSON cannot say (an image, a date) counts by its type: its text may hold an address
+    text = json.dumps(parts, sort_keys=True, default=lambda value: type(value).__name__)
+    images = b"".join(image.picture.digest for image in task.images)
+    return text.encode() + task.prompt_ids.tobytes() + images
+
+
 def load_source(source: DataSource, renderer: Renderer, limit: int, key: str, *, most: int | None = None) -> TaskSource:
     """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration, `most` reads first rows."""
     name = source.label
+    if source.streaming:
+        most = FIRST_ROWS
     kept: list[Task] = []
     rows = too_long = longest = 0
     first_too_long: str | None = None
@@ -176,13 +191,33 @@ def load_source(source: DataSource, renderer: Renderer, limit: int, key: str, *,
         name=name, rows=rows, kept=len(kept), too_long=too_long, first_too_long=first_too_long, longest=longest
     )
     return TaskSource(
-        name=name, key=key, weight=source.weight, tasks=tuple(kept), answer_field=source.answer_field, report=report
+        name=name,
+        key=key,
+        weight=source.weight,
+        tasks=tuple(kept),
+        answer_field=source.answer_field,
+        report=report,
+        stream=_stream(source, renderer, limit, key) if source.streaming else None,
     )
 
 
-def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str) -> Iterator[Task]:
-    """Yield one task per row; prompts are tokenised many at a time, which is several times as fast."""
-    number = 0
+def _stream(source: DataSource, renderer: Renderer, limit: int, key: str) -> Stream[Task]:
+    def items(rows: Sequence[Row], number: int) -> list[Task]:
+        return [task for task in _tasks(rows, source, renderer, key, number) if len(task.prompt_ids) <= limit]
+
+    return Stream(
+        label=source.label,
+        block=source.stream_block,
+        settings=f"{source.model_dump_json()} {limit} {renderer.fingerprint}",
+        rows=partial(read_rows, source, key),
+        items=items,
+        content=_content,
+    )
+
+
+def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str, first: int = 1) -> Iterator[Task]:
+    """Yield one task per row, numbered from `first`; many prompts are tokenised at a time, which is much faster."""
+    number = first - 1
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
         if renderer.images is not None:
@@ -191,11 +226,12 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
         answers = [_answer(row, source, key) for row in batch]
         texts = [(_render(renderer, prompt, row), True) for prompt, row in zip(messages, batch, strict=True)]
         encoded = renderer.encode_pieces(texts)
-        for row, prompt, answer, ids in zip(batch, messages, answers, encoded, strict=True):
+        for row, prompt, answer, (text, _), ids in zip(batch, messages, answers, texts, encoded, strict=True):
             number += 1
             if (unknown := renderer.unknown(ids)) is not None:
                 raise DataError(f"{row.origin}: the prompt has {unknown}", fix=WITHOUT_UNKNOWN)
-            prompt_ids, images = renderer.expanded(ids, pictures_of(prompt), row.origin)
+            with refused(row.origin):
+                prompt_ids, images = renderer.expanded(ids, pictures_of(prompt), row.origin)
             yield Task(
                 task_id=f"{source.label}:{number}",
                 source=source.label,
@@ -206,6 +242,7 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
                 metadata={field: value for field, value in row.fields.items() if field != source.prompt_field},
                 origin=row.origin,
                 images=images,
+                reasoning=renderer.reasoning_after(text),
             )
 
 
@@ -221,19 +258,21 @@ def _render(renderer: Renderer, messages: Sequence[ChatMessage], row: Row) -> st
 
 def _messages(row: Row, source: DataSource, key: str) -> list[ChatMessage]:
     require_fields(row, {source.prompt_field: f"{key}.prompt_field"})
-    return with_system(read_prompt(row, source, key, plain=True), row, source, key)
+    with refused(row.origin):
+        refuse_odd_text(row.fields)
+        return with_system(read_prompt(row, source, key, plain=True), row, source, key)
 
 
 def _answer(row: Row, source: DataSource, key: str) -> str | None:
     if source.answer_field is None:
         return None
     if source.holds_conversations:
-        return read_last_answer(row, source, key)
+        return final_answer(read_last_answer(row, source, key), source, row.origin, key)
     require_fields(row, {source.answer_field: f"{key}.answer_field to null if there are no reference answers, or"})
     answer = row.fields[source.answer_field]
     if isinstance(answer, str):
-        return answer
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return final_answer(answer, source, row.origin, key)
+    if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
         return str(answer)
     raise DataError(
         f"{row.origin}: expected a text or a number in {source.answer_field!r}, found {short(answer)}",

@@ -53,6 +53,8 @@ class Piece(NamedTuple):
     pictures: tuple[Picture, ...] = ()
 
 
+#: Ends of turns that are remembered.
+_MOST_ENDS = 1024
 _PLAIN = {"role", "content", "name", "tool_calls"}
 _FIX = "change the row, or model.chat_template"
 
@@ -159,6 +161,15 @@ def _of_calls(renderer: Renderer, at: int, shown: str, prompt: str | None) -> Ra
 
 def _end_within(renderer: Renderer, after: str, *, calls: bool) -> int:
     """Return how many characters of what follows a turn's text are still the turn: through its end-of-turn token."""
+    known = renderer.ends.get((after, calls))
+    if known is None:
+        known = _found_end(renderer, after, calls=calls)
+        if len(renderer.ends) < _MOST_ENDS:  # most turns end alike
+            renderer.ends[after, calls] = known
+    return known
+
+
+def _found_end(renderer: Renderer, after: str, *, calls: bool) -> int:
     ids = renderer.encode(after)
     special = [int(token) for token in ids if int(token) in renderer.special_ids]
     if not special:

@@ -4,6 +4,8 @@
     observation, info = env.reset(seed=7)
     observation, reward, terminated, truncated, info = env.step("<action>down</action>")
 
+In a run `action` is a `Turn`: all that the policy wrote. `answer_of(action)` is what follows its reasoning.
+
 What a policy is shown, and what a run reads besides:
 
     env.system_prompt      str, optional: the first message of a conversation
@@ -16,12 +18,13 @@ What a policy is shown, and what a run reads besides:
     info["tool_calls"]     what the turn called: list of mappings with name, arguments, result, error; optional
 """
 
+from roll_like.data.reasoning import Turn, answer_of, tags_of
 from roll_like.envs.actions import read_action, read_tag, write_action
 from roll_like.envs.check import EnvReport, check_env
 from roll_like.envs.probes import Finding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make_env, registered
-from roll_like.envs.rows import TaskRows, read_task_rows
+from roll_like.envs.rows import TaskRows, field_of, prompt_messages, read_task_rows
 from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.envs.wrappers import (
@@ -49,16 +52,21 @@ __all__ = [
     "TaskRows",
     "TextWrapper",
     "TokenLimit",
+    "Turn",
     "TurnLimit",
+    "answer_of",
     "check_env",
     "examples",
+    "field_of",
     "make_env",
+    "prompt_messages",
     "read_action",
     "read_tag",
     "read_task_rows",
     "registered",
     "scripted_action",
     "system_prompt_of",
+    "tags_of",
     "tools_of",
     "write_action",
 ]

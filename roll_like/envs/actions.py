@@ -6,6 +6,8 @@ import json
 import string
 from typing import Literal, TypeAlias
 
+from roll_like.data.reasoning import answer_of
+
 #: `tag`: `<action>left</action>`; `json`: `{"action": "left"}`; `word`: the answer is the action.
 Style: TypeAlias = Literal["tag", "json", "word"]
 STYLES: tuple[Style, ...] = ("tag", "json", "word")
@@ -29,11 +31,14 @@ def write_action(name: str, style: Style) -> str:
 def read_action(text: str, style: Style) -> str | None:
     """Return what the last action in `text` says, or None where there is none.
 
-    The last one counts, so that reasoning before it may mention others.
+    The last one counts, so that words before it may mention others; one in the reasoning does not.
 
     >>> read_action("Not <action>up</action>: <action> left </action>", "tag")
     'left'
+    >>> read_action("<think><action>up</action></think>", "tag") is None
+    True
     """
+    text = answer_of(text)
     if style == "tag":
         return read_tag(text, "action")
     return _last_object(text) if style == "json" else text.strip().strip(string.punctuation) or None

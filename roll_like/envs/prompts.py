@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import gymnasium
 
+from roll_like.data.reasoning import answer_of
 from roll_like.envs.spaces import FreeText
 from roll_like.envs.wrappers import AnyEnv, Info, Reset, Step, TextWrapper
 from roll_like.errors import EnvError
@@ -90,7 +91,7 @@ class History(TextWrapper):
 
     Args:
         env: Has text observations and actions.
-        turns: How many earlier turns to show; 0 shows the present observation alone.
+        turns: How many earlier turns to show, without their reasoning; 0 shows the present observation alone.
     """
 
     def __init__(self, env: AnyEnv, turns: int) -> None:
@@ -111,7 +112,7 @@ class History(TextWrapper):
 
     def step(self, action: str) -> Step:
         """Take one action and return what happened before together with what is there now."""
-        self._past.append((self._last, action))
+        self._past.append((self._last, answer_of(action)))
         self._last, reward, terminated, truncated, info = self.env.step(action)
         before = "\n".join(f"{observation}\nYour answer: {answer}" for observation, answer in self._past)
         text = f"Before:\n{before}\n\nNow:\n{self._last}" if before else self._last

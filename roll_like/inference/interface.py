@@ -89,7 +89,8 @@ class Generation:
         token_ids: Sampled tokens, the end-of-sequence token included, shape [R].
         logprobs: Log-probability of each under the distribution it was drawn from, in nats, shape [R].
         segments: Which policy version sampled which tokens of the response; empty when R is 0.
-        text: The response, decoded once, without special tokens and without the stop string.
+        text: The response, decoded once, without the stop string and without special tokens but those of
+            `EngineSpec.kept_tokens`.
         stop_reason: Why it ended.
         cached_prompt_tokens: Prompt tokens whose computation was shared with an earlier request.
         routes: With `EngineSpec.returns_routes`: the experts of all tokens of the prompt and of the response, shape
@@ -185,6 +186,7 @@ class EngineSpec:
         returns_routes: Whether each `Generation` says which experts its tokens were computed with. True for engines
             whose plugin finds no `routes_obstacle`.
         stop_ids: Tokens that end every response (`Renderer.stop_ids`), beside the tokenizer's end of sequence.
+        kept_tokens: Special tokens that stay in `Generation.text`: those that delimit reasoning or mark calls.
     """
 
     model_path: str
@@ -201,6 +203,7 @@ class EngineSpec:
     adapter: AdapterSpec | None = None
     returns_routes: bool = False
     stop_ids: tuple[int, ...] = ()
+    kept_tokens: tuple[str, ...] = ()
 
 
 class InferenceEngine(ABC):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from roll_like.inference.text import ResponseDecoder
 from roll_like.types import StopReason
 
 
@@ -35,13 +36,16 @@ class Stops:
     Args:
         tokenizer: The engine's.
         ids: Tokens that end every response, beside the tokenizer's end of sequence.
+        kept: Special tokens that stay in the text of a response (`EngineSpec.kept_tokens`).
     """
 
-    def __init__(self, tokenizer: Any, ids: Collection[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, ids: Collection[int] = (), *, kept: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._plain = ResponseDecoder(tokenizer, kept)
         self.ids = frozenset(ids) | ({tokenizer.eos_token_id} - {None})
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()  # vLLM's own tokenizers have none
         self._special = {str(token): int(token_id) for token_id, token in added if token.special}
+        self._left_out = [token for token in self._special if token not in kept]
         self.of = lru_cache(maxsize=256)(self._of)
 
     def _of(self, strings: tuple[str, ...]) -> RequestStops:
@@ -67,7 +71,7 @@ class Stops:
         if not stops.special:
             return before(self._plain(tokens), stops.strings)
         whole = before(self._tokenizer.decode(tokens, skip_special_tokens=False), stops.strings)
-        for token in self._special:
+        for token in self._left_out:
             whole = whole.replace(token, "")
         return whole
 
@@ -78,12 +82,8 @@ class Stops:
             return True
         if not stops.strings:
             return False
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not stops.special)
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False) if stops.special else self._plain(tokens)
         return any(string in text for string in stops.strings)
-
-    def _plain(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
 
 def before(text: str, strings: Sequence[str]) -> str:

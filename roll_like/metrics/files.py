@@ -88,10 +88,10 @@ def replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a whole file under a temporary name and rename it."""
+    """Write a whole file under a temporary name and rename it; half a surrogate pair becomes an escape."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from roll_like.content.unicode import whole_text
 from roll_like.metrics import files
 from roll_like.metrics.rollouts import Kind, Row, message_text
 
@@ -356,5 +357,4 @@ def _usage(prompt: int, sampled: int) -> dict[str, int]:
 
 
 def _encode(value: Any) -> str:
-    text = json.dumps(files.plain(value), ensure_ascii=False, default=str)
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair has no form in UTF-8
+    return whole_text(json.dumps(files.plain(value), ensure_ascii=False, default=str))

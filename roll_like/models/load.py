@@ -123,9 +123,11 @@ def cached_copy(config: ModelConfig, key: str = MODEL) -> CachedCopy:
     from huggingface_hub.errors import HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError
 
     files = _TOKENIZER_FILES if key == TOKENIZER else _MODEL_FILES
-    wanted = {"revision": config.revision, "allow_patterns": _patterns(files, config)}
+    wanted = _patterns(files, config)
     try:
-        path = Path(snapshot_download(config.path, local_files_only=True, **wanted))
+        path = Path(
+            snapshot_download(config.path, revision=config.revision, allow_patterns=wanted, local_files_only=True)
+        )
     except IncompleteSnapshotError as error:
         missing = _unlisted(config, files, Path(error.snapshot_path))
         return CachedCopy(Path(error.snapshot_path), missing or ("some of its files",))
@@ -137,7 +139,7 @@ def cached_copy(config: ModelConfig, key: str = MODEL) -> CachedCopy:
 def _unlisted(config: ModelConfig, files: tuple[str, ...], folder: Path) -> tuple[str, ...]:
     """Return the files of a hub model that a folder lacks, by the hub's list of them."""
     from huggingface_hub import get_cached_repo_tree
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     listed = [each.path for each in get_cached_repo_tree(config.path, revision=config.revision or "main")]
     wanted = filter_repo_objects(listed, allow_patterns=_patterns(files, config))
@@ -222,7 +224,9 @@ def renderer_of(
         tokenizer,
         template_options=config.template_options,
         images=images,
-        ends={token_id for ids in stated_ends(path).values() for token_id in ids},
+        reasoning=config.reasoning_tags,
+        date=config.date,
+        stated_ends={token_id for ids in stated_ends(path).values() for token_id in ids},
         vocabulary=embedding_rows(path),
     )
 
@@ -371,7 +375,7 @@ def _refuse_wrong_syntax(template: str, path: Path) -> None:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return path.expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read: {error}", fix="set model.chat_template to a Jinja file"

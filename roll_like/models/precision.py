@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -26,9 +27,10 @@ _FAST_ENOUGH = 0.9
 def bfloat16_speed() -> float:
     """Return how many times as fast as in float32 this CPU computes a linear layer and its gradients in bfloat16.
 
-    Measured, in a quarter of a second (one, where it is slow): flags do not say it. CPUs with AVX-512 but without its bfloat16 take two to five
-    times as long as in float32, those with AVX2 alone up to fifty times (the gradients), others half as long. By turns
-    and on one thread, and the best of each counts, so that what else runs on the machine does not.
+    Measured, in a quarter of a second (one, where it is slow): flags do not say it. CPUs with AVX-512 but without its
+    bfloat16 take two to five times as long as in float32, those with AVX2 alone up to fifty times (the gradients),
+    others half as long. By turns and on one thread, and the best of each counts, so that what else runs on the machine
+    does not.
     """
     import torch
 
@@ -72,8 +74,9 @@ def precision_of(config: RunConfig) -> Precision:
 
 
 def settled(config: RunConfigT) -> RunConfigT:
-    """Return the configuration with the precision that it has here, instead of `auto`."""
-    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": precision_of(config)})})
+    """Return the configuration with the precision that it has here, instead of `auto`, and with today's date."""
+    values = {"dtype": precision_of(config), "date": config.model.date or datetime.date.today()}
+    return config.model_copy(update={"model": config.model.model_copy(update=values)})
 
 
 def choice(config: RunConfig) -> str | None:

@@ -95,7 +95,7 @@ class ImageProcessor:
         for picture in pictures:
             try:
                 decoded.append(picture.image())
-            except (OSError, ValueError, SyntaxError) as error:
+            except OSError as error:
                 raise EngineError(f"the image {picture.label} is damaged: {error}", fix="replace the file") from error
         found = self._processor(decoded, return_tensors="pt")
         return {"pixel_values": found["pixel_values"], "image_grid_thw": found["image_grid_thw"]}

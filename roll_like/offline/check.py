@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-from roll_like.check.data import DECODED, damaged_images
-from roll_like.check.findings import Finding, Report, failed, is_hub_id
+from roll_like.check.data import damaged_images, is_out_of_reach, only_first_rows
+from roll_like.check.findings import Finding, Report, failed
 from roll_like.check.machine import warm_up_that_never_ends
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.plan import Plan, trainer_memory
 from roll_like.data.chat import Renderer
-from roll_like.data.samples import SampleSet, SampleT
+from roll_like.data.packed import viewed
+from roll_like.data.samples import ConversationSample, SampleSet, SampleT
 from roll_like.errors import RollLikeError
 from roll_like.models.shape import ModelShape
 
@@ -61,14 +64,16 @@ def data_findings(
     items, (count, what) = len(loaded["data"]), config.items_per_step
     report.plan = replace(report.plan, steps=config.steps_for(items))
     yield from warm_up_that_never_ends("training", config.training, report.plan.updates)
-    if items < count:
+    streamed = any(source.stream is not None for source in loaded["data"].sources)
+    if items < count and not streamed:
         yield Finding(
             "warning",
             f"data.{what}_per_step",
             f"one step takes {count} {what} and the data has {items}, so that a step holds some of them several times; "
             "lower it, or add data",
         )
-    yield from _unread(config, loaded["data"], report.plan.steps * count)
+    if not streamed:
+        yield from _unread(config, loaded["data"], report.plan.steps * count)
     if "evaluation" in loaded:
         yield from _no_overlap(loaded["data"], loaded["evaluation"])
     return loaded
@@ -111,15 +116,25 @@ def load_findings(
             yield found
         elif found is not None:
             loaded[section] = found
-            first = (sequence for sample in found.samples[:DECODED] for sequence in sample.sequences)
-            yield from damaged_images((image for each in first for image in each.images), f"{section}.sources")
+            # samples in columns have no images
+            samples = chain.from_iterable(each.samples for each in found.sources if isinstance(each.samples, tuple))
+            sequences = (sequence for sample in samples for sequence in sample.sequences)
+            images = ((each.origin, image.picture) for each in sequences for image in each.images)
+            yield from damaged_images(images, f"{section}.sources")
             report.sources += found.report
+            for index, source in enumerate(data.sources):
+                yield from only_first_rows(source, f"{section}.sources.{index}")
     return loaded
 
 
 def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Finding]:
-    trained = {sequence.content() for item in data for sequence in item.sequences}
-    both = [item for item in evaluation if all(sequence.content() in trained for sequence in item.sequences)]
+    trained = {
+        _short_hash(sequence)
+        for source in data.sources
+        for item in viewed(source.samples)
+        for sequence in item.sequences
+    }
+    both = [item for item in evaluation if all(_short_hash(sequence) in trained for sequence in item.sequences)]
     if both:
         what = "pairs" if len(both[0].sequences) > 1 else "samples"
         yield Finding(
@@ -130,16 +145,21 @@ def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Fi
         )
 
 
+def _short_hash(sequence: ConversationSample) -> bytes:
+    return hashlib.blake2b(sequence.content(), digest_size=16).digest()
+
+
 def _load(
     data: Any, section: str, load: Callable[..., SampleSet[SampleT]], renderer: Renderer | None
 ) -> SampleSet[SampleT] | Finding | None:
     """Return the samples or pairs, or why they cannot be had here."""
-    remote = [source.path for source in data.sources if is_hub_id(source.path)]
+    remote = [source.path for source in data.sources if is_out_of_reach(source)]
     if remote:
         return Finding(
             "note",
             f"{section}.sources",
-            f"{', '.join(remote)}: not checked, because it is on the hub; it is read when the run starts",
+            f"{', '.join(remote)}: not checked, because it is on the hub and was never read on this machine; it is "
+            "read when the run starts",
         )
     if renderer is None:
         return None  # a finding of its own

@@ -17,6 +17,7 @@ from aiohttp import web
 from roll_like.agents.chat_api import ApiError, number, read_chat_request, read_json
 from roll_like.config.inference import BASE
 from roll_like.data.chat import Renderer
+from roll_like.data.reasoning import split_reasoning
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.router import Router
@@ -86,7 +87,8 @@ class BaseJudge:
         finally:
             self._router.forget([asked.request_id])
         cut = generation.stop_reason is not StopReason.STOP
-        message = {"role": "assistant", "content": generation.text}
+        tags = self._renderer.reasoning_after(self._renderer.decode(asked.prompt_ids))
+        message = {"role": "assistant", "content": split_reasoning(generation.text, tags)[1]}
         choice = {"index": 0, "message": message, "finish_reason": "length" if cut else "stop"}
         return web.json_response({"object": "chat.completion", "model": BASE, "choices": [choice]})
 

@@ -129,6 +129,7 @@ def start_inference(
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
     adapter = adapter_choice(config, model.path).adapter if follows else None
+    renderer = load_renderer(config.model)
     spec = EngineSpec(
         model_path=str(model.path),
         tokenizer_path=str(model.tokenizer_path),
@@ -143,7 +144,8 @@ def start_inference(
         shares_gpus=engines_share_gpus(config.resources),
         adapter=adapter,
         returns_routes=config.replays_routes,
-        stop_ids=tuple(sorted(load_renderer(config.model).stop_ids)),
+        stop_ids=tuple(sorted(renderer.stop_ids)),
+        kept_tokens=renderer.kept_tokens,
     )
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     cluster = Cluster(

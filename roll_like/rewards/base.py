@@ -19,15 +19,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
+from roll_like.data.reasoning import split_reasoning
 from roll_like.errors import FOREIGN_ERRORS, PluginError, RewardError, describe_error
 from roll_like.registry import REWARDS
-from roll_like.types import Message, Picture, StopReason, Task, TurnRecord
+from roll_like.types import THINK, Message, Picture, ReasoningTags, StopReason, Task, TurnRecord
 
 
 class RewardConfig(PluginConfig):
@@ -42,15 +43,23 @@ class RewardConfig(PluginConfig):
 class Completion:
     """One answer or one episode, as a reward sees it.
 
+    Made of `text` alone, without `reasoning` and `full_text`, it is split at `<think>` and `</think>`; a run splits at
+    the model's own tags (`model.reasoning`).
+
     Attributes:
-        text: The response, special tokens removed; of an episode the policy's last turn.
+        text: The answer: what follows the reasoning, special tokens removed. Empty where the reasoning has no end. Of
+            an episode the policy's last turn.
         messages: The prompt; of an episode its first messages.
         answer: Reference answer, where the dataset has one.
         metadata: The other fields of the row; of an episode `environment` (its name) and `seed`.
         stop_reason: Why the response ended.
-        response_tokens: Its length in tokens; of an episode the tokens of all turns.
+        response_tokens: Its length in tokens, reasoning included; of an episode the tokens of all turns.
         turns: The turns of an episode, with tool calls and the environment's rewards; empty for single answers.
         images: The images of the prompt, in order.
+        reasoning: What was thought before the answer, without the tags; None where there is no reasoning.
+        full_text: Everything that was sampled: reasoning, tags and answer.
+        tags: What delimits the reasoning, and whether the prompt ended with the opening tag, so that `full_text` lacks
+            it; None where the model does not reason.
     """
 
     text: str
@@ -61,14 +70,36 @@ class Completion:
     response_tokens: int
     turns: tuple[TurnRecord, ...] = ()
     images: tuple[Picture, ...] = ()
+    reasoning: str | None = None
+    full_text: str = ""
+    tags: ReasoningTags | None = THINK
+
+    def __post_init__(self) -> None:
+        """Split a text that was given alone."""
+        if self.full_text or not (self.text or self.reasoning):
+            return
+        if self.reasoning is not None:
+            object.__setattr__(self, "full_text", f"{THINK.open}{self.reasoning}{THINK.close}{self.text}")
+            return
+        object.__setattr__(self, "full_text", self.text)
+        reasoning, answer = split_reasoning(self.full_text)
+        object.__setattr__(self, "reasoning", reasoning)
+        object.__setattr__(self, "text", answer)
+        if reasoning is not None and THINK.open not in self.full_text:
+            object.__setattr__(self, "tags", replace(THINK, opened=True))
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:
-        """Every message from the prompt to the end; the policy's have the role `assistant` and its text as written."""
+        """Every message from the prompt to the end, without reasoning; the policy's have the role `assistant`."""
         if not self.turns:
             return (*self.messages, Message(role="assistant", content=self.text))
         played = (
-            message for turn in self.turns for message in (*turn.shown, Message(role="assistant", content=turn.text))
+            message
+            for turn in self.turns
+            for message in (
+                *turn.shown,
+                Message(role="assistant", content=split_reasoning(turn.text, turn.reasoning)[1]),
+            )
         )
         return (*played, *self.turns[-1].after)
 
@@ -214,7 +245,7 @@ def given_completion(
     """Return an answer that no model has sampled, as rewards see it; its tokens are its words.
 
     Args:
-        text: The answer.
+        text: The answer, with or without reasoning in `<think>` tags.
         messages: What is answered.
         answer: The reference answer, if there is one.
         metadata: The other fields of the row.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from roll_like.data.files import read_json_lines
 from roll_like.errors import DataError
 from roll_like.rewards.base import RewardCase
 
@@ -21,24 +21,15 @@ def read_cases(path: Path) -> list[RewardCase]:
     Raises:
         DataError: The file is not there, or a line is no such object; names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}", fix="correct the path of the cases") from error
-    cases = [_read_case(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = read_json_lines(path, "the path of the cases")
+    cases = [_read_case(row, f"{path}:{number}") for number, row in rows]
     if not cases:
         raise DataError(f"{path} holds no rows", fix="write one JSON object a line, with `gold` and `wrong` answers")
     return cases
 
 
-def _read_case(line: str, origin: str) -> RewardCase:
+def _read_case(row: dict[str, Any], origin: str) -> RewardCase:
     fix = 'write, for example, {"prompt": "6 × 7?", "answer": "42", "gold": ["42"], "wrong": ["41"]}'
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{origin}: not JSON: {error}", fix=fix) from error
-    if not isinstance(row, dict):
-        raise DataError(f"{origin}: expected a JSON object, found {type(row).__name__}", fix=fix)
     found: dict[str, Any] = {"metadata": {key: value for key, value in row.items() if key not in _CASE_FIELDS}}
     for kind in ("gold", "wrong", "hostile"):
         answers = row.get(kind, [])

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from roll_like.content.unicode import whole_text
+from roll_like.data.reasoning import split_reasoning
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, RewardError, describe_error
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardConfig
@@ -147,8 +149,11 @@ class _Entry:
 
 def to_completion(trajectory: Trajectory) -> Completion:
     """Return a trajectory as rewards see it."""
+    last = trajectory.record[-1] if trajectory.record else None
+    text, tags = (trajectory.text, trajectory.task.reasoning) if last is None else (last.text, last.reasoning)
+    reasoning, answer = split_reasoning(text, tags)
     return Completion(
-        text=trajectory.record[-1].text if trajectory.record else trajectory.text,
+        text=answer,
         messages=trajectory.task.messages,
         answer=trajectory.task.answer,
         metadata=trajectory.task.metadata,
@@ -156,6 +161,9 @@ def to_completion(trajectory: Trajectory) -> Completion:
         response_tokens=trajectory.response_length,
         turns=trajectory.record,
         images=tuple(image.picture for image in trajectory.task.images),
+        reasoning=reasoning,
+        full_text=text,
+        tags=tags,
     )
 
 
@@ -190,7 +198,8 @@ def _combine(
             return Failure(stage="reward", name=entry.name, error=str(reward_result), origin=trajectory.task.origin)
         values[entry.name] = reward_result.value
         details |= {f"{entry.name}/{key}": value for key, value in reward_result.details.items()}
-        answer = reward_result.answer if answer is None else answer
+        if answer is None and reward_result.answer is not None:
+            answer = whole_text(reward_result.answer)
         total += entry.config.weight * reward_result.value
     weights = {entry.name: entry.config.weight for entry in rewards}
     return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights, answer=answer)

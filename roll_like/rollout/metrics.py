@@ -14,7 +14,7 @@ from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.thumbnails import thumbnail_name
 from roll_like.types import Group, Scored, StopReason, Task, Trajectory
-from roll_like.values import Max, Mean, Metric, Sum, merge
+from roll_like.values import Max, Mean, Metric, Sum, has_signal, merge
 
 
 def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metric]:
@@ -241,7 +241,7 @@ def _by_domain(groups: Sequence[Group[Scored]]) -> dict[str, list[Group[Scored]]
 def _share_zero_variance(groups: Sequence[Group[Scored]]) -> float:
     if not groups:
         return math.nan
-    flat = [np.ptp([sample.reward for sample in group.samples] or [0.0]) < 1e-8 for group in groups]
+    flat = [not has_signal([sample.reward for sample in group.samples]) for group in groups]
     return float(np.mean(flat))
 
 

@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, GroupRunner, SampleCounter
 from roll_like.types import Group, Scored, Task
-from roll_like.values import Sum
+from roll_like.values import Sum, has_signal
 
 PlanT = TypeVar("PlanT")
 PlanT_co = TypeVar("PlanT_co", covariant=True)
@@ -122,12 +120,12 @@ class GroupFilter:
 
     def __call__(self, group: Group[Scored]) -> bool:
         """Return whether a group is trained on."""
-        rewards = [sample.reward for sample in group.samples]
         if self._needs_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
             return False
         if self._domains.get(group.task.domain, self._drop_zero_variance):
-            return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
-        return len(rewards) > 0
+            compared = (*group.samples, *(group.baselines if self._needs_baseline else ()))
+            return bool(group.samples) and has_signal([sample.reward for sample in compared])
+        return bool(group.samples)
 
 
 @dataclass(frozen=True, kw_only=True)

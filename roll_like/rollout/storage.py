@@ -32,6 +32,7 @@ from roll_like.types import (
     Part,
     Picture,
     PlacedImage,
+    ReasoningTags,
     Scored,
     Segment,
     StopReason,
@@ -44,7 +45,10 @@ from roll_like.types import (
 FORMAT = 1
 
 #: Types whose fields are written by name. `Task` is one too, once for all that refer to it.
-_RECORDS = (Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, TrainingValues, PlacedImage, Picture)
+_RECORDS = (
+    *(Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, TrainingValues, PlacedImage, Picture),
+    ReasoningTags,
+)
 _FIELDS = {record: tuple(field.name for field in fields(record)) for record in (*_RECORDS, Task)}
 #: Kinds of dtype that a file without pickles can hold: bool, integers, floats.
 _KINDS = "biuf"

@@ -29,7 +29,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from roll_like.cluster.guardian import TEMPORARY, copy_to_disk, publish
-from roll_like.errors import CheckpointError, DiskFullError
+from roll_like.errors import CheckpointError, ConfigError, DiskFullError
 
 _NAME = re.compile(r"step_(\d{6,})")
 FORMAT = 1
@@ -274,10 +274,23 @@ class CheckpointStore:
                 self.warn(f"{best / MANIFEST} is damaged; {path.name} is the best checkpoint from now on")
             if known is not None and known >= score:
                 return  # so NaN is not, which an older version may have kept
-        fresh = self.directory / f"{TEMPORARY}best"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(path.name)
-        fresh.replace(best)
+        _linked(self.directory, path.name).replace(best)
+
+    def require_links(self) -> None:
+        """Try what naming the best checkpoint needs, in the run's folder.
+
+        Raises:
+            ConfigError: The file system has no symbolic links.
+        """
+        if not self._keep_best:
+            return
+        try:
+            _linked(self.directory.parent, name_of(0)).unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory.parent} takes no symbolic link, which names the best checkpoint: {error.strerror}",
+                fix="set checkpoint.keep_best: false, or output_dir to a folder of another file system",
+            ) from error
 
     def _remove_leftovers(self) -> None:
         for path in self.directory.glob(f"{TEMPORARY}*"):
@@ -299,6 +312,14 @@ class CheckpointStore:
                 fix="free disk space, lower checkpoint.keep, or set output_dir to another disk; then continue "
                 "with --resume",
             )
+
+
+def _linked(folder: Path, name: str) -> Path:
+    """Return a new symbolic link in a folder, which replaces one that was left there."""
+    link = folder / f"{TEMPORARY}best"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    return link
 
 
 def name_of(step: int) -> str:

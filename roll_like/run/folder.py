@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -61,15 +62,20 @@ def next_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
 
 
 def as_begun(config: RunConfigT, resume: str | None) -> RunConfigT:
-    """Return the configuration with the precision of the run that it continues, where `auto` would choose anew.
+    """Return the configuration with what the run that it continues had measured and looked up: precision and date.
 
-    Another machine may compute fastest in another one; the numbers of a run stay its own.
+    Another machine may compute fastest in another precision, and templates that write the date give other prompts on
+    another day; the numbers of a run stay its own. What the configuration states stays, too.
     """
     directory, resumed = next_run(config, resume)
-    if config.model.dtype != "auto" or not resumed:
+    if not resumed:
         return config
-    begun = yaml.safe_load((directory / "config.yaml").read_text())
-    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": begun["model"]["dtype"]})})
+    begun, stated = yaml.safe_load((directory / "config.yaml").read_text())["model"], config.model
+    values = {
+        "dtype": begun["dtype"] if stated.dtype == "auto" else stated.dtype,
+        "date": date.fromisoformat(begun["date"]) if stated.date is None and "date" in begun else stated.date,
+    }
+    return config.model_copy(update={"model": stated.model_copy(update=values)})
 
 
 def announcement(config: RunConfig, resume: str | None) -> str:
@@ -172,6 +178,11 @@ def _taken(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # ENOLCK, EOPNOTSUPP, ENOSYS
+        raise ConfigError(
+            f"{file.name} cannot be locked: {error.strerror}; two runs could write into one folder",
+            fix="set output_dir to a folder of a file system with locks, such as a local disk",
+        ) from error
     return True
 
 

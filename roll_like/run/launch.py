@@ -17,6 +17,7 @@ from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import LoRAConfig
+from roll_like.data.stored_rows import with_stored_rows
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
@@ -55,6 +56,8 @@ def running(
         store = CheckpointStore(
             directory / "checkpoints", keep=checkpoints.keep, keep_best=checkpoints.keep_best, warn=warnings.append
         )
+        if config.evaluation is not None:
+            store.require_links()
         checkpoint = store.latest() if resumed_run else None
         if resumed_run and checkpoint is None and is_finished(directory, config):
             raise ConfigError(
@@ -64,6 +67,12 @@ def running(
             )
         if checkpoint is not None:
             refuse_other_run(config, checkpoint)
+        try:
+            config = with_stored_rows(config, directory / "data")
+        except OSError as error:
+            raise ConfigError(
+                f"the rows of `data` cannot be written into {directory}: {error}", fix="make room, or set output_dir"
+            ) from error
         (directory / "config.yaml").write_text(dump_config(config))
         signal = stack.enter_context(StopSignal())
         with signal.interruptible():

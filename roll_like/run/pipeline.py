@@ -147,5 +147,5 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     def export(self, directory: Path, summary: Summary) -> None:
         """Write the trained model as a Hugging Face directory, with a card of the run."""
-        card = model_card(self.config, int(summary.figures["steps"]), summary)
+        card = model_card(self.run_state.config, int(summary.figures["steps"]), summary)
         self.trained.export(directory, self.config.model, card)

@@ -105,6 +105,8 @@ class RunState:
         self.finished = self.first_step
         #: Steps that are logged.
         self.reached = self.first_step
+        #: What `config.yaml` says: rows that Python gave are files there.
+        self.config = config
         self._config = config
         self._signal = signal
         self._callbacks = callbacks or Callbacks()

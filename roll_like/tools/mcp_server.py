@@ -22,7 +22,7 @@ from roll_like.tools.config import McpConfig
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import CallToolResult
+    from mcp_types import CallToolResult, ContentBlock
 
 _STDERR_SHOWN = 2000  # bytes
 _MOST_PAGES = 100
@@ -191,10 +191,34 @@ class McpServer:
 
 def _text(result: CallToolResult) -> str:
     """Return what a policy can read of a result."""
-    texts = [block.text if block.type == "text" else f"[{block.type}]" for block in result.content]
+    texts = [_block_text(block) for block in result.content]
     if not texts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(texts)
+
+
+def _block_text(block: ContentBlock) -> str:
+    """Return a block as text; what is no text is described in brackets."""
+    match block.type:
+        case "text":
+            return block.text
+        case "resource":
+            resource = block.resource
+            text = getattr(resource, "text", None)  # one in bytes has none
+            if text is not None:
+                return str(text)
+            return _described("resource", resource.uri, resource.mime_type, len(getattr(resource, "blob", "")))
+        case "resource_link":
+            link = _described("resource", block.uri, block.mime_type)
+            named = f"{block.title or block.name} {link}"
+            return f"{named}: {block.description}" if block.description else named
+        case _:
+            return _described(block.type, "", block.mime_type, len(block.data))
+
+
+def _described(kind: str, uri: str, mime_type: str | None, base64_characters: int = 0) -> str:
+    size = f"{base64_characters * 3 // 4} bytes" if base64_characters else ""
+    return f"[{', '.join(part for part in (f'{kind} {uri}'.strip(), mime_type, size) if part)}]"
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -2,40 +2,69 @@
 
 hermes     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>            Hermes, Qwen2.5, Qwen3
 qwen_xml   <tool_call><function=add><parameter=a>1</parameter></function></tool_call>   Qwen3-Coder
+llama      <|python_tag|>{"name": "add", "parameters": {"a": 1}}, <function=add>{"a": 1}</function>, [add(a=1)]
+mistral    [TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}], [TOOL_CALLS]add[ARGS]{"a": 1}
+glm        <tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>   GLM 4.5 and later
+deepseek   <｜tool▁calls▁begin｜>…, <｜DSML｜function_calls>…                          V3, R1, V3.1, V3.2
+kimi       <|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}…
+harmony    <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>   gpt-oss
+minimax    <minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke></minimax:tool_call>
+pythonic   [add(a=1)]                                                               Llama 3.2, Llama 4, ToolACE
 json       {"name": "add", "arguments": {"a": 1}}, also in a fence, in a list, or as OpenAI writes it
-auto       whichever is there; plain JSON only where there is no tag
+auto       whichever is there, and the marks of some more models
 
-What stands within `<think>…</think>` is no call. A closing tag may be missing at the very end, where a stop string or
-the token limit took it, as long as the call itself is complete.
+**No false calls.** JSON, Python and `add{"a": 1}` have no marks of their own: an answer may quote them. They are calls
+only where they stand alone: they are the whole answer, or begin or end it on lines of their own, and then a tool has
+that name, where the tools are known. With the style `json`, objects in a sentence are calls too.
+
+**Reasoning.** What stands before the last closing tag of the reasoning, or after an opening one, is no call. A tag in
+an argument is part of the argument.
+
+A closing tag may be missing, where a stop string or the token limit took it, as long as the call itself is complete.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
+from roll_like.data.reasoning import THINK, ReasoningTags
 from roll_like.errors import ConfigError
-from roll_like.tools.base import AnyCall, MalformedCall, ToolCall
+from roll_like.tools.base import AnyCall, MalformedCall
+from roll_like.tools.calls.formats import FORMATS, NAMED, CallStyle, Format, Found, named_json
+from roll_like.tools.calls.functions import Functions
+from roll_like.tools.calls.payloads import ENDS
 
-CallStyle: TypeAlias = Literal["auto", "hermes", "qwen_xml", "json"]
+__all__ = ["CallStyle", "parse_tool_calls"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
-_TAG = re.compile(r"<tool_call>|<function=")
-#: Where an object that may be a call begins in prose.
-_OBJECT = re.compile(r'\{\s*"(?:name|arguments|parameters|type|function|id|tool_calls)"\s*:')
-_FENCE = re.compile(r"^```(?:json)?\s*$", flags=re.MULTILINE)
-_EMPTY_FENCE = re.compile(r"```(?:json)?\s*```")
+#: Reasoning that some models mark by tokens of their own.
+_OWN_REASONING = {
+    r"<\|channel\|>analysis<\|message\|>": r"<\|end\|>|(?=<\|start\|>)",
+    r"\[THINK\]": r"\[/THINK\]",
+    r"<\|START_THINKING\|>": r"<\|END_THINKING\|>",
+}
 _MOST_CALLS = 64  # of one answer; what follows is text
-_MOST_ATTEMPTS = 32  # objects in prose that are tried; each costs at most the length of the text
+_MOST_FAILURES = 64  # places that only look like calls; each costs at most the length of the text
+_FENCED = re.compile(r"```(?:json|python|tool_call)?\s*\Z")
+_FENCE_END = re.compile(r"\s*```")
+_BETWEEN = re.compile(r"(?:\s|[,;]|```(?:json|python)?)*")
+_BLANK = re.compile(rf"(?:\s|{ENDS})*")
+_EMPTY_FENCE = re.compile(r"```(?:json|python|tool_code|xml|tool_call)?\s*```")
+_TRAILING = re.compile(rf"(?:{ENDS})\s*\Z")
+_HARMONY_WORDS = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|\Z)",
+    re.DOTALL,
+)
 
 
 def parse_tool_calls(
-    text: str, style: CallStyle = "auto", tools: Sequence[Mapping[str, Any]] = ()
+    text: str,
+    style: CallStyle = "auto",
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    reasoning: ReasoningTags = THINK,
 ) -> tuple[str, list[AnyCall]]:
     """Return the text without its calls, and the calls in order.
 
@@ -43,223 +72,185 @@ def parse_tool_calls(
     ('Let me see.', [ToolCall(name='add', arguments={'a': 1}, call_id='call_0')])
 
     Args:
-        text: One answer, decoded without special tokens.
+        text: One answer, decoded with the special tokens that mark calls (`roll_like.data.marks`), or without them.
         style: How calls are written; see above.
-        tools: Function schemas. The XML style writes all values as text; the schema says what they mean. Without it
-            a value that is JSON is read as JSON.
+        tools: Function schemas. They say what bare texts mean, and which names may be called. Without them a bare text
+            that is JSON is read as JSON.
+        reasoning: What stands before and after the policy's reasoning, and whether the prompt opened it.
 
     Raises:
         ConfigError: There is no such style.
     """
     if style not in get_args(CallStyle):
         raise ConfigError(f"unknown call style {style!r}; expected one of {', '.join(get_args(CallStyle))}")
-    begin = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
-    thinking = text.find("<think>", begin)
-    body, rest = (text[begin:], "") if thinking < 0 else (text[begin:thinking], text[thinking:])
-    reader = _Reader(body, style, tools)
-    if style != "json":
-        reader.read_tags()
-    if style == "json" or (style == "auto" and not reader.calls):
-        reader.read_json()
-    return (text[:begin] + reader.remaining() + rest).strip(), reader.calls
+    if reasoning.opened and reasoning.close not in text:
+        return text, []
+    functions = Functions(tools)
+    scan = _Scan(text, _formats(style, functions), functions, reasoning)
+    scan.run()
+    found = scan.marked
+    if not found:
+        found = scan.plain if style == "json" else _standing_alone(text[: scan.end], scan.begin, scan.plain)
+        found = _known(text[: scan.end], scan.begin, found, functions)
+    return _without(text, found), _numbered(found)
 
 
-class _Reader:
-    """Goes through a text once, takes calls out of it, and keeps the rest."""
+def _formats(style: CallStyle, functions: Functions) -> tuple[Format, ...]:
+    named = named_json(functions) if style in NAMED else None
+    return FORMATS[style] if named is None else (*FORMATS[style], named)
 
-    def __init__(self, text: str, style: CallStyle, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.text = text
-        self.style = style
-        self.calls: list[AnyCall] = []
-        self._types = {
-            str(tool["function"]["name"]): tool["function"].get("parameters", {}).get("properties", {})
-            for tool in tools
-        }
-        self._taken: list[tuple[int, int]] = []
 
-    def remaining(self) -> str:
-        """Return what was not taken."""
-        if not self._taken:
-            return self.text
-        parts, at = [], 0
-        for start, end in self._taken:
-            parts.append(self.text[at:start])
-            at = end
-        return _EMPTY_FENCE.sub("", "".join([*parts, self.text[at:]]))
+@dataclass(slots=True)
+class _Scan:
+    """Goes through a text once.
 
-    def read_tags(self) -> None:
-        """Take calls in `<tool_call>` or `<function=…>` tags."""
-        at = 0
-        while len(self.calls) < _MOST_CALLS and (tag := _TAG.search(self.text, at)) is not None:
-            wrapped = tag[0] == _OPEN
-            inner = tag.end() if wrapped else tag.start()
-            if self.style == "hermes" and not wrapped:
-                at = tag.end()
-                continue
-            xml = _FUNCTION.match(self.text, inner) is not None
-            if xml and self.style != "hermes":
-                at = self._xml(tag.start(), inner)
-            elif self.style == "qwen_xml":
-                at = self._malformed(tag.start(), inner, "expected <function=name> after <tool_call>")
-            else:
-                at = self._tagged_json(tag.start(), inner)
+    Attributes:
+        begin: Where the reasoning ends.
+        end: Where reasoning begins that is not closed.
+        marked: Calls with marks.
+        plain: What may be calls.
+    """
 
-    def read_json(self) -> None:
-        """Take calls that are plain JSON."""
-        whole = _FENCE.sub("", self.text).strip()
-        try:
-            value = _loads(whole)
-        except ValueError:
-            self._json_in_prose()
-            return
-        found = _calls_in(value)
-        if found:
-            self._take(0, len(self.text), found)
+    text: str
+    formats: Sequence[Format]
+    functions: Functions
+    tags: ReasoningTags
+    begin: int = 0
+    end: int = field(init=False)
+    marked: list[Found] = field(default_factory=list)
+    plain: list[Found] = field(default_factory=list)
 
-    def _json_in_prose(self) -> None:
-        at = 0
-        for _ in range(_MOST_ATTEMPTS):
-            start = _OBJECT.search(self.text, at)
-            if start is None:
-                return
-            try:
-                value, end = _decode(self.text, start.start())
-            except ValueError as error:
-                rest = self.text[start.start() :]
-                if '"name"' in rest and ('"arguments"' in rest or '"parameters"' in rest):
-                    self._take(start.start(), len(self.text), [MalformedCall(rest, f"no valid JSON: {error}")])
+    def run(self) -> None:
+        self.end = len(self.text)
+        own = "|".join(_OWN_REASONING)
+        reasoning = [f"(?P<open>{re.escape(self.tags.open)}|{own})", f"(?P<close>{re.escape(self.tags.close)})"]
+        calls = [f"(?P<f{number}>{each.begins})" for number, each in enumerate(self.formats)]
+        pattern = re.compile("|".join([*reasoning, *calls]))
+        at = failures = 0
+        while failures < _MOST_FAILURES and (match := pattern.search(self.text, at)) is not None:
+            if match.lastgroup == "close":
+                at = self.begin = match.end()
+                self.marked.clear()
+                self.plain.clear()
+            elif match.lastgroup == "open":
+                closed = self._closing(match[0]).search(self.text, match.end())
+                if closed is None:
+                    self.end = match.start()
                     return
-                at = start.end()
-                continue
-            found = _calls_in(value)
-            if found:
-                self._take(start.start(), end, found)
-            at = end
+                at = closed.start() if match[0] == self.tags.open else closed.end()
+            else:
+                found = self._read(self.formats[int(str(match.lastgroup)[1:])], match)
+                unread = found is None or (found.plain and _is_broken(found))
+                failures += unread
+                at = match.end() if found is None or unread else found.end
+            if len(self.marked) == _MOST_CALLS:
+                at = self.text.rfind(self.tags.close, at)
+                if at < 0:
+                    return
 
-    def _tagged_json(self, start: int, inner: int) -> int:
-        try:
-            value, end = _decode(self.text, self._skip_space(inner))
-        except ValueError as error:
-            return self._malformed(start, inner, f"no valid JSON: {error}")
-        after = self._skip_space(end)
-        if self.text.startswith(_CLOSE, after):
-            end = after + len(_CLOSE)
-        elif after < len(self.text) and not self.text.startswith(_OPEN, after):
-            return self._malformed(start, inner, "text between the JSON object and </tool_call>")
-        return self._take(start, end, [_call(value, self.text[start:end])])
+    def _closing(self, opened: str) -> re.Pattern[str]:
+        if opened == self.tags.open:
+            return re.compile(re.escape(self.tags.close))
+        return re.compile(next(close for begins, close in _OWN_REASONING.items() if re.fullmatch(begins, opened)))
 
-    def _xml(self, start: int, inner: int) -> int:
-        head = _FUNCTION.match(self.text, inner)
-        assert head is not None, "the caller has seen the tag"
-        name, at = head[1].strip(), head.end()
-        types = self._types.get(name, {})
-        arguments: dict[str, Any] = {}
-        while (parameter := _PARAMETER.match(self.text, at)) is not None:
-            end = self.text.find("</parameter>", parameter.end())
-            if end < 0:
-                return self._malformed(start, inner, f"the parameter {parameter[1]!r} has no </parameter>")
-            key = parameter[1].strip()
-            arguments[key] = _value(self.text[parameter.end() : end], types.get(key))
-            at = end + len("</parameter>")
-        for tag in ("</function>", *((_CLOSE,) if self.text.startswith(_OPEN, start) else ())):
-            place = self._skip_space(at)
-            if self.text.startswith(tag, place):
-                at = place + len(tag)
-            elif place < len(self.text):
-                found = self.text[place : place + 20]
-                return self._malformed(start, inner, f"expected <parameter=name> or {tag}, found {found!r}")
-        call = ToolCall(name, arguments) if name else MalformedCall(self.text[start:at], "the function has no name")
-        return self._take(start, at, [call])
+    def _read(self, kind: Format, match: re.Match[str]) -> Found | None:
+        found = kind.read(self.text, match, self.functions)
+        if found is None or not found.calls:
+            return found
+        if self.text[found.start - 1 : found.start] == "`" == self.text[found.end : found.end + 1] and (
+            self.text[found.start - 3 : found.start] != "```"
+        ):
+            return found._replace(calls=())  # quoted as code
+        if _is_broken(found):
+            found = self._before_reasoning(found)
+        kept = self.plain if kind.plain else self.marked
+        if len(kept) < _MOST_CALLS and not (kind.plain and _is_broken(found) and kept and _is_broken(kept[-1])):
+            kept.append(found)
+        return found
 
-    def _malformed(self, start: int, inner: int, problem: str) -> int:
-        close = self.text.find(_CLOSE, inner)
-        again = self.text.find(_OPEN, inner)
-        ends = [close + len(_CLOSE)] if close >= 0 else []
-        ends += [again] if again >= 0 else []
-        end = min(ends, default=len(self.text))
-        return self._take(start, end, [MalformedCall(self.text[start:end], problem)])
-
-    def _skip_space(self, at: int) -> int:
-        while at < len(self.text) and self.text[at].isspace():
-            at += 1
-        return at
-
-    def _take(self, start: int, end: int, calls: Sequence[AnyCall]) -> int:
-        """Take calls out of the text between two places, and return the second."""
-        self._taken.append((start, end))
-        for call in calls:
-            self.calls.append(replace(call, call_id=f"call_{len(self.calls)}"))
-        return end
+    def _before_reasoning(self, found: Found) -> Found:
+        """Return what cannot be read, up to where reasoning begins or ends."""
+        tag = re.compile(f"{re.escape(self.tags.open)}|{re.escape(self.tags.close)}").search(
+            self.text, found.start, found.end
+        )
+        if tag is None:
+            return found
+        last = found.calls[-1]
+        assert isinstance(last, MalformedCall), "the caller has seen it"
+        calls = [*found.calls[:-1], replace(last, text=self.text[found.start : tag.start()])]
+        return found._replace(end=tag.start(), calls=calls)
 
 
-def _calls_in(value: Any) -> list[AnyCall]:
-    """Return the calls that a JSON value holds: one, a list of them, or OpenAI's `tool_calls`; none otherwise."""
-    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
-        return [_call(each, json.dumps(each)) for each in value["tool_calls"]]
-    if isinstance(value, list) and value and all(_is_call(each) for each in value):
-        return [_call(each, json.dumps(each)) for each in value]
-    return [_call(value, json.dumps(value))] if _is_call(value) else []
+def _is_broken(found: Found) -> bool:
+    return bool(found.calls) and isinstance(found.calls[-1], MalformedCall)
 
 
-def _is_call(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    inner = value.get("function", value)
-    return isinstance(inner, dict) and "name" in inner and ("arguments" in inner or "parameters" in inner)
+def _known(text: str, begin: int, found: Sequence[Found], functions: Functions) -> list[Found]:
+    """Return calls of tools that there are; of any tool, where a call is the whole answer."""
+    if found and _blank(text[begin : found[0].start], "") and _blank("", text[found[-1].end :]):
+        return list(found)
+    return [
+        each
+        for each in found
+        if all(isinstance(call, MalformedCall) or functions.maybe(call.name) for call in each.calls)
+    ]
 
 
-def _call(value: Any, text: str) -> AnyCall:
-    inner = value.get("function", value) if isinstance(value, dict) else value
-    if not isinstance(inner, dict):
-        return MalformedCall(text, f"expected a JSON object, found {_kind(inner)}")
-    name = inner.get("name")
-    arguments = inner.get("arguments", inner.get("parameters", {}))
-    if isinstance(arguments, str):  # OpenAI writes them as JSON within JSON
-        try:
-            arguments = _loads(arguments)
-        except ValueError as error:
-            return MalformedCall(text, f"its arguments are no valid JSON: {error}")
-    if not isinstance(name, str) or not name:
-        return MalformedCall(text, 'expected the tool\'s name under "name"')
-    if not isinstance(arguments, dict):
-        return MalformedCall(text, f'expected an object under "arguments", found {_kind(arguments)}')
-    return ToolCall(name, arguments)
+def _standing_alone(text: str, begin: int, found: Sequence[Found]) -> list[Found]:
+    """Return those of the calls without marks that are no quotations in an answer.
+
+    Args:
+        text: Up to where unclosed reasoning begins.
+        begin: Where the reasoning ends.
+        found: What may be calls, in order.
+    """
+    groups: list[list[Found]] = []
+    for each in found:
+        if groups and _BETWEEN.fullmatch(text, groups[-1][-1].end, each.start):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    if not groups:
+        return []
+    first, last = groups[0], groups[-1]
+    before, after = text[begin : last[0].start], text[last[-1].end :]
+    if _blank("", after) and not _is_broken(last[-1]):
+        fence = _FENCED.search(before)
+        line = before[: fence.start()] if fence else before
+        inline = text[last[0].start] not in "{["  # a name, which a special token stood before
+        if inline or not line.strip() or line.rstrip(" \t").endswith("\n"):
+            return last
+    before, after = text[begin : first[0].start], text[first[-1].end :]
+    own_line = after[:1] == "\n" or _FENCE_END.match(after) or _is_broken(first[-1])
+    return first if _blank(before, "") and own_line else []
 
 
-def _value(text: str, schema: Any) -> Any:
-    """Return what a parameter of the XML style means."""
-    text = text.removeprefix("\n").removesuffix("\n")
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind == "string":
-        return text
-    try:
-        return _loads(text)
-    except ValueError:
-        return text
+def _blank(before: str, after: str) -> bool:
+    """Return whether nothing is said before and after a call: a fence and the end of the turn say nothing."""
+    fenced = _FENCED.search(before)
+    before = before[: fenced.start()] if fenced else before
+    closed = _FENCE_END.match(after)
+    return not before.strip() and _BLANK.fullmatch(after, closed.end() if closed else 0) is not None
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")
+def _without(text: str, found: Sequence[Found]) -> str:
+    """Return what is no call."""
+    if not found:
+        return text.strip()
+    parts, at = [], 0
+    for each in found:
+        part = text[at : each.start]
+        parts.append("" if at and not part.strip(" \t;,") else part)
+        at = each.end
+    rest = _EMPTY_FENCE.sub("", "".join([*parts, _TRAILING.sub("", text[at:])]))
+    return _HARMONY_WORDS.sub(r"\1", rest).strip()
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-
-
-def _decode(text: str, at: int) -> tuple[Any, int]:
-    try:
-        return _DECODER.raw_decode(text, at)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _loads(text: str) -> Any:
-    try:
-        return _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _kind(value: Any) -> str:
-    return {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}.get(
-        type(value), "a number"
-    )
+def _numbered(found: Sequence[Found]) -> list[AnyCall]:
+    """Return all calls with ids: those of the format, where each is there once."""
+    calls = [call for each in found for call in each.calls]
+    ids = [call.call_id for call in calls]
+    return [
+        call if call.call_id and ids.count(call.call_id) == 1 else replace(call, call_id=f"call_{number}")
+        for number, call in enumerate(calls)
+    ]

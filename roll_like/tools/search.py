@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roll_like.data.files import read_json_lines
 from roll_like.errors import DataError
 from roll_like.tools.base import Tool, ToolError, text_tool
 
@@ -67,14 +67,14 @@ def read_corpus(path: Path) -> list[Passage]:
     Raises:
         DataError: The file cannot be read, holds nothing, or a line is wrong.
     """
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the corpus {path} cannot be read: {error}", fix="correct `corpus` of the tool") from error
     if path.suffix == ".jsonl":
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        found = [_passage(line, f"{path}:{number}") for number, line in lines]
+        rows = read_json_lines(path.expanduser(), "`corpus` of the tool")
+        found = [_passage(row, f"{path}:{number}") for number, row in rows]
     else:
+        try:
+            text = path.expanduser().read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"the corpus {path} cannot be read: {error}", fix="correct `corpus` of the tool") from error
         blocks = [block.strip() for block in re.split(r"\n\s*\n", text)]
         found = [Passage("", block) for block in blocks if block]
     if not found:
@@ -109,11 +109,7 @@ def _shown(passage: Passage, max_characters: int) -> str:
     return f"{passage.title}: {text}" if passage.title else text
 
 
-def _passage(line: str, origin: str) -> Passage:
-    try:
-        row: Any = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{origin}: no valid JSON: {error}", fix="correct the line") from error
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str) or not isinstance(row.get("title", ""), str):
+def _passage(row: dict[str, Any], origin: str) -> Passage:
+    if not isinstance(row.get("text"), str) or not isinstance(row.get("title", ""), str):
         raise DataError(f'{origin}: expected {{"text": …}} with an optional "title"', fix="correct the line")
     return Passage(row.get("title", ""), row["text"])

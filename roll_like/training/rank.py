@@ -344,6 +344,8 @@ class TrainingRank:
             report = replace(report, fingerprints={**report.fingerprints, **self._base_fingerprints(salt)})
         # an engine may keep buffers in another precision, and nothing trains them
         buffers = self._buffers()
+        if not buffers:
+            return report
         compared = {name: found for name, found in report.fingerprints.items() if name not in buffers}
         return replace(report, fingerprints=compared)
 

@@ -21,6 +21,7 @@ from roll_like.inference.weight_transfer.probe import Probe
 from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.checkpoint_names import checkpoint_tensors, tensor_groups
+from roll_like.models.modules import persistent_buffers
 
 PROMPT = np.random.default_rng(1).integers(0, 512, 80).astype(np.int32)
 
@@ -33,6 +34,7 @@ class FamilyTrainer:
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         parameters = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        parameters |= dict(persistent_buffers(self.model))
         for group in tensor_groups(self.model, {name: tensor.shape for name, tensor in parameters.items()}):
             yield from checkpoint_tensors(self.model, group, {name: parameters[name] for name in group.parameters})
 

@@ -25,6 +25,7 @@ COLUMNS = {
         *("dense_256_mib", "varlen_256_mib", "dense_logprob_error", "dense_gradient_error"),
         *("varlen_logprob_error", "varlen_gradient_error"),
     },
+    "data_check": {f"{which}_{what}" for which in ("first", "second") for what in ("seconds", "cpu_seconds", "gib")},
     "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "quantised_base": {f"{kind}_{name}" for kind in ("nf4", "fp4") for name in ("mb", "nll", "difference")},

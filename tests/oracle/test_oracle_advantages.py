@@ -17,7 +17,8 @@ from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.advantages.formulas import has_signal, whiten
+from roll_like.algorithms.advantages.formulas import whiten
+from roll_like.values import has_signal
 
 
 def group_row(name: str, reference: str, theirs: Callable[[Step], Any], cases: Any = None, **settings: Any) -> Row:

@@ -14,7 +14,6 @@ from roll_like.algorithms.advantages.formulas import (
     discounted_returns,
     dr_grpo_advantages,
     grpo_advantages,
-    has_signal,
     rloo_advantages,
     whiten,
 )
@@ -23,6 +22,7 @@ from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError, PluginError, RewardError
 from roll_like.registry import ADVANTAGES, Registry
 from roll_like.types import PolicySample
+from roll_like.values import has_signal
 
 GROUP_FORMULAS = [grpo_advantages, dr_grpo_advantages, rloo_advantages]
 rewards_of_any_group = st.lists(st.floats(-100, 100), min_size=1, max_size=9).map(np.array)

@@ -532,6 +532,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("rlvr_8gpu_colocated", "Memory of each of the GPUs 0-7 of 79.6 GiB"),
         ("rlvr_16gpu_colocated", "Memory of each of the GPUs 0-15 of 79.6 GiB"),
         ("rlvr_1gpu_24gb", "Memory of GPU 0 of 24.0 GiB"),
+        ("rlvr_gsm8k_1gpu_24gb", "Memory of GPU 0 of 24.0 GiB"),
         ("rlvr_1gpu_lora", "Memory of GPU 0 of 79.6 GiB"),
     ],
 )

@@ -375,6 +375,14 @@ def test_fewer_tasks_than_a_step_takes(make: Make, files: Path) -> None:
     assert "one step takes 8 prompts, and the data has 2" in only(make(), "warning")
 
 
+def test_prompts_that_stand_there_many_times(make: Make, files: Path) -> None:
+    rows = [{**ROW, "prompt": f"River {n}."} for n in range(8)]
+    lines(files / "train.jsonl", *rows, *rows)
+    assert make().warnings == []
+    lines(files / "train.jsonl", *rows, *rows, rows[0])
+    assert "the data has 17 prompts, and only 8 different ones" in only(make(), "warning")
+
+
 def test_evaluation_prompts_that_are_trained_on(make: Make, files: Path) -> None:
     lines(files / "eval.jsonl", {**ROW, "prompt": "Write about river 3."}, ROW)
     assert "1 of 2 prompts of 'eval' are trained on too" in only(make(), "warning")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
 from roll_like.check import Report
+from roll_like.config.offline import steps_of
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "sft",
@@ -150,3 +151,23 @@ def test_a_source_whose_weight_leaves_most_of_it_unread_is_a_warning(rows: Path,
     message = only(report(tiny_model, data__sources=sources(1e-9)), "warning")
     assert "data.sources.1.weight: the run reads about 0 of 2 samples of 'eval', and the others never" in message
     assert "1e-09 is 1e-09 of all weights; raise it" in message
+
+
+@pytest.mark.parametrize(
+    ("epochs", "items", "per_step", "steps"),
+    [
+        (1.1, 100, 10, 11),  # in binary fractions 11.000000000000002
+        (0.1, 30, 1, 3),
+        (1.15, 100, 1, 115),
+        (2.5, 7, 2, 9),  # 17.5 items
+        (3, 10, 10, 3),
+    ],
+)
+def test_decimal_epochs_are_exact(epochs: float, items: int, per_step: int, steps: int) -> None:
+    assert steps_of(epochs, items, per_step) == steps
+
+
+@pytest.mark.parametrize("betas", [[0.9, 1.0], [1.0, 0.999], [-0.1, 0.9]])
+def test_decay_rates_that_never_move_or_divide_by_zero_are_refused(betas: list[float]) -> None:
+    with pytest.raises(ValidationError, match="betas"):
+        config(training={"optimizer": {"lr": 1e-4, "betas": betas}})

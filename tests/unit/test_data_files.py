@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tiny_model import make_tiny_tokenizer
 
@@ -20,6 +27,7 @@ from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
 from roll_like.data.rows import read_rows
 from roll_like.data.tasks import load_tasks
+from roll_like.envs.rows import read_task_rows
 from roll_like.errors import DataError
 
 
@@ -59,7 +67,7 @@ def test_cells_of_a_table_stay_texts(tmp_path: Path) -> None:
         ("a,b\n1,2,3\n", "t.csv:2: expected 2 cells, as in the first line, found 3"),
         ("a,a\n1,2\n", "t.csv:1: two columns are called 'a'"),
         ('a,b\n"1,2\n', "t.csv:2: not a table: unexpected end of data"),
-        (b"a,b\n\xff,1\n", "t.csv cannot be read: 'utf-8' codec"),
+        (b"a,b\n\xff,1\n", "t.csv:2: the byte 0xff is not UTF-8"),
     ],
 )
 def test_what_is_no_table(text: str | bytes, message: str, tmp_path: Path) -> None:
@@ -185,3 +193,177 @@ def test_tables_for_every_kind_of_row(renderer: Renderer, tmp_path: Path) -> Non
         ScoredPairData(sources=[{"path": str(file), "margin_field": "margin"}], max_tokens=99), renderer
     )
     assert [pair.margin for pair in scored.sources[0].samples] == [0.5, 1.0]
+
+
+#: Without the time, so that the tests are called the same in every process.
+gzipped = partial(gzip.compress, mtime=0)
+ROWS = '{"a": "é \u2028 \u0085 \x1c"}\n{"a": "\U0001f600"}\n'.replace("\x1c", "\\u001c")
+VALUES = [{"a": "é \u2028 \u0085 \x1c"}, {"a": "\U0001f600"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", ROWS.encode("utf-8-sig")),
+        ("a.ndjson", ROWS.encode()),
+        ("A.JSONL", ROWS.encode()),
+        ("a.jsonl", ROWS.replace("\n", "\r\n").encode()),
+        ("a.jsonl", ROWS.replace("\n", "\n\n \n").encode()),
+        ("a.jsonl", ROWS.rstrip().encode()),
+        ("a.jsonl", ROWS.encode("utf-16")),
+        ("a.jsonl", ROWS.encode("utf-16-le")),
+        ("a.jsonl", ROWS.encode("utf-32")),
+        ("a.jsonl.gz", gzipped(ROWS.encode())),
+        ("a.jsonl.gz", b"".join(gzipped(f"{line}\n".encode()) for line in ROWS.strip().split("\n"))),
+        ("a.JSONL.GZ", gzipped(ROWS.encode("utf-16"))),
+        ("a.jsonl.bz2", bz2.compress(ROWS.encode())),
+        ("a.jsonl.xz", lzma.compress(ROWS.encode())),
+        ("a.jsonl.zst", bytes(pyarrow.compress(ROWS.encode(), "zstd"))),
+        ("a.json.gz", gzipped(json.dumps(VALUES).encode())),
+        ("a.json", json.dumps({"rows": VALUES}, indent=2, ensure_ascii=False).encode("utf-8-sig")),
+        ("a.json", "\n".join(json.dumps(row, indent=2) for row in VALUES).encode()),
+        ("a.jsonl", json.dumps(VALUES).encode()),
+        ("a.jsonl", json.dumps(VALUES, indent=2).encode()),
+        ("a.jsonl", "\n".join(json.dumps(row, indent=2) for row in VALUES).encode()),
+        ("a.csv.gz", gzipped("a\né \u2028 \u0085 \x1c\n\U0001f600\n".encode())),
+        ("a.tsv", "a\né \u2028 \u0085 \x1c\n\U0001f600\n".encode("utf-16")),
+    ],
+)
+def test_encodings_layouts_and_compression(name: str, data: bytes, tmp_path: Path) -> None:
+    assert [fields for fields, _ in rows(write(tmp_path / name, data))] == VALUES
+
+
+def test_a_byte_order_mark_in_the_middle(tmp_path: Path) -> None:
+    joined = '{"a": 1}\n'.encode("utf-8-sig") + '{"a": 2}\n'.encode("utf-8-sig")
+    assert rows(write(tmp_path / "a.jsonl", joined)) == [({"a": 1}, "a.jsonl:1"), ({"a": 2}, "a.jsonl:2")]
+
+
+def test_lines_of_objects_over_several_lines(tmp_path: Path) -> None:
+    text = '\n{\n "a": 1\n}\n\n{"a": 2} {"a": 3}\n'
+    expected = [({"a": 1}, "a.jsonl:2"), ({"a": 2}, "a.jsonl:6"), ({"a": 3}, "a.jsonl:6")]
+    assert rows(write(tmp_path / "a.jsonl", text)) == expected
+
+
+def test_columns_of_tables_of_arrow(tmp_path: Path) -> None:
+    table = pyarrow.table({"a": [1, None], "b": [[{"role": "user", "n": None}], None], "c": [b"\xff", b""]})
+    expected = [
+        ({"a": 1, "b": [{"role": "user", "n": None}], "c": b"\xff"}, 1),
+        ({"a": None, "b": None, "c": b""}, 2),
+    ]
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(table, tmp_path / "b.Parquet", row_group_size=1)
+    with pyarrow.ipc.new_file(tmp_path / "c.arrow", table.schema) as file:
+        file.write_table(table)
+    with pyarrow.ipc.new_stream(tmp_path / "d.arrow", table.schema) as stream:
+        stream.write_table(table)
+    for name in ("a.parquet", "b.Parquet", "c.arrow", "d.arrow"):
+        assert rows(tmp_path / name) == [(fields, f"{name}:{number}") for fields, number in expected]
+
+
+def test_values_of_many_types_as_datasets_keeps_them(tmp_path: Path) -> None:
+    features = datasets.Features({"a": datasets.Json(), "b": datasets.Value("string")})
+    datasets.Dataset.from_list([{"a": {"x": [1, "y"]}, "b": "{}"}], features=features).to_parquet(
+        tmp_path / "a.parquet"
+    )
+    assert rows(tmp_path / "a.parquet") == [({"a": {"x": [1, "y"]}, "b": "{}"}, "a.parquet:1")]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json", "a.csv", "a.arrow", "a.jsonl.gz", "b.parquet"])
+def test_files_without_rows(name: str, tmp_path: Path, renderer: Renderer) -> None:
+    if name == "b.parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"a": pyarrow.array([], pyarrow.string())}), tmp_path / name)
+    else:
+        write(tmp_path / name, "")
+    with pytest.raises(DataError, match=rf"{name} holds no rows"):
+        load_tasks([DataSource(path=str(tmp_path / name))], renderer, 99)
+    write(tmp_path / "z.jsonl", '{"prompt": "a"}\n')
+    assert len(load_tasks([DataSource(path=str(tmp_path))], renderer, 99).tasks) == 1  # beside others it is no fault
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "a": 2}\n', "a.jsonl:2: an object has the key 'a' twice"),
+        ("a.jsonl", '{"a": {"b": 1, "b": 2}}\n', "a.jsonl:1: an object has the key 'b' twice"),
+        ("a.json", '[{"a": 1},\n\n {"a": 1, "a": 2}]', "a.json:3: an object has the key 'a' twice"),
+        ("a.jsonl", '{"a": 1}\n{"a": -Infinity}\n', "a.jsonl:2: -Infinity is no number of JSON"),
+        ("a.jsonl", '{"a": 1}\n{"a": ' + "[" * 200_000, "a.jsonl:2: the value is nested too deeply"),
+        ("a.json", '[{"a": 1},\n{"a": ' + "[" * 200_000, "a.json:2: the value is nested too deeply"),
+        ("a.jsonl", '{"a": 1}\n7\n', "a.jsonl:2: expected a JSON object, found int"),
+        ("a.jsonl", '{"a": 1} {"a": 2}\n', "a.jsonl:1: not JSON: '{\"a\": 2}' after the object"),
+        ("a.jsonl", '{"a": 1}\n{"a": 2\n', "a.jsonl:2: not JSON: Expecting ',' delimiter"),
+        ("a.jsonl", '{"a": 1\n{"a": 2}\n', "a.jsonl:1: not JSON: Expecting ',' delimiter"),
+        ("a.jsonl", '{"a": 1\n', "a.jsonl:1: not JSON: Expecting ',' delimiter"),
+        ("a.jsonl", '{\n "a": 1,\n "b" 2\n}\n', "a.jsonl:3: not JSON: Expecting ':' delimiter"),
+        ("a.jsonl", '[{"a": 1},\n{"b" 2}]\n', "a.jsonl:2: not JSON: Expecting ':' delimiter"),
+        ("a.jsonl", '{"a": 1}\n{"a": "x\ty"}\n', "a.jsonl:2: not JSON: Invalid control character"),
+        ("a.jsonl", '{"a": 1}\n' + "\0" * 512, "a.jsonl:2: not JSON: Expecting value"),
+        ("a.jsonl", '{"a": 1}\n{"a": "é"}\n'.encode("latin-1"), "a.jsonl:2: the byte 0xe9 is not UTF-8"),
+        ("a.json", '[{"a": 1},\n{"a": "é"}]'.encode("latin-1"), "a.json:2: the byte 0xe9 is not UTF-8"),
+        ("a.jsonl", ROWS.encode("utf-16")[:-1], "a.jsonl cannot be read"),
+        ("a.jsonl.gz", gzipped(ROWS.encode())[:-9], "a.jsonl.gz cannot be read"),
+        ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read"),
+        ("a.jsonl.bz2", bz2.compress(ROWS.encode())[:-9], "a.jsonl.bz2 cannot be read"),
+        ("a.jsonl.xz", lzma.compress(ROWS.encode())[:-9], "a.jsonl.xz cannot be read"),
+        ("a.jsonl.zst", b"no zstd at all", "a.jsonl.zst cannot be read"),
+        ("a.parquet", b"PAR1", "a.parquet cannot be read"),
+        ("a.arrow", b"ARROW1", "a.arrow cannot be read"),
+        ("a.parquet.gz", b"", "a.parquet.gz: expected a file that ends in .jsonl"),
+        ("a.zip", b"", "a.zip: expected a file that ends in .jsonl"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(name: str, data: str | bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        rows(write(tmp_path / name, data))
+    assert str(caught.value).startswith(f"{tmp_path}/{message}")
+
+
+def test_what_python_writes_for_nothing(tmp_path: Path, renderer: Renderer) -> None:
+    file = write(tmp_path / "a.jsonl", '{"prompt": "q", "answer": NaN, "score": 1e999}\n')
+    assert rows(file)[0][0] == {"prompt": "q", "answer": None, "score": float("inf")}
+    for field in ("answer", "score"):
+        with pytest.raises(DataError, match=rf"a\.jsonl:1: expected a text or a number in '{field}'"):
+            load_tasks([DataSource(path=str(file), answer_field=field)], renderer, 99)
+
+
+HALF = '{"prompt": "a", "completion": "b"}\n{"prompt": "x \\ud83d", "completion": "b"}\n'
+DEEP = '{"prompt": "a", "completion": "b"}\n{"prompt": "a", "completion": "b", "c": ' + "[" * 150 + "]" * 150 + "}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HALF, "'prompt' holds half of a surrogate pair, '\\ud83d', which is no character"),
+        (
+            HALF.replace('"prompt": "x \\ud83d"', '"prompt": "x", "m": {"\\uDC00": [1]}'),
+            "'m' holds half of a surrogate",
+        ),
+        (HALF.replace("\\ud83d", "\\ude00\\ud83d"), "'prompt' holds half of a surrogate pair"),
+        (DEEP, "'c' is nested deeper than 100 levels"),
+    ],
+)
+def test_text_that_no_tokenizer_takes(text: str, message: str, renderer: Renderer, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", text)
+    with pytest.raises(DataError) as caught:
+        load_tasks([DataSource(path=str(file))], renderer, 99)
+    assert caught.value.message.startswith(f"{file}:2: {message}")
+    with pytest.raises(DataError, match=r"a\.jsonl:2: "):
+        read_task_rows(str(file), ("prompt",))
+    data = ConversationData(sources=[{"path": str(file)}], max_tokens=99)
+    with pytest.raises(DataError, match=r"a\.jsonl:2: "):
+        load_conversations(data, renderer)
+    (report,) = load_conversations(data.model_copy(update={"bad_rows": "skip"}), renderer).report
+    assert (report.kept, [(left.problem.name, left.count) for left in report.left_out]) == (1, [("TEXT", 1)])
+
+
+def test_pairs_of_escapes_and_control_characters_are_text(renderer: Renderer, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", '{"prompt": "\\ud83d\\ude00 \\u0000 \\u001b[31m", "x": "\\ud83d\\ude00"}\n')
+    (task,) = load_tasks([DataSource(path=str(file))], renderer, 99).tasks
+    assert task.messages[0]["content"] == "\U0001f600 \0 \x1b[31m"
+
+
+def test_columns_of_several_types_in_several_files(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"answer": [1]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"answer": ["one"], "more": [[1]]}), tmp_path / "b.parquet")
+    found = [row.fields for row in read_rows(DataSource(path=str(tmp_path)), "s")]
+    assert found == [{"answer": 1}, {"answer": "one", "more": [1]}]

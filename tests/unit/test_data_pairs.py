@@ -184,7 +184,7 @@ def test_the_report_and_the_fingerprint(tmp_path: Path, render: Renderer) -> Non
         *({**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in (FINE, {**FINE, "rejected": "No"})),
     )
     assert load(swapped, render, {"name": "pairs"}).fingerprint != pairs.fingerprint
-    assert any(pairs.order(seed=0).next() is pair for pair in pairs)
+    assert pairs.order(seed=0).next().content() in {pair.content() for pair in pairs}
 
 
 def test_pairs_as_verdicts(tmp_path: Path, render: Renderer) -> None:

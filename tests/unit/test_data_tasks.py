@@ -170,7 +170,10 @@ def test_a_dataset_saved_by_datasets(tmp_path, tokenizer):
     [
         ("missing.jsonl", "there is no file or directory missing.jsonl"),
         ("./missing", "there is no file or directory ./missing"),
-        ("nobody/nothing", r"neither a local file or directory nor a dataset that can be had now(.|\n)*hf download"),
+        (
+            "nobody/nothing",
+            r"neither a local file or directory, nor a dataset in the Hugging Face(.|\n)*hf download",
+        ),
     ],
 )
 def test_a_source_that_is_not_there(tokenizer, spelling, message):
@@ -188,7 +191,7 @@ def test_files_that_cannot_be_read(tmp_path, tokenizer):
     for name, message in {
         "table.xlsx": "expected a file that ends in .jsonl",
         "empty.jsonl": "holds no rows",
-        "binary.jsonl": "cannot be read",
+        "binary.jsonl": "binary.jsonl:1: the byte 0xff is not UTF-8",
         "broken.parquet": "cannot be read",
         "none": "holds no .jsonl",
     }.items():

@@ -14,8 +14,9 @@ from gymnasium.error import ResetNeeded
 
 from roll_like.agents.conversation import Conversation
 from roll_like.builtin.envs import tools as tools_env
-from roll_like.envs import check_env, make_env, scripted_action, system_prompt_of, tools_of
+from roll_like.envs import Turn, check_env, make_env, scripted_action, system_prompt_of, tools_of
 from roll_like.errors import ConfigError, DataError, EnvError
+from roll_like.types import ReasoningTags
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 * 3"}}</tool_call>'
 ROWS = [
@@ -73,12 +74,27 @@ def test_a_task_is_solved_with_a_tool(rows: str) -> None:
         env.step("more")
 
 
+MISTRAL = ReasoningTags(open="[THINK]", close="[/THINK]")
+
+
+def test_a_closing_tag_in_an_argument_is_part_of_the_argument(rows: str) -> None:
+    env = make_env("roll_like/Tools-v0", path=rows)
+    env.reset(seed=0)
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "a</think>b"}}</tool_call>'
+    _, _, terminated, _, info = env.step(f"<think>Let me see.</think>{call}")
+    assert not terminated
+    assert info["tool_calls"][0]["arguments"] == {"expression": "a</think>b"}
+
+
 @pytest.mark.parametrize(
     ("said", "reward", "invalid"),
     [
         ("<answer>35</answer>", 0.0, False),
         ("It is 36.", -0.25, True),
         ("<think>perhaps <answer>36</answer>", -0.25, True),
+        (Turn("perhaps <answer>36</answer>", ReasoningTags(opened=True)), -0.25, True),
+        (Turn(f"perhaps {CALL}", ReasoningTags(opened=True)), -0.25, True),
+        (Turn(f"[THINK]perhaps {CALL}[/THINK]<answer>36</answer>", MISTRAL), 1.0, False),
         ("<answer>36</answer>", 1.0, False),
     ],
 )

@@ -24,6 +24,7 @@ from config_files import MINIMAL, changed
 from engine_thread import EngineThread
 from pydantic import ValidationError
 from sglang_engine import STAND_IN, stand_in, tokens_of
+from transformers import AutoTokenizer
 
 from roll_like import RLVRConfig
 from roll_like.cluster.address import free_port
@@ -45,6 +46,7 @@ from roll_like.inference.sglang.config import FIXED_ENGINE_ARGS, OWNED_ENGINE_AR
 from roll_like.inference.sglang.engine import REPORT_TOKENS, SGLangEngine, sampling_params
 from roll_like.inference.sglang.plugin import SGLangPlugin
 from roll_like.inference.sglang.weight_transfer import SGLangSender, SGLangTransfer
+from roll_like.inference.stops import Stops
 from roll_like.inference.weight_transfer.probe import Probe
 from roll_like.inference.weight_transfer.shared_memory import (
     SharedMemory,
@@ -200,7 +202,8 @@ async def test_logprobs_are_those_of_the_sampled_distribution(engine: SGLangEngi
         expected = torch.log_softmax(logits_TV / temperature, -1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
         np.testing.assert_allclose(generation.logprobs, expected, atol=1e-4)
         assert generation.segments == (Segment(start=0, end=len(generation.token_ids), policy_version=0),)
-        assert generation.text == engine._tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        assert generation.text == tokenizer.decode(generation.token_ids, skip_special_tokens=True)
 
 
 async def test_seeds_are_followed_with_deterministic_kernels(tiny_model: Path) -> None:
@@ -225,7 +228,7 @@ async def test_stop_strings_and_limits_end_a_response(engine: SGLangEngine) -> N
 
 def test_what_sglang_says_of_a_request_is_checked(tiny_model: Path) -> None:
     engine = SGLangEngine(SGLangConfig(), spec(tiny_model))
-    engine._tokenizer = Words()
+    engine._stops = Stops(Words())
     drawn = [(-0.5, 7, None), (-1.5, 8, None), (-2.5, 9, None)]
 
     def told(**changes: Any) -> Generation:
@@ -249,6 +252,8 @@ def test_what_sglang_says_of_a_request_is_checked(tiny_model: Path) -> None:
 
 
 class Words:
+    eos_token_id = None
+
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         return " ".join(map(str, tokens))
 

@@ -181,7 +181,7 @@ def test_half_a_surrogate_pair_is_no_reason_to_lose_a_step(run_dir: Path) -> Non
         state = metrics.state()
     assert files.read(run_dir / files.EVENTS)[-1]["failures"] == {}
     (trace,) = traces_of(run_dir, state["trackers"]["mlflow"], spans=True).values()
-    assert trace.data.spans[-1].inputs == {"query": "?"}
+    assert trace.data.spans[-1].inputs == {"query": "\ufffd"}
     (row,) = files.read(files.rollouts_path(run_dir, 1))
     assert row["turns"][0]["tool_calls"][0]["arguments"] == {"query": "\ud83d"}
 

@@ -19,7 +19,7 @@ from roll_like.models.suited import refuse_unsuited
 
 #: Encoders among transformers' causal language models: found by what their tokens see, in the slow test below.
 ENCODERS = frozenset(
-    [
+    {
         "bert",
         "bert-generation",
         "big_bird",
@@ -39,7 +39,7 @@ ENCODERS = frozenset(
         "xlm-roberta-xl",
         "xlnet",
         "xmod",
-    ]
+    }
 )
 TRAINED = [name for name in families() if name not in ENCODERS]
 #: What `make test` tries: buffers of every kind, experts that are fused, tied embeddings, layers of many kinds.

@@ -170,6 +170,35 @@ def test_exact_match(text: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("normalize", "text", "gold", "expected"),
+    [
+        ("words", "31.4", "3.14", 0.0),
+        ("words", "42", "42.0", 1.0),
+        ("words", "$18", "18", 1.0),
+        ("words", "18", "$18", 0.0),
+        ("words", "50%", "50", 1.0),
+        ("words", "Python 3.10", "Python 3.1", 1.0),
+        ("words", "A", "a", 1.0),
+        ("squad", "31.4", "3.14", 1.0),
+        ("squad", "42", "42.0", 0.0),
+        ("squad", "$ 18", "18", 0.0),
+        ("squad", "the C.", "C#", 1.0),
+        ("none", "Python 3.10", "Python 3.1", 0.0),
+        ("none", " Python\n3.10", "Python  3.10 ", 1.0),
+        ("none", "paris", "Paris", 0.0),
+    ],
+)
+def test_what_does_not_count(normalize: Any, text: str, gold: str, expected: float) -> None:
+    assert value(ExactMatch(ExactMatchConfig(normalize=normalize)), text, gold) == expected
+
+
+def test_what_is_shared_counts_numbers_by_value() -> None:
+    assert value(F1(F1Config()), "1,234.0 km", "1234 miles") == 0.5
+    assert value(F1(F1Config()), "-5", "5") == 0.0
+    assert value(F1(F1Config()), "北京市", "北京") == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("Barack Obama", 1.0),

@@ -238,6 +238,7 @@ def test_without_answers_of_known_worth_it_says_so() -> None:
     [
         ("exact_match", {}),
         ("exact_match", {"take": "boxed", "answers_field": "answers"}),
+        ("exact_match", {"normalize": "squad"}),
         ("f1", {"take": "last_line"}),
         ("format", {"tags": ["think", "answer"]}),
         ("ifeval", {}),

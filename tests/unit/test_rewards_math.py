@@ -127,11 +127,29 @@ def task(answer: str | None) -> Task:
 
 
 def test_check_row(reward: Math) -> None:
-    for answer in ("42", "-3.5", "\\sqrt{2}", "$\\pi$", "(1, 2)"):
+    for answer in (
+        "42",
+        "-3.5",
+        "\\sqrt{2}",
+        "$\\pi$",
+        "(1, 2)",
+        "12 books",
+        "1,2",
+        "no solution",
+        "\\text{yes}",
+        "(C)",
+    ):
         reward.check_row(task(answer))
     for answer in ("yes", "no idea at all", "", None):
         with pytest.raises(DataError, match=r"gsm\.jsonl:3: the answer .* cannot be parsed"):
             reward.check_row(task(answer))
+
+
+def test_rows_of_plain_numbers_are_checked_without_a_process() -> None:
+    made = Math(MathConfig())
+    for answer in ("42", "-3.5", "1,234", "5e-05", "3 1/2", "$12.50", "50%", "0.(3)"):
+        made.check_row(task(answer))
+    assert made._pool.process_ids == []
 
 
 def test_a_reference_answer_that_is_no_mathematics_is_a_failure(reward: Math) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,9 @@ import pytest
 from config_files import MINIMAL, changed
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.config.load import dump_config
 from roll_like.errors import CheckpointError, ConfigError
+from roll_like.models.precision import settled
 from roll_like.run.folder import announcement, as_begun, find_run, locked
 from roll_like.run.signals import StopRequested, StopSignal
 
@@ -55,8 +58,22 @@ def test_a_resumed_run_keeps_its_precision(stated: str, resume: str | None, kept
     run = RLVRConfig.model_validate(changed(MINIMAL, model__dtype=stated, output_dir=str(tmp_path), name="demo"))
     assert as_begun(run, "") == run  # there is no run yet
     directory, _ = find_run(run, None)
-    (directory / "config.yaml").write_text("model: {dtype: float32}\n")
+    (directory / "config.yaml").write_text("model: {dtype: float32}\n")  # of a version without dates
     assert as_begun(run, resume).model.dtype == kept
+
+
+@pytest.mark.parametrize(
+    ("stated", "resume", "kept"),
+    [(None, "", date(2026, 1, 2)), (None, None, None), (date(2025, 5, 5), "", date(2025, 5, 5))],
+)
+def test_a_resumed_run_keeps_its_date(
+    stated: date | None, resume: str | None, kept: date | None, tmp_path: Path
+) -> None:
+    run = RLVRConfig.model_validate(changed(MINIMAL, model__date=stated, output_dir=str(tmp_path), name="demo"))
+    directory, _ = find_run(run, None)
+    begun = settled(run.model_copy(update={"model": run.model.model_copy(update={"date": date(2026, 1, 2)})}))
+    (directory / "config.yaml").write_text(dump_config(begun))
+    assert as_begun(run, resume).model.date == kept
 
 
 def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_a_corpus_is_read_from_lines_or_paragraphs(tmp_path: Path) -> None:
     assert read_corpus(lines) == [Passage("T", "one"), Passage("", "two")]
     assert read_corpus(text) == [Passage("", "one\nmore"), Passage("", "two")]
     for content, message in (
-        ("{", "a.jsonl:1: no valid JSON"),
+        ("{", "a.jsonl:1: not JSON"),
         ('{"title": "x"}', r'a.jsonl:1: expected \{"text"'),
         ("", "no passages"),
     ):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_like.errors import ConfigError
-from roll_like.tools import MalformedCall, ToolCall, parse_tool_calls
+from roll_like.tools import CallStyle, MalformedCall, ToolCall, parse_tool_calls
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 PARAMETERS = "<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
@@ -49,10 +49,10 @@ SCHEMA = {
         (XML + "\n" + HERMES, "auto", "", [ADD, ToolCall("add", ADD.arguments, "call_1")]),
         ('{"name": "add", "arguments": {"a": 1, "b": 2}}', "json", "", [ADD]),
         ('{"name": "add", "parameters": {"a": 1, "b": 2}}', "auto", "", [ADD]),
-        ('I call {"name": "add", "arguments": {"a": 1, "b": 2}} now.', "auto", "I call  now.", [ADD]),
+        ('I call {"name": "add", "arguments": {"a": 1, "b": 2}} now.', "json", "I call  now.", [ADD]),
         ('Look:\n```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```', "auto", "Look:", [ADD]),
         ('[{"name": "add", "arguments": {"a": 1, "b": 2}}]', "json", "", [ADD]),
-        (json.dumps({"tool_calls": [OPENAI]}), "json", "", [ADD]),
+        (json.dumps({"tool_calls": [OPENAI]}), "json", "", [ToolCall("add", ADD.arguments, "x")]),
         # no calls
         ("The answer is 3.", "auto", "The answer is 3.", []),
         ('{"answer": 3}', "auto", '{"answer": 3}', []),
@@ -76,7 +76,7 @@ def test_calls_are_read(text: str, style: Any, rest: str, calls: list[ToolCall])
         ('<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "auto", "no valid JSON"),
         ("<tool_call>add(1, 2)</tool_call>", "auto", "no valid JSON"),
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "auto", "NaN is not valid JSON"),
-        ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "auto", "text between the JSON object and"),
+        ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "auto", "text between the call and </tool_call>"),
         ('<tool_call>{"arguments": {}}</tool_call>', "auto", "the tool's name"),
         (
             '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
@@ -84,7 +84,7 @@ def test_calls_are_read(text: str, style: Any, rest: str, calls: list[ToolCall])
             'an object under "arguments", found a list',
         ),
         ('<tool_call>{"name": "add", "arguments": "x"}</tool_call>', "auto", "its arguments are no valid JSON"),
-        ("<tool_call>[1]</tool_call>", "auto", "expected a JSON object, found a list"),
+        ("<tool_call>[1]</tool_call>", "auto", "expected a JSON object, found a number"),
         ("<tool_call>" + "[" * 100_000, "auto", "nested too deeply"),
         (HERMES, "qwen_xml", "expected <function=name>"),
         (XML, "hermes", "no valid JSON"),
@@ -138,26 +138,29 @@ _calls = st.tuples(st.text("abc_", min_size=1), st.dictionaries(st.text(), _valu
 def test_whatever_is_written_in_hermes_style_is_read_back(before: str, written: Any) -> None:
     objects = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in written]
     tags = [f"<tool_call>\n{each}\n</tool_call>" for each in objects]
-    # reasoning tags within an argument would hide the call
-    if any("think>" in tag for tag in tags):
-        return
     rest, calls = parse_tool_calls(before + "".join(tags))
     assert rest == before.strip()
     assert calls == [ToolCall(name, arguments, f"call_{at}") for at, (name, arguments) in enumerate(written)]
 
 
 _TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=p>", "</parameter>"]
+_MARKS = [
+    "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[f(", "a=1",
+    ")", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>", "<|channel|>", "commentary to=functions.f", "<|message|>", "<|call|>",
+    "<minimax:tool_call>", '<invoke name="f">', "</invoke>", "<|im_end|>", "f", "'",
+]  # fmt: skip
 _PIECES = ['{"name": "f", ', '"arguments": {', "}", "}}", "[", "]", '"', "\\", "1", "x", " ", "\n", "```json\n", "```"]
 _scraps = st.lists(
-    st.sampled_from([*_TAGS, "<think>", "</think>", *_PIECES]) | st.text(max_size=3),
+    st.sampled_from([*_TAGS, *_MARKS, "<think>", "</think>", *_PIECES]) | st.text(max_size=3),
     max_size=20,
 ).map("".join)
 
 
 @settings(max_examples=300)
-@given(text=_scraps, style=st.sampled_from(["auto", "hermes", "qwen_xml", "json"]))
-def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any) -> None:
-    rest, calls = parse_tool_calls(text, style)
+@given(text=_scraps, style=st.sampled_from(get_args(CallStyle)), known=st.booleans())
+def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any, known: bool) -> None:
+    rest, calls = parse_tool_calls(text, style, [{"function": {"name": "f"}}] if known else [])
     assert [call.call_id for call in calls] == [f"call_{at}" for at in range(len(calls))]
     assert len(rest) <= len(text)
     assert calls or rest == text.strip()
@@ -166,10 +169,10 @@ def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any) -> Non
 _NESTED = '{"name": "f", "arguments": {"a": '
 
 
-@pytest.mark.parametrize("unit", [*_TAGS, '{"name": ', _NESTED, "<function=f><parameter=p>"])
+@pytest.mark.parametrize("unit", [*_TAGS, *_MARKS, '{"name": ', _NESTED, "<function=f><parameter=p>", "```", " "])
 def test_hostile_text_takes_no_time(unit: str) -> None:
     text = unit * (64_000 // len(unit))
     began = time.process_time()
     for style in ("auto", "hermes", "qwen_xml", "json"):
-        parse_tool_calls(text, style)  # type: ignore[arg-type]
+        parse_tool_calls(text, style, [{"function": {"name": "f"}}])  # type: ignore[arg-type]
     assert time.process_time() - began < 2

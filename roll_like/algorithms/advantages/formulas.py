@@ -12,26 +12,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from roll_like.values import has_signal
+
 #: Rewards of one group, or values of one sample's sampled tokens.
 Rewards: TypeAlias = npt.NDArray[np.float64]
 
 STD_EPSILON = 1e-6
 WHITEN_EPSILON = 1e-8
-#: Rewards this close count as equal: sums of weighted rewards differ in their last digits.
-RELATIVE_NOISE = 1e-6
-ABSOLUTE_NOISE = 1e-9
-
-
-def has_signal(rewards: npt.ArrayLike) -> bool:
-    """Return whether rewards differ by more than the noise of floating-point sums.
-
-    >>> has_signal([0.1 + 0.2, 0.3]), has_signal([0.0, 1.0]), has_signal([1.0])
-    (False, True, False)
-    """
-    values = np.asarray(rewards, np.float64)
-    if values.size < 2:
-        return False
-    return bool(np.ptp(values) > max(RELATIVE_NOISE * float(np.abs(values).max()), ABSOLUTE_NOISE))
 
 
 def dr_grpo_advantages(rewards: Rewards) -> Rewards:
@@ -136,7 +123,8 @@ def best_of_k_advantages(rewards: Rewards, *, divide_by_std: bool) -> Rewards:
     if not has_signal(rewards):
         return advantages
     best = int(rewards.argmax())
-    gain = float(rewards[best] - np.delete(rewards, best).max())
+    second = float(np.delete(rewards, best).max())
+    gain = float(rewards[best]) - second if has_signal([rewards[best], second]) else 0.0
     advantages[best] = gain / (float(rewards.std(ddof=1)) + STD_EPSILON) if divide_by_std else gain
     return advantages
 

@@ -127,7 +127,9 @@ class HFEngine(PolledEngine):
             self._spec.tokenizer_path, local_files_only=True, trust_remote_code=self._spec.trust_remote_code
         )
         stated = stated_ends(Path(self._spec.model_path)).values()
-        self._stops = Stops(tokenizer, {*self._spec.stop_ids, *(end for ends in stated for end in ends)})
+        self._stops = Stops(
+            tokenizer, {*self._spec.stop_ids, *(end for ends in stated for end in ends)}, kept=self._spec.kept_tokens
+        )
 
     async def close(self) -> None:
         """End the engine's task and thread."""

@@ -108,7 +108,8 @@ class SGLangEngine(TaskEngine):
             await self.close()
             raise self._explain_start(failure) from failure
         self._manager = self._engine.tokenizer_manager
-        self._stops = Stops(self._manager.tokenizer, self._spec.stop_ids)
+        tokenizer = self._manager.tokenizer
+        self._stops = Stops(tokenizer, self._spec.stop_ids, kept=self._spec.kept_tokens)
 
     async def close(self) -> None:
         """End SGLang's processes and this engine's tasks."""

@@ -108,7 +108,7 @@ class VLLMEngine(TaskEngine):
                 fix="set inference.lora: false, which sends merged weights, or choose other layers in "
                 "training.lora.target_modules",
             )
-        self._stops = Stops(self._llm.get_tokenizer(), self._spec.stop_ids)
+        self._stops = Stops(self._llm.get_tokenizer(), self._spec.stop_ids, kept=self._spec.kept_tokens)
 
     async def _hold_adapter(self) -> list[str]:
         """Hold the policy's adapter and frozen ones, where whole weights are not sent; return layers that take none."""

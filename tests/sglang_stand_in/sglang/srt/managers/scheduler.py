@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class Model:
     """Takes a checkpoint's names, as SGLang's models do."""
 
     def __init__(self, path: str, dtype: str) -> None:
-        self.module = load_causal_lm(path, dtype).requires_grad_(False).eval()
+        self.module = load_causal_lm(Path(path), dtype).requires_grad_(False).eval()
         self._weights = CheckpointWeights(self.module)
 
     def parameters(self) -> Iterable[Tensor]:

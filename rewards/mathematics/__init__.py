@@ -1,0 +1,10 @@
+"""Reading and comparing mathematical answers: text → reading → verdict. Used by `rewards.math_child`.
+
+- `text`: one spelling for characters and LaTeX commands that mean the same
+- `response`: where a response's final answer stands
+- `expression`: an expression as sympy's
+- `units`: units of measure, currencies and magnitudes
+- `reading`: what a text is: a value, a list, a tuple, a set, an interval, an equation, …
+- `special`: readings that are no expressions: times, dates, ratios, numbers of other bases, choices, words
+- `comparison`: whether two readings are the same answer
+"""

@@ -1,0 +1,106 @@
+r"""The verdict on one response: reads the reference answer, finds and reads the response's, and compares them."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from roll_like.builtin.rewards.mathematics.comparison import Comparison
+from roll_like.builtin.rewards.mathematics.expression import UnreadableError
+from roll_like.builtin.rewards.mathematics.kinds import (
+    Named,
+    Numbers,
+    Reading,
+    Several,
+)
+from roll_like.builtin.rewards.mathematics.reading import read
+from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates, has_box
+from roll_like.builtin.rewards.mathematics.special import Choice, Clock, Date, Phrase, Word
+from roll_like.builtin.rewards.mathematics.verdict import Verdict
+from roll_like.builtin.rewards.mathematics.writing import written
+
+_GSM8K = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)
+_WORDS_ALONE = re.compile(r"(?:[^\W\d_]{2,}[\s.,'!?-]*)+")
+_DELIMITED = re.compile(r"\$|\\\(|\\\[|\\boxed|\\text")
+_LONGEST = 2_000
+
+
+def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 0.0) -> Verdict:
+    """Return the verdict on a response; on the reference answer alone if `response` is None.
+
+    Args:
+        reference: The row's answer.
+        response: The response, without its reasoning.
+        boxed: Look for the answer in boxes only.
+        tolerance: As of `Comparison`.
+    """
+    try:
+        expected = read_reference(reference)
+    except UnreadableError as error:
+        return Verdict(str(error) or "empty", "", False)
+    if response is None:
+        return Verdict("", "", False)
+    comparison = Comparison(tolerance)
+    for found in _answers(response, boxed, expected):
+        if comparison.any_equal(expected, found):
+            return Verdict("", written(expected[0]), True)
+        return Verdict("", written(found[0]), False)
+    return Verdict("", "", False)
+
+
+@lru_cache(maxsize=1024)
+def read_reference(text: str) -> tuple[Reading, ...]:
+    r"""Return the readings of a reference answer: of what follows GSM8K's `#### `, of the last box, or of all of it.
+
+    Raises:
+        UnreadableError: It is none, or words: those are references only as `\text{yes}`, since prose would be read as
+            a product of letters.
+    """
+    marked = _GSM8K.findall(text)
+    answer = marked[-1] if marked else text
+    if has_box(answer):
+        answer = boxed_answer(answer) or ""
+    answer = answer.strip()
+    readings = read(answer, reference=True)
+    if isinstance(readings[0], Phrase | Choice | Clock | Date):
+        return tuple(readings)
+    words = isinstance(readings[0], Word) or (_WORDS_ALONE.fullmatch(answer) and not isinstance(readings[0], Numbers))
+    if words and not _DELIMITED.search(answer) and answer not in ("pi", "infinity"):
+        raise UnreadableError("words; write \\text{…} if they are to be compared as words")
+    if words and "\\text" in answer:
+        return tuple(reading for reading in readings if isinstance(reading, Word)) or tuple(readings)
+    return tuple(readings)
+
+
+def _answers(response: str, boxed: bool, expected: tuple[Reading, ...]) -> list[list[Reading]]:
+    """Return the readings of the response's final answer: one list, or none where it has no answer."""
+    words = any(isinstance(reading, Word | Phrase | Choice) for reading in expected)
+    if has_box(response):
+        held = boxed_answer(response)
+        if not held or len(held) > _LONGEST:
+            return []
+        texts = [held]
+        every = boxes(response) or []
+        wanted = expected[0]
+        # parts of an answer, each in a box where it is derived
+        if (
+            isinstance(wanted, Several | Named)
+            and len(every) == len(wanted.items) > 1
+            and len(set(every)) == len(every)
+        ):
+            texts.insert(0, ", ".join(every))
+    elif boxed:
+        return []
+    else:
+        texts = [text for text in candidates(response) if 0 < len(text.strip()) <= _LONGEST]
+    for text in texts:
+        try:
+            found = read(text)
+        except UnreadableError:
+            continue
+        if words or not isinstance(found[0], Word):
+            return [found]
+    return []
+
+
+__all__ = ["grade", "read_reference"]

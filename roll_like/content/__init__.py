@@ -1,0 +1,1 @@
+"""What rows, tools and observations hold: the pixels of images, the characters of texts."""

@@ -1,0 +1,288 @@
+"""Rows to samples, many at a time: here, and of large data in further processes.
+
+A process is started as `python -m roll_like.data.tokenise_main`. It reads pickled values from its standard input and
+answers on its standard output: first what it works with, then batches of rows. It ends when its input does, also if the
+process that started it is killed. It is no fork, which would copy threads' locks, and it does not import the user's
+program.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, Any
+
+import numpy as np
+
+from roll_like.data.bad_rows import BadRow, Problem, SampleCounter, refuse_odd_text
+from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
+from roll_like.data.images import download_images, moved, require_whole_images
+from roll_like.data.packed import Batch, PackedSamples
+from roll_like.data.reader import ConversationSample, Reader
+from roll_like.data.rows import Row
+from roll_like.data.turns import Piece
+from roll_like.errors import DataError, RollLikeError
+from roll_like.types import IntArray, PlacedImage
+
+#: Rows that are tokenised in one call.
+BATCH = 512
+#: Rows that are tokenised in this process before others are started, which takes seconds.
+_FIRST_ROWS = 16 * BATCH
+_MOST_PROCESSES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenised:
+    """What became of a batch of rows.
+
+    Attributes:
+        samples: The samples; None where they are in columns.
+        batch: The samples in columns; None where they hold images.
+        kept: Rows that became samples.
+        counter: What became of the others.
+    """
+
+    samples: list[Any] | None
+    batch: Batch | None
+    kept: int
+    counter: SampleCounter
+
+    def samples_of(self, reader: Reader[Any]) -> Sequence[Any]:
+        """Return the samples themselves."""
+        if self.batch is None:
+            return self.samples or []
+        return list(PackedSamples(self.batch.columns, self.batch.width, reader.make))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What rows become samples by: picklable."""
+
+    reader: Reader[Any]
+    renderer: Renderer
+    counter: SampleCounter
+
+    def run(self, rows: Sequence[Row]) -> Tokenised:
+        """Return what becomes of rows.
+
+        Raises:
+            DataError: A row is wrong, and that is refused.
+        """
+        counter = self.counter.empty()
+        samples: list[Any] = []
+        kept = 0
+        for row, sequences in _tokenised(rows, self.reader, self.renderer, counter):
+            counter.longest = max(counter.longest, *map(len, sequences))
+            try:
+                if counter.bad_rows == "skip":  # else --check decodes some of the images
+                    require_whole_images(image.picture for each in sequences for image in each.images)
+                made = self.reader.finish(row, sequences, counter)
+            except BadRow as bad:
+                counter.leave(row.origin, bad)
+                continue
+            kept += bool(made)
+            samples += made
+        every = [sample.sequences for sample in samples]
+        if any(each.images for parts in every for each in parts):
+            return Tokenised(samples=samples, batch=None, kept=kept, counter=counter)
+        values = [self.reader.value(sample) for sample in samples]
+        batch = Batch.of(every, values, self.reader.width)
+        return Tokenised(samples=None, batch=batch, kept=kept, counter=counter)
+
+
+def tokenised(rows: Iterable[Row], job: Job) -> Iterator[Tokenised]:
+    """Yield what becomes of rows, batch after batch in their order; of many rows, by several processes.
+
+    Raises:
+        DataError: A row is wrong, or a process was lost.
+    """
+    remaining = iter(rows)
+    batches = iter(lambda: list(islice(remaining, BATCH)), [])
+    for batch in islice(batches, _FIRST_ROWS // BATCH):
+        yield job.run(batch)
+    count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    first = next(batches, None)
+    if first is None:
+        return
+    text = _pickled(job) if count > 1 and job.renderer.images is None else None
+    if text is None:
+        yield job.run(first)
+        yield from map(job.run, batches)
+        return
+    with _Processes(text, count) as processes:
+        yield from processes.map([first], batches)
+
+
+def _pickled(job: Job) -> bytes | None:
+    """Return a job for other processes; None where a part of it cannot be sent, such as a reader made in a function."""
+    if type(job.reader).__module__ == "__main__":  # the user's program, which others do not import
+        return None
+    try:
+        return pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+
+
+class _Processes:
+    """Processes that tokenise; each is driven by a thread, which waits for it."""
+
+    def __init__(self, job: bytes, count: int) -> None:
+        self._job, self._count = job, count
+        self._stack = ExitStack()
+        self._idle: queue.Queue[_Process] = queue.Queue()
+
+    def __enter__(self) -> _Processes:
+        paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
+        environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(self._count))
+        for _ in range(self._count):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "roll_like.data.tokenise_main"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,  # Ctrl-C and a scheduler's signals are this process's to answer
+            )
+            self._stack.callback(_end, process)
+            self._idle.put(_Process(process, self._job))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._stack.close()
+
+    def map(self, *sources: Iterable[list[Row]]) -> Iterator[Tokenised]:
+        """Yield what becomes of batches, in their order."""
+        waiting: deque[Future[Tokenised]] = deque()
+        for source in sources:
+            for batch in source:
+                waiting.append(self._pool.submit(self._run, batch))
+                if len(waiting) >= 3 * self._count:
+                    yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _run(self, batch: list[Row]) -> Tokenised:
+        process = self._idle.get()
+        answer = process.run(batch)
+        self._idle.put(process)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class _Process:
+    def __init__(self, process: subprocess.Popen[bytes], job: bytes) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._requests, self._answers = process, process.stdin, process.stdout
+        self._job = job
+
+    def run(self, batch: list[Row]) -> Tokenised | RollLikeError:
+        """Return what became of a batch, or why it is refused.
+
+        Raises:
+            DataError: The process ended.
+        """
+        try:
+            self._requests.write(self._job)
+            self._job = b""  # it has that from now on
+            pickle.dump(batch, self._requests, pickle.HIGHEST_PROTOCOL)
+            self._requests.flush()
+            answer: Tokenised | RollLikeError = pickle.load(self._answers)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise DataError(
+                f"a process that tokenises rows ended with code {self._process.wait()} at {batch[0].origin}",
+                fix="look above for its message; where there is none, it had too little memory (code -9): "
+                "let fewer processes tokenise (`taskset -c 0,1 roll-like …`)",
+            ) from error
+        return answer
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was not sent goes nowhere
+                pipe.close()
+
+
+def main(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer batches of rows until there are no more."""
+    # an input that ends amid a value is that of a process that was killed, and so is an output that nobody reads
+    with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):
+        job: Job = pickle.load(requests)
+        while True:
+            batch = pickle.load(requests)
+            try:
+                answer: Tokenised | RollLikeError = job.run(batch)
+            except RollLikeError as error:
+                answer = error
+            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+
+
+def _tokenised(
+    batch: Sequence[Row], reader: Reader[Any], renderer: Renderer, counter: SampleCounter
+) -> Iterator[tuple[Row, list[ConversationSample]]]:
+    """Yield the rows that are not bad with their sequences; all are tokenised in one call."""
+    if renderer.images is not None:
+        download_images(batch)
+    drafts: list[tuple[Row, list[list[Piece]]]] = []
+    for row in batch:
+        counter.rows += 1
+        try:
+            refuse_odd_text(row.fields)
+            drafts.append((row, reader.draft(row, renderer)))
+        except BadRow as bad:
+            counter.leave(row.origin, bad)
+    pieces = [(piece.text, place == 0) for _, draft in drafts for pieces in draft for place, piece in enumerate(pieces)]
+    tokens = iter(renderer.encode_pieces(pieces))
+    for row, draft in drafts:
+        encoded = [list(islice(tokens, len(pieces))) for pieces in draft]
+        try:
+            made = [
+                _joined(pieces, ids, renderer, row, at)
+                for at, (pieces, ids) in enumerate(zip(draft, encoded, strict=True))
+            ]
+        except BadRow as bad:
+            counter.leave(row.origin, bad)
+            continue
+        yield row, made
+
+
+def _joined(
+    pieces: Sequence[Piece], tokens: Sequence[IntArray], renderer: Renderer, row: Row, part: int
+) -> ConversationSample:
+    if (unknown := next(filter(None, map(renderer.unknown, tokens)), None)) is not None:
+        raise BadRow(Problem.UNKNOWN, f"it has {unknown}", fix=WITHOUT_UNKNOWN)
+    images: list[PlacedImage] = []
+    if any(piece.pictures for piece in pieces):
+        expanded: list[IntArray] = []
+        length = 0
+        for ids, piece in zip(tokens, pieces, strict=True):
+            seen, found = (ids, ()) if piece.trained else renderer.expanded(ids, piece.pictures, row.origin)
+            images += moved(found, length)
+            expanded.append(seen)
+            length += len(seen)
+        tokens = expanded
+    trained = np.repeat([piece.trained for piece in pieces], [len(ids) for ids in tokens])
+    if len(trained):
+        trained[0] = False  # nothing predicts it
+    return ConversationSample(
+        token_ids=np.concatenate(tokens).astype(np.int32),
+        trained=trained,
+        origin=row.origin,
+        part=part,
+        images=tuple(images),
+    )

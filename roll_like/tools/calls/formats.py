@@ -1,0 +1,375 @@
+"""The formats of calls: what marks each, and what reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias
+
+from roll_like.tools.base import AnyCall, MalformedCall
+from roll_like.tools.calls.functions import Functions
+from roll_like.tools.calls.literals import read_value, skip_space
+from roll_like.tools.calls.payloads import (
+    ENDS,
+    Payload,
+    Unread,
+    ended,
+    payload_at,
+    read_function,
+    read_invoke,
+    read_keyed,
+    read_objects,
+    read_plain_objects,
+    read_python,
+)
+
+CallStyle: TypeAlias = Literal[
+    "auto",
+    "hermes",
+    "qwen_xml",
+    "llama",
+    "mistral",
+    "glm",
+    "deepseek",
+    "kimi",
+    "harmony",
+    "minimax",
+    "pythonic",
+    "json",
+]
+
+
+class Found(NamedTuple):
+    """Calls in a text: characters `[start, end)`."""
+
+    start: int
+    end: int
+    calls: Sequence[AnyCall]
+    plain: bool = False
+
+
+Read: TypeAlias = Callable[[str, "re.Match[str]", Functions], Found | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of calls.
+
+    Attributes:
+        begins: Regular expression of how a call begins, without groups that have names.
+        read: Returns the calls at a match; None where it only looks like one.
+        plain: Whether text that is no call may look the same: then a call stands alone.
+    """
+
+    begins: str
+    read: Read
+    plain: bool = False
+
+
+def _broken(text: str, start: int, inner: int, close: str | None, again: str, problem: str) -> Found:
+    """Return what cannot be read, up to its closing tag, the next call, reasoning, or the end of the text."""
+    stop = re.compile("|".join([*([f"(?P<close>{close})"] if close else []), again]))
+    match = stop.search(text, inner)
+    end = len(text) if match is None else match.end() if close and match["close"] else match.start()
+    return Found(start, end, [MalformedCall(text[start:end], problem)])
+
+
+# ---- a payload between an opening and a closing mark --------------------------------------------
+
+
+#: Some models put a fence between the marks.
+_FENCE = re.compile(r"\s*```(?:json|python|xml)?\s*\n")
+_FENCE_END = re.compile(r"\s*```(?=\s*<)")
+
+
+def _wrapped(
+    text: str, opened: re.Match[str], functions: Functions, *, close: str, allowed: Sequence[Payload]
+) -> Found | None:
+    fence = _FENCE.match(text, opened.end())
+    inner = fence.end() if fence else opened.end()
+    if ended(text, inner) is not None:  # a mark and nothing else
+        return None
+    payload = payload_at(text, inner)
+    if payload is None and re.compile(close).search(text, inner) is None:
+        return None  # the mark is only spoken of
+    try:
+        calls, end = (payload if payload in allowed and payload else allowed[0])(text, inner, functions)
+        return Found(opened.start(), _closed(text, end, opened[0], close), calls)
+    except Unread as error:
+        return _broken(text, opened.start(), inner, close, re.escape(opened[0]), str(error))
+
+
+def _closed(text: str, end: int, mark: str, close: str) -> int:
+    """Return the place after the closing mark of a payload that ends at `end`.
+
+    Raises:
+        Unread: Something stands between the two.
+    """
+    fence = _FENCE_END.match(text, end)
+    at = skip_space(text, fence.end() if fence else end)
+    pattern = re.compile(close)
+    if (closed := pattern.match(text, at)) is not None:
+        return closed.end()
+    if (after := ended(text, at)) is not None:
+        return after
+    if text.startswith(mark, at):  # the next call, or the opening mark in place of the closing one
+        again = at + len(mark)
+        return again if ended(text, again) is not None else at
+    if pattern.search(text, at) is not None:
+        raise Unread("text between the call and " + close.replace("\\", ""))
+    return end
+
+
+def _tagged(begins: str, close: str, *allowed: Payload) -> Format:
+    return Format(begins, partial(_wrapped, close=close, allowed=allowed))
+
+
+_HERMES = _tagged("<tool_call>", "</tool_call>", read_objects)
+_QWEN = _tagged("<tool_call>", "</tool_call>", read_function)
+_KEYED = _tagged("<tool_call>", "</tool_call>", read_keyed)
+_TOOL_CALL = _tagged("<tool_call>", "</tool_call>", read_objects, read_function, read_keyed, read_invoke)
+#: Of models that have one mark of their own around JSON or Python.
+_OTHERS = (
+    _tagged("<tool_calls>", "</tool_calls>", read_objects),
+    _tagged("<TOOLCALL>", "</TOOLCALL>", read_objects),
+    _tagged(r"<\|tool_call\|>", r"<\|/tool_call\|>", read_objects),
+    _tagged(r"<\|START_ACTION\|>", r"<\|END_ACTION\|>", read_objects),
+    _tagged(r"<\|action_start\|>\s*<\|plugin\|>", r"<\|action_end\|>", read_objects),
+    _tagged(r"<\|tools_prefix\|>", r"<\|tools_suffix\|>", read_objects),
+    _tagged("<seed:tool_call>", "</seed:tool_call>", read_function),
+)
+_PYTHON_TAGS = (
+    _tagged(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", read_python, read_objects),
+    _tagged(r"<\|python_start\|>", r"<\|python_end\|>", read_python, read_objects),
+    _tagged("<function_calls>", "</function_calls>", read_python, read_invoke),
+    _tagged("```tool_code\n", r"\s*```", read_python),
+)
+
+
+# ---- single formats ----------------------------------------------------------------------------
+
+
+def _function(text: str, opened: re.Match[str], functions: Functions) -> Found:
+    """`<function=f>…</function>` without a tag around it; a closing `</tool_call>` may be left."""
+    try:
+        calls, end = read_function(text, opened.start(), functions)
+    except Unread as error:
+        return _broken(text, opened.start(), opened.end(), "</tool_call>", "<tool_call>|<function=", str(error))
+    stray = re.compile(r"\s*</tool_call>").match(text, end)
+    return Found(opened.start(), stray.end() if stray else end, calls)
+
+
+def _invoke(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
+    """MiniMax's and DeepSeek's `<invoke name="f">`, in the tag that says that calls follow."""
+    inner = opened.end()
+    close = r"</(?:minimax:tool_call|｜DSML｜(?:function_calls|tool_calls))>"
+    if re.compile(r"\s*<(?:｜DSML｜)?invoke\b").match(text, inner) is None and not re.search(close, text[inner:]):
+        return None
+    try:
+        calls, end = read_invoke(text, inner, functions)
+    except Unread as error:
+        return _broken(text, opened.start(), inner, close, re.escape(opened[0]), str(error))
+    closed = re.compile(rf"\s*{close}").match(text, end)
+    return Found(opened.start(), closed.end() if closed else ended(text, end) or end, calls)
+
+
+_MISTRAL_NAME = re.compile(r"\s*([\w./-]+)\s*(?:\[CALL_ID\]\s*([\w-]+)\s*)?(?:\[ARGS\])?\s*(?=[{\[]|\Z)")
+
+
+def _mistral(text: str, opened: re.Match[str], functions: Functions) -> Found:
+    """`[TOOL_CALLS]` before JSON (old), or before a name and its arguments (from v11 on), one or more."""
+    start, at = opened.span()
+    try:
+        named = _MISTRAL_NAME.match(text, at)
+        if named is None:
+            calls, end = read_objects(text, at, functions)
+            return Found(start, ended(text, end) or end, calls)
+        calls = []
+        while named is not None:
+            arguments, end = _arguments(text, named.end())
+            calls.append(functions.call(named[1], arguments, text[start:end], named[2] or ""))
+            named = _MISTRAL_NAME.match(text, end) if functions.parameters else None
+            named = named if named and functions.maybe(named[1]) else None
+        return Found(start, ended(text, end) or end, calls)
+    except Unread as error:
+        return _broken(text, start, at, None, r"\[TOOL_CALLS\]", str(error))
+
+
+def _arguments(text: str, at: int) -> tuple[object, int]:
+    try:
+        return read_value(text, skip_space(text, at))
+    except ValueError as error:
+        raise Unread(f"its arguments are no valid JSON: {error}") from error
+
+
+_DEEPSEEK_CALL = re.compile(
+    r"\s*<｜tool▁call▁begin｜>(?:function\s*(?=<｜tool▁sep｜>[^\n{]*\n))?(?:<｜tool▁sep｜>)?\s*([\w./-]+)\s*"
+    r"(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?"
+)
+_DEEPSEEK_CLOSE = re.compile(r"\s*(?:```)?\s*<｜tool▁call▁end｜>|\s*```")
+
+
+def _deepseek(text: str, opened: re.Match[str], functions: Functions) -> Found:
+    """`<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` with a fence (V3, R1), or `f<｜tool▁sep｜>{…}` (V3.1)."""
+    start, at = opened.span()
+    at = start if opened[0].startswith("<｜tool▁call▁begin") else at
+    calls: list[AnyCall] = []
+    try:
+        while (head := _DEEPSEEK_CALL.match(text, at)) is not None:
+            arguments, end = _arguments(text, head.end())
+            calls.append(functions.call(head[1], arguments, text[head.start() : end].strip()))
+            closed = _DEEPSEEK_CLOSE.match(text, end)
+            at = closed.end() if closed else end
+        if not calls:
+            raise Unread("expected <｜tool▁call▁begin｜> and the tool's name")
+    except Unread as error:
+        broken = _broken(text, start, at, "<｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜>", str(error))
+        return broken._replace(calls=[*calls, *broken.calls])
+    closed = re.compile(r"\s*<｜tool▁calls▁end｜>").match(text, at)
+    at = closed.end() if closed else at
+    return Found(start, ended(text, at) or at, calls)
+
+
+_KIMI_CALL = re.compile(r"\s*<\|tool_call_begin\|>\s*([^<\n]*?)\s*<\|tool_call_argument_begin\|>")
+_KIMI_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+
+
+def _kimi(text: str, opened: re.Match[str], functions: Functions) -> Found:
+    """`<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: the head is the call's id."""
+    start, at = opened.span()
+    at = start if opened[0] == "<|tool_call_begin|>" else at
+    calls: list[AnyCall] = []
+    try:
+        while (head := _KIMI_CALL.match(text, at)) is not None:
+            name = _KIMI_ID.fullmatch(head[1])
+            if name is None:
+                raise Unread("the function has no name")
+            arguments, end = _arguments(text, head.end())
+            call_id = head[1] if head[1] != name[1] else ""
+            calls.append(functions.call(name[1], arguments, text[head.start() : end].strip(), call_id))
+            closed = re.compile(r"\s*<\|tool_call_end\|>").match(text, end)
+            at = closed.end() if closed else end
+        if not calls:
+            raise Unread("expected <|tool_call_begin|>, the tool's name and <|tool_call_argument_begin|>")
+    except Unread as error:
+        again = r"<\|tool_calls_section_begin\|>"
+        broken = _broken(text, start, at, r"<\|tool_calls_section_end\|>", again, str(error))
+        return broken._replace(calls=[*calls, *broken.calls])
+    closed = re.compile(r"\s*<\|tool_calls_section_end\|>").match(text, at)
+    at = closed.end() if closed else at
+    return Found(start, ended(text, at) or at, calls)
+
+
+_HARMONY_HEAD = re.compile(
+    r"(?:<\|start\|>)?\s*(?:assistant)?\s*(?:<\|channel\|>)?\s*(?:commentary|analysis)?\s*"
+    r"to=([\w.-]+)\s*(?:<\|channel\|>\s*(?:commentary|analysis)\s*)?(?:<\|constrain\|>)?\s*(?:json|code)?\s*"
+    r"(?:<\|message\|>)?\s*(?=\{|\Z|<\|call\|>)"
+)
+
+
+def _harmony(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
+    """A message of gpt-oss to `functions.f`, from its first mark to `<|call|>`."""
+    start = opened.start()
+    head = _HARMONY_HEAD.match(text, start)
+    if head is None:
+        if "<|message|>" not in opened[0]:
+            return None
+        again = r"<\|start\|>|<\|channel\|>"
+        return _broken(text, start, opened.end(), r"<\|call\|>", again, "its arguments are no valid JSON")
+    if text.startswith("<|call|>", head.end()) or head.end() == len(text):
+        arguments, end = None, head.end()
+    else:
+        try:
+            arguments, end = _arguments(text, head.end())
+        except Unread as error:
+            return _broken(text, start, head.end(), r"<\|call\|>", r"<\|start\|>|<\|channel\|>", str(error))
+    call = functions.call(head[1], arguments, text[start:end])
+    return Found(start, ended(text, end) or end, [call])
+
+
+# ---- formats without marks: a call stands alone ------------------------------------------------------
+
+
+def _plain_json(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
+    start = opened.start()
+    try:
+        calls, end = read_plain_objects(text, start, functions)
+    except Unread as error:
+        rest = text[start:]
+        if '"name"' in rest and ('"arguments"' in rest or '"parameters"' in rest):
+            return Found(start, len(text), [MalformedCall(rest, str(error))], plain=True)
+        return None
+    return Found(start, end, calls, plain=True)
+
+
+def _plain_python(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
+    start = opened.start()
+    try:
+        calls, end = read_python(text, start, functions)
+    except Unread:
+        return None
+    readable = [call for call in calls if not isinstance(call, MalformedCall)]
+    named = readable and all(call.name in functions.parameters or call.arguments for call in readable)
+    return Found(start, end, calls, plain=True) if named and len(readable) == len(calls) else None
+
+
+def _named_json(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
+    """`f{"a": 1}`: what is left of a call of Mistral's without its special tokens; `f` is known."""
+    try:
+        arguments, end = read_value(text, skip_space(text, opened.end()))
+    except ValueError:
+        return None
+    if not isinstance(arguments, dict):
+        return None
+    return Found(opened.start(), end, [functions.call(opened[0], arguments, text[opened.start() : end])], plain=True)
+
+
+_FUNCTION_TAG = Format("<function=", _function)
+_INVOKES = Format(r"<minimax:tool_call>|<｜DSML｜(?:function_calls|tool_calls)>", _invoke)
+_MISTRAL = Format(r"\[TOOL_CALLS\]", _mistral)
+_DEEPSEEK = Format("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>", _deepseek)
+_KIMI = Format(r"<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>", _kimi)
+_HARMONY = Format(
+    r"(?:<\|start\|>)?(?:assistant)?(?:<\|channel\|>)?(?:commentary|analysis)\s+to=functions\.[\w.-]+"
+    r"|(?:<\|start\|>assistant\s*|<\|channel\|>\s*(?:commentary|analysis)\s+|\A\s*)to=[\w.-]+[^{\n]{0,60}<\|message\|>",
+    _harmony,
+)
+_PYTHON_TAG = _tagged(r"<\|python_tag\|>", rf"(?:{ENDS}|\Z)", read_objects, read_python)
+_OBJECTS = Format(
+    r"\{\s*[\"'](?:name|arguments|parameters|type|function|id|tool_calls|tool_name|tool_call_id)[\"']\s*:"
+    r"|\[\s*(?=\{\s*[\"'](?:name|arguments|parameters|type|function|id|tool_name|tool_call_id)[\"']\s*:)",
+    _plain_json,
+    plain=True,
+)
+_PYTHON_CALLS = Format(r"\[\s*(?=[A-Za-z_][\w.-]{0,63}\s*\()", _plain_python, plain=True)
+
+
+def named_json(functions: Functions) -> Format | None:
+    """Return the format of a known name before its arguments; None where no names are known."""
+    if not functions.parameters:
+        return None
+    names = "|".join(re.escape(name) for name in sorted(functions.parameters, key=len, reverse=True))
+    return Format(rf"(?<![\w.\\/{{-])(?:{names})(?=\s{{0,2}}\{{)", _named_json, plain=True)
+
+
+FORMATS: dict[CallStyle, tuple[Format, ...]] = {
+    "hermes": (_HERMES,),
+    "qwen_xml": (_QWEN, _FUNCTION_TAG),
+    "json": (_OBJECTS,),
+    "llama": (_PYTHON_TAG, _FUNCTION_TAG, *_PYTHON_TAGS, _OBJECTS, _PYTHON_CALLS),
+    "mistral": (_MISTRAL, _OBJECTS),
+    "glm": (_KEYED,),
+    "deepseek": (_DEEPSEEK, _INVOKES),
+    "kimi": (_KIMI,),
+    "harmony": (_HARMONY,),
+    "minimax": (_INVOKES,),
+    "pythonic": (*_PYTHON_TAGS, _PYTHON_CALLS),
+    "auto": (
+        _TOOL_CALL, _FUNCTION_TAG, *_OTHERS, *_PYTHON_TAGS, _PYTHON_TAG, _INVOKES, _MISTRAL, _DEEPSEEK, _KIMI,
+        _HARMONY, _OBJECTS, _PYTHON_CALLS,
+    ),
+}  # fmt: skip
+#: Styles that take a known name before its arguments.
+NAMED = frozenset({"auto", "mistral", "glm"})
