@@ -163,3 +163,12 @@ def test_panels_are_split_by_metric() -> None:
         ("KL: mismatch", ("mismatch/kl",)),
         ("Loss", ("train/loss",)),
     ]
+
+
+def test_an_evaluation_before_training_is_not_the_runs_achievement(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "one"), make_run(tmp_path / "two")]
+    lines = (folders[1] / "evaluations.jsonl").read_text().splitlines(keepends=True)
+    (folders[1] / "evaluations.jsonl").write_text(lines[0])
+    rows = printed(compare(folders), 110)
+    assert ["best evaluation", "0.500", "0.250 (before training)"] in rows
+    assert ["eval/avg", "0.250 → 0.500", "0.250 → –"] in rows
