@@ -134,7 +134,8 @@ def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> 
             out.print(f"responses end at {ends}", markup=False, highlight=False, soft_wrap=True)
         if report.disk is not None:
             out.print(str(report.disk), highlight=False, soft_wrap=True)
-        out.print(report.conclusion, style="bold yellow" if report.warnings else "bold green")
+        style = "bold yellow" if report.warnings else "bold green"
+        out.print(report.conclusion, style=style, highlight=False, soft_wrap=True)
 
 
 __all__ = ["Finding", "Report", "failed", "is_hub_id", "show"]

@@ -153,7 +153,7 @@ def test_a_plugin_section_that_holds_itself_ends() -> None:
 def test_the_page_has_a_table_for_every_section(schema: dict[str, Any]) -> None:
     page = list(markdown(schema))
     assert "| `prompts_per_step` | integer ≥ 1 | required | Groups that one step trains on. |" in page
-    assert "| `lr` | number > 0, < 1 | `1e-06` | Peak learning rate; below 1. |" in page
+    assert "| `lr` | number > 0 and < 1 | `1e-06` | Peak learning rate; below 1. |" in page
     assert "| `training` | device range | required | Devices of the training engine. |" in page
     headings = [line for line in page if line.startswith("## ")]
     assert "## `inference` with `type: hf`" in headings
