@@ -47,6 +47,7 @@ QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
         ("training.optimizer.lr=10^-5", "expected a number; write 1e-05"),
         ("training.optimizer.lr='0,0001'", "expected a number; write 0.0001"),
         ("training.optimizer.warmup_steps=0.1", "0.1 of the run's 10 optimizer updates are 1: write 1"),
+        ("training.optimizer.warmup_ratio=0.1", "warmup_steps`, and it counts optimizer updates: the ratio times their"),
         ("training.optimizer.betas='(0.9, 0.95)'", "expected a list; write `[0.9, 0.95]`"),
         ("training.optimizer.betas=[0.9]", "training.optimizer.betas.1: missing: the list is too short"),
         ("training.optimizer.schedule=off", "found off, which YAML reads as false; expected 'constant', 'cosine' or"),
