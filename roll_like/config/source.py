@@ -195,7 +195,7 @@ def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str
             _locate(value, (*path, index), file, places, written)
     elif node.tag == "tag:yaml.org,2002:bool":
         written[path] = node.value
-    elif (other := read_otherwise(node)) is not None:
+    elif isinstance(node, yaml.ScalarNode) and (other := read_otherwise(node)) is not None:
         raise ConfigError(
             f"{file}:{node.start_mark.line + 1}: {dotted(path)}: YAML reads {node.value} as {other}",
             fix=f"write {other} if you mean that, or put it in quotes if it is text: '{node.value}'",
