@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import yaml
 
 #: What some write for "nothing". Where text is expected too, it is taken for that.
-NOTHING = ("None", "none", "NONE", "nil", "Nil", "undefined")
+NOTHING = ("None", "none", "NONE")
 
 _DIGITS = r"[-+]?\d+(?:\.\d+)?"
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:[, '_]\d{3})+(?:\.\d+)?")

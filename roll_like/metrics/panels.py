@@ -34,13 +34,14 @@ class Panel:
 REWARD = Panel("Training reward", ("rollout/reward/mean",), "reward")
 THROUGHPUT = Panel("Tokens per second", ("throughput/tokens_per_second",))
 TIME = Panel("Time of a step", ("time/step",), "time")
+#: Two divergences of policies that share a panel of one run, and what each is called by itself.
+_DIVERGENCES = {"train/kl": "KL from reference", "mismatch/kl": "Engine mismatch"}
 _COSTS = (Panel("Gradient norm before clipping", ("train/grad_norm",)), TIME)
 #: What a report shows beside, where it is logged and no other panel has it.
 _FURTHER = (
     Panel("Solved episodes", ("rollout/success",)),
     Panel("Loss", ("train/loss",)),
-    Panel("KL from reference", ("train/kl",)),
-    Panel("Engine mismatch", ("mismatch/kl",)),
+    *(Panel(title, (name,)) for name, title in _DIVERGENCES.items()),
     Panel("Entropy of the policy", ("train/entropy",)),
     Panel("Clipped tokens", ("train/clip_fraction_high", "train/clip_fraction_low")),
     Panel("Response length", ("rollout/response_length/mean",)),
@@ -109,6 +110,7 @@ def split_panels(panels: Iterable[Panel]) -> list[Panel]:
     for panel in panels:
         for name in panel.names:
             title = panel.title if len(panel.names) == 1 else f"{panel.title}: {describe(name).label}"
+            title = _DIVERGENCES.get(name, title)
             found.setdefault((panel.kind, name), Panel(title, (name,), panel.kind))
     return list(found.values())
 
@@ -135,10 +137,9 @@ def _of_preferences(logged: set[str], evaluated: set[str], solved: Sequence[str]
 
 def _divergences(logged: set[str]) -> Panel:
     """Return a panel that names those of two divergences that a run logs: one without a reference has no KL from it."""
-    titles = {"train/kl": "KL from reference", "mismatch/kl": "engine mismatch"}
-    names = tuple(name for name in titles if name in logged)
-    title = ", ".join(titles[name] for name in names)
-    return Panel(title[:1].upper() + title[1:], names)
+    names = tuple(name for name in _DIVERGENCES if name in logged)
+    first, *others = [_DIVERGENCES[name] for name in names] or [""]
+    return Panel(", ".join([first, *map(str.lower, others)]), names)
 
 
 def _of_policy(logged: set[str], solved: Sequence[str]) -> list[Panel]:

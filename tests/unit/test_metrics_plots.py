@@ -10,7 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from roll_like.metrics.panels import choose_panels, choose_report_panels
+from roll_like.metrics.panels import choose_panels, choose_report_panels, split_panels
 from roll_like.metrics.plots import draw_curves, fit_constant, plot_finite, smoothed
 from roll_like.metrics.reports.lines import Line
 from roll_like.metrics.reports.svg import ON_WHITE, draw_lines
@@ -46,6 +46,12 @@ def test_the_panel_of_divergences_names_those_that_are_logged(logged: dict[str, 
     assert found == ["Training reward", "Evaluation", "Response length", *expected, *rest]
     of_report = choose_report_panels([{"step": 1, **SAMPLING, **logged}], [])
     assert [panel.title for panel in of_report if "KL" in panel.title or "mismatch" in panel.title] == expected
+
+
+def test_beside_each_other_divergences_have_their_own_names() -> None:
+    steps = [{"step": 1, **SAMPLING, "train/kl": 0.1, "mismatch/kl": 0.1}]
+    found = [panel.title for panel in split_panels(choose_report_panels(steps, []))]
+    assert found[2:4] == ["KL from reference", "Engine mismatch"]
 
 
 def test_without_evaluations_there_is_no_panel_of_them() -> None:
