@@ -157,10 +157,18 @@ def test_wrong_runs_and_files_are_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_panels_are_split_by_metric() -> None:
-    panels = [Panel("KL", ("train/kl", "mismatch/kl")), Panel("Loss", ("train/loss",)), Panel("again", ("train/kl",))]
+    clipped = Panel("Clipped", ("train/clip_fraction_high", "train/clip_fraction_low"))
+    panels = [
+        clipped,
+        Panel("KL", ("train/kl", "mismatch/kl")),
+        Panel("Loss", ("train/loss",)),
+        Panel("again", ("train/kl",)),
+    ]
     assert [(panel.title, panel.names) for panel in split_panels(panels)] == [
-        ("KL: kl", ("train/kl",)),
-        ("KL: mismatch", ("mismatch/kl",)),
+        ("Clipped: clipped high", ("train/clip_fraction_high",)),
+        ("Clipped: clipped low", ("train/clip_fraction_low",)),
+        ("KL from reference", ("train/kl",)),
+        ("Engine mismatch", ("mismatch/kl",)),
         ("Loss", ("train/loss",)),
     ]
 
