@@ -90,7 +90,7 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> Source:
     source.keep_layer()
     # a change of type drops the settings of the former type, so it comes before new settings
     for override in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".type")):
-        _override(source, override)
+        _override(source, override, overrides)
     source.values = _interpolate(source)
     return source
 
@@ -229,13 +229,26 @@ def _same_type(former: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     return "type" not in value or former.get("type", value["type"]) == value["type"]
 
 
-def _override(source: Source, override: str) -> None:
+def _meant(override: str, beside: Sequence[str]) -> str:
+    """Return how an override is written that has blanks around its `=`, or a colon in place of it.
+
+    >>> _meant("steps: 5", ["steps: 5"]), _meant("=", ["seed=1", "steps", "=", "5"]), _meant("5", ["steps=", "5"])
+    ('steps=5', 'steps=5', 'steps=5')
+    """
+    if nearly := _NEARLY_OVERRIDE.fullmatch(override):
+        return f"{nearly[1]}={nearly[2]}"
+    joined = re.sub(r"\s*=\s*", "=", " ".join(beside)).split()
+    found = [text for text in joined if override.strip("=") in text.split("=") and _OVERRIDE.fullmatch(text)]
+    found += [text for text in joined if override.strip() == "=" and _OVERRIDE.fullmatch(text) and text not in beside]
+    return next((text for text in found if not text.endswith("=")), "for example steps=10")
+
+
+def _override(source: Source, override: str, beside: Sequence[str]) -> None:
     match = _OVERRIDE.fullmatch(override)
     if match is None:
-        meant = _NEARLY_OVERRIDE.fullmatch(override)
         raise ConfigError(
             f"cannot read the override {override!r}; expected key=value, without blanks around `=`",
-            fix=f"write {meant[1]}={meant[2]}" if meant else f"write for example {override.strip('= ') or 'steps'}=10",
+            fix=f"write {_meant(override, beside)}",
         )
     key = _INDEX.sub(r".\1", match["key"])
     path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in key.split("."))

@@ -384,3 +384,10 @@ def test_built_ins_work_beside_a_folder_of_the_same_name(
     write(tmp_path / "envs" / "__init__.py", "raise RuntimeError('the wrong envs')")
     monkeypatch.chdir(tmp_path)
     assert load(minimal).rewards.use[0].type == "ifeval"
+
+
+def test_overrides_that_the_shell_has_split(minimal: Path) -> None:
+    lr = "training.optimizer.lr"
+    for parts in (["steps=3", f"{lr}=", "1e-5"], [lr, "=1e-5"], [lr, "=", "1e-5", "steps=3"], [f"{lr} = 1e-5"]):
+        assert f"without blanks around `=`\n  fix: write {lr}=1e-5" in refused(minimal, *parts), parts
+    assert "fix: write for example steps=10" in refused(minimal, "steps")
