@@ -415,7 +415,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
             if child.stopping is not None:
                 _say(f"stopped in run {number} of {len(runs)}; the same command continues it")
                 return INTERRUPTED if child.stopping == signal.SIGINT else RETRY
-    finished = [config.output_dir / name for name, code in codes.items() if code == OK]
+    finished = [config.runs_dir / name for name, code in codes.items() if code == OK]
     if len(finished) > 1:
         console = Console(highlight=False)
         console.print(*compare(finished).tables(console.width))

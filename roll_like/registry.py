@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from roll_like.errors import FOREIGN_ERRORS, PluginError, describe_error
 
 T = TypeVar("T")
+
+
+def likely(word: str, known: Collection[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that a word may stand for, the likeliest first.
+
+    One that differs in case, blanks, dots, dashes and underscores alone is it.
+
+    >>> likely("Dr. GRPO", ["grpo", "dr_grpo"]), likely("bloat16", ["bfloat16", "float32"])
+    (['dr_grpo'], ['bfloat16'])
+    """
+    same = [name for name in known if _letters(name) == _letters(word)]
+    return same[:1] or difflib.get_close_matches(word, known, n=count, cutoff=cutoff)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
 
 
 class Registry(Generic[T]):
@@ -80,7 +97,7 @@ class Registry(Generic[T]):
             if other.setting and other is not self and name in other.names():
                 article = "an" if other.kind[0] in "aeiou" else "a"
                 return f"{name!r} is {article} {other.kind}: {other.setting.format(name)}"
-        near = difflib.get_close_matches(name, self._plugins, n=3, cutoff=0.5)
+        near = likely(name, self._plugins, count=3, cutoff=0.5)
         return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names())}"
 
     def names(self) -> list[str]:

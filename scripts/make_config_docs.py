@@ -42,8 +42,9 @@ keys in files whose first line is
 - Start from another file: `extends: other.yaml`, relative to the file that says so. Sections are merged key by key,
   lists are replaced.
 - Refer to another key: `${rollout.samples_per_prompt}`; to an environment variable: `${oc.env:NAME}`. A plain `${` is
-  written `\\${`.
-- Relative paths of data and models are relative to the working directory.
+  written `\\${`. Where a file that extends another, or an override, replaces what was referred to, a key that
+  the section no longer has is the default for a key of the same name; else the reference means what it meant before.
+- Relative paths of data and models are relative to the working directory; messages name them whole too.
 - Batch sizes are in samples: `prompts_per_step × samples_per_prompt` samples a step, in `updates_per_step` optimizer
   steps of equal size. Micro-batches follow from token budgets.
 - A device range such as `0-3` names devices, counted through all nodes. Equal ranges are colocated (the roles take

@@ -103,10 +103,9 @@ def check_run(
         renderer = renderer_of(config.model, tokenizer, path, images=images)
         ends = ends_of(config, renderer, None if model is None else path)
         findings += check_tokens(config, renderer, ends)
-    report = Report(
-        planned(config, shape), findings, complete=model is not None and all_here(config), precision=precision
-    )
-    report.ends = ends or ()
+    here = model is not None and all_here(config)
+    report = Report(planned(config, shape), findings, complete=here, precision=precision, ends=ends or ())
+    report.sized = shape is not None
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         if renderer is not None:

@@ -55,8 +55,9 @@ def is_hub_id(path: str) -> bool:
 class Report:
     """What a check found, the run's plan, what became of the rows of each source that could be read, and its GPUs.
 
-    `complete` is whether the files of all models are there, and not only config.json or nothing. `ends` are the tokens
-    that end a response; `precision` says what `model.dtype: auto` is on this CPU.
+    `complete` is whether the files of all models are there, and not only config.json or nothing; `precision` says what
+    `model.dtype: auto` is on this CPU; `ends` are the tokens that end a response; `sized` is whether the model's sizes
+    are known, without which there is no plan of memory.
     """
 
     plan: Plan
@@ -66,6 +67,7 @@ class Report:
     disk: DiskUse | None = None
     complete: bool = False
     precision: str | None = None
+    sized: bool = True
     ends: Sequence[EndToken] = ()
 
     @property
@@ -81,6 +83,8 @@ class Report:
     @property
     def conclusion(self) -> str:
         """What a report without errors comes to, in a few words."""
+        if not self.sized:
+            return "no error in what could be checked; the model was not, and there is no plan of memory: see above"
         if not self.warnings:
             return "no problem found"
         return f"no error, and {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}: see above"
@@ -96,7 +100,7 @@ class Report:
 
 
 def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> None:
-    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`; that of GPUs always.
+    """Print errors and warnings to `err`, and without errors notes and the plan to `out`; that of GPUs always.
 
     Args:
         report: What is printed.
@@ -108,6 +112,8 @@ def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> 
     for finding in sorted(report.findings, key=lambda finding: order[finding.level]):
         style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
         console = out if finding.level == "note" else err
+        if finding.level == "note" and report.errors:
+            continue  # nothing has to be done about it
         text = str(finding) if whole else shortened(str(finding), DEBUG)
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
     if report.errors:
@@ -128,7 +134,8 @@ def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> 
             out.print(f"responses end at {ends}", markup=False, highlight=False, soft_wrap=True)
         if report.disk is not None:
             out.print(str(report.disk), highlight=False, soft_wrap=True)
-        out.print(report.conclusion, style="bold yellow" if report.warnings else "bold green")
+        style = "bold yellow" if report.warnings else "bold green"
+        out.print(report.conclusion, style=style, highlight=False, soft_wrap=True)
 
 
 __all__ = ["Finding", "Report", "failed", "is_hub_id", "show"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 from rich.console import Group, RenderableType
@@ -23,6 +24,8 @@ from roll_like.metrics.progress import number
 from roll_like.models.shape import ModelShape
 from roll_like.registry import TRAINING_BACKENDS
 
+#: What a machine has where a driver of NVIDIA's GPUs is loaded: on Linux, and in Windows' subsystem for it.
+DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg")
 #: Least ZeRO stage that divides a part of the state among ranks.
 _NEEDED_STAGES = {"weights": 3, "gradients": 2, "optimizer": 2, "optimizer step": 3}
 
@@ -126,7 +129,10 @@ def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
 
 
 def no_gpu_here(config: RunConfig, report: GPUReport | None) -> Iterator[Finding]:
-    """Yield that this machine has no GPU, where the configuration does not say which GPUs it is for.
+    """Yield that this machine has no GPU, where the configuration does not say which GPUs it is for: an error.
+
+    A warning where a driver is there and nvidia-smi shows none: a container may lack it, and it does not list parts of
+    a GPU (MIG) by the names that `CUDA_VISIBLE_DEVICES` has for them.
 
     Args:
         config: The run's configuration.
@@ -137,11 +143,11 @@ def no_gpu_here(config: RunConfig, report: GPUReport | None) -> Iterator[Finding
         return
     if not (measured_gpus() if report is None else report.memory):
         yield Finding(
-            "warning",
+            "warning" if any(Path(path).exists() for path in DRIVER) else "error",
             "resources.gpu",
-            "this machine has no GPU that nvidia-smi shows, so neither their number nor their memory was compared with "
-            "the plan; set resources.gpu to the kind that the run will have (such as H100), or resources.device: cpu "
-            "to run here",
+            "resources.device is cuda, and this machine has no GPU that nvidia-smi shows; to plan here for another "
+            "machine, set resources.gpu to the kind of its GPUs (such as H100), or resources.gpu_memory_gib; to run "
+            "here, set resources.device: cpu",
         )
 
 

@@ -11,7 +11,7 @@ from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import RollLikeError
-from roll_like.models.load import TOKENIZER, cached_copy, resolve_model
+from roll_like.models.load import MODEL, TOKENIZER, cached_copy, resolve_model
 from roll_like.models.modules import load_model_config
 from roll_like.models.of_run import JUDGE, models_of
 
@@ -61,5 +61,11 @@ def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelCo
             "HF_HUB_OFFLINE is set, so a run on this machine cannot download it: unset it, or fetch it elsewhere "
             f"(`hf download {config.path} --local-dir DIR`) and set {key} to that directory"
         )
-    findings.append(Finding("warning", key, f"{config.path} is not checked: {where}; {when}"))
+    plan = ""
+    if key == MODEL and (found.path is None or not (found.path / "config.json").is_file()):
+        plan = (
+            f"; so there is no plan of memory either: config.json alone is enough for one "
+            f"(`hf download {config.path} config.json`)"
+        )
+    findings.append(Finding("warning", key, f"{config.path} is not checked: {where}; {when}{plan}"))
     return None

@@ -167,7 +167,8 @@ def check_tokenizer(
     """Return the tokenizer with its chat template, or None with findings that say why not."""
     template = config.model.chat_template
     if template is not None and not template.expanduser().is_file():
-        message = f"there is no file {template}; correct the path, or remove the key to use the tokenizer's own"
+        where = template.expanduser().absolute()
+        message = f"there is no file {where}; correct the path, or remove the key to use the tokenizer's own"
         findings.append(Finding("error", TEMPLATE, message))
         return None
     named = config.model.tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import (
@@ -17,10 +18,13 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from roll_like.config.explain import explain
+from roll_like.config.keys import options
 from roll_like.config.source import Source
+from roll_like.config.value_hints import NOTHING
 from roll_like.errors import PluginError
 from roll_like.registry import Registry
 
@@ -71,10 +75,17 @@ class ConfigModel(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_truth_and_no_word_for_nothing(cls, value: Any, info: ValidationInfo) -> Any:
         # pydantic would read `steps: true` as 1
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[info.field_name or ""].annotation):
-            raise ValueError(f"expected something other than true or false, found {str(value).lower()}")
+            raise PydanticCustomError("truth", "expected something other than true or false")
+        # `null` is YAML's word; a path or a name would be "None"
+        if (
+            isinstance(value, str)
+            and value in NOTHING
+            and _takes_nothing_or_text(cls.model_fields[info.field_name or ""])
+        ):
+            raise PydanticCustomError("nothing", "expected text, or null")
         return value
 
 
@@ -217,6 +228,12 @@ def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
     # a section that holds itself is described down to where it begins again
     rest = {key: value for key, value in definitions.items() if key != name}
     return {**_in_place(definitions.get(name, {}), rest), **written}
+
+
+def _takes_nothing_or_text(info: FieldInfo) -> bool:
+    """Return whether a field takes null, and any text beside it."""
+    taken = options(info.annotation)
+    return type(None) in taken and any(option in (str, Path) for option in taken)
 
 
 def _takes_bool(annotation: Any) -> bool:

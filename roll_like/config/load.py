@@ -93,6 +93,8 @@ def _config_class(source: Source) -> type[PipelineConfig]:
     name = source.values.get("pipeline")
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r}, which is not a name"
+        if not source.values:
+            found = "is missing, as all are: the file is empty"
         raise ConfigError(
             f"pipeline: the key {found} [{source.place_of(('pipeline',))}]; known pipelines: "
             f"{', '.join(PIPELINES.names()) or 'none is installed'}",

@@ -310,6 +310,10 @@ OTHER_SECTIONS = {
 }
 
 
+#: What is to be said of a setting whose values mean something else here.
+REMARKS = {"warmup_ratio": "it counts optimizer updates: the ratio times their number, which --check prints"}
+
+
 def translated(key: str, known: Collection[str]) -> str | None:
     """Return what to write for a setting of another tool; None for what is of none.
 
@@ -327,7 +331,8 @@ def translated(key: str, known: Collection[str]) -> str | None:
     names = OTHER_NAMES.get(key, ())
     here = [name for name in dict.fromkeys(_known(name, known) for name in names) if name]
     if here:
-        return f"here it is called {_either(here)}"
+        remark = f", and {REMARKS[key]}" if key in REMARKS else ""
+        return f"here it is called {_either(here)}{remark}"
     if key in NEEDLESS:
         return f"there is no such setting: {NEEDLESS[key]}"
     if key in OTHER_SECTIONS:

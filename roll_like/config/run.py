@@ -80,6 +80,11 @@ class RunConfig(PipelineConfig):
         evaluation: ScheduleConfig | None
 
     @property
+    def runs_dir(self) -> Path:
+        """The folder of runs on this machine: `output_dir` with `~` replaced."""
+        return self.output_dir.expanduser()
+
+    @property
     @abstractmethod
     def total_steps(self) -> int:
         """Steps of the whole run."""

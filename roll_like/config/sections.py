@@ -264,7 +264,7 @@ class SamplingConfig(ConfigModel):
 class OptimizerConfig(ConfigModel):
     """AdamW and its learning rate."""
 
-    lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate.")
+    lr: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-6, description="Peak learning rate; below 1.")
     betas: tuple[DecayRate, DecayRate] = Field(default=(0.9, 0.999), description="Adam's decay rates; below 1.")
     eps: PositiveFloat = Field(default=1e-8, description="Adam's denominator term.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled weight decay.")
@@ -446,6 +446,8 @@ class DeviceRange(ConfigModel):
     def _parse(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
+        if isinstance(value, list | float):
+            raise ValueError(f'expected a device range like "0-3" or "5", found {value!r}')
         if not isinstance(value, str):
             return value
         match = _SPAN.fullmatch(value.strip())

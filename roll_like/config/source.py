@@ -5,6 +5,7 @@ Remembers where each key was written, for messages.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +14,23 @@ from typing import Any, TypeAlias
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from roll_like.config.yaml_mistakes import (
+    control_character,
+    duplicate_key,
+    no_space,
+    not_text,
+    not_yaml,
+    read_otherwise,
+)
 from roll_like.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 _OVERRIDE = re.compile(r"(?P<key>[^\s=]+)=(?P<value>.*)", re.DOTALL)
+#: The same as YAML, or with blanks.
+_NEARLY_OVERRIDE = re.compile(r"\s*([\w.\[\]-]+)\s*[:=]\s*(\S.*)")
 #: An item of a list as Python writes it: `sources[0]` is `sources.0`.
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -37,11 +48,25 @@ class Source:
         values: The merged mapping.
         places: Where each key was written: `file:line`, or the override.
         label: The file that was loaded.
+        written: How those values were written that YAML reads as true or false: `yes`, `off`.
+        layers: The values before each file that extends others, and before overrides: what `${…}` in them referred to.
     """
 
     values: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
     label: str = "the configuration"
+    written: dict[KeyPath, str] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    def keep_layer(self) -> None:
+        """Keep the values as they are, before others are put over them."""
+        self.layers.append(copy.deepcopy(self.values))
+
+    def forget(self, path: KeyPath) -> None:
+        """Drop what is known of `path` and of all below it."""
+        for known in (self.places, self.written):
+            for gone in [key for key in known if key[: len(path)] == path]:
+                del known[gone]
 
     def place_of(self, path: KeyPath) -> str:
         """Return where `path`, or the innermost section around it, was written."""
@@ -62,9 +87,10 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> Source:
             cannot be applied, or an interpolation leads nowhere.
     """
     source = _read_file(path, ())
+    source.keep_layer()
     # a change of type drops the settings of the former type, so it comes before new settings
     for override in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".type")):
-        _override(source, override)
+        _override(source, override, overrides)
     source.values = _interpolate(source)
     return source
 
@@ -97,100 +123,94 @@ def _is_file_name(value: object) -> bool:
 def _parse(path: Path, extended_by: Path | None) -> Source:
     where = f", which {extended_by} extends," if extended_by else ""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the configuration {path}{where} cannot be read: {error.strerror}",
+            f"the configuration {path.absolute()}{where} cannot be read: {error.strerror}",
             fix="check the path; `extends:` is relative to the file that says it, --config to the working directory",
         ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}", fix="save it as UTF-8") from error
     try:
-        values = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
+        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if (twice := duplicate_key(node, path)) is not None:
+            raise twice
+        values = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
+    except UnicodeDecodeError as error:
+        raise not_text(path, data, error) from error
     except RecursionError:
         raise ConfigError(
             f"{path}: values are nested too deeply to be read", fix="nest sections and lists less"
         ) from None
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(path, text, error) from error
+        raise not_yaml(path, text, error) from error
+    except yaml.reader.ReaderError as error:
+        raise control_character(path, text, error) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}", fix="correct the file") from error
     except OmegaConfBaseException as error:
         raise _unresolved(error, str(path)) from error
+    return _located(path, values, node)
+
+
+def _located(path: Path, values: Any, node: yaml.Node | None) -> Source:
+    """Return what a file holds, with where each key is; refuse what is no mapping of names."""
     if not isinstance(values, dict) or (node is not None and not isinstance(node, yaml.MappingNode)):
         found = "a list" if isinstance(values, list) else "a single value"
         raise ConfigError(f"{path}: expected a mapping of sections, found {found}", fix=_write_keys())
     places: dict[KeyPath, str] = {}
+    written: dict[KeyPath, str] = {}
     if node is not None:
         _refuse_no_break_spaces(node, path)
-        _locate(node, (), str(path), places)
+        _locate(node, (), str(path), places, written)
     for key in values:
         if not isinstance(key, str):
             raise ConfigError(f"{path}: expected names as keys, found {key!r}", fix=_write_keys())
-    return Source({str(key): value for key, value in values.items()}, places, str(path))
-
-
-def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError:
-    if (number := _no_break_space(text)) is not None:
-        return _no_space(path, number)
-    if "expansion" in (error.problem or ""):
-        return ConfigError(
-            f"{path}: anchors and aliases expand to more values than a configuration has", fix="use fewer aliases"
-        )
-    mark = error.problem_mark
-    line = f":{mark.line + 1}" if mark else ""
-    # libyaml, unlike PyYAML, does not say which character it is
-    if mark and re.search("cannot start any token|tab", error.problem or "") and "\t" in text.splitlines()[mark.line]:
-        return ConfigError(f"{path}{line}: not valid YAML: a tab stands where spaces belong", fix="indent with spaces")
-    return ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line")
-
-
-def _no_space(path: Path, line: int) -> ConfigError:
-    return ConfigError(
-        f"{path}:{line}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
-        fix="type the space again; copying from a web page brings such characters along",
-    )
+    return Source({str(key): value for key, value in values.items()}, places, str(path), written)
 
 
 def _refuse_no_break_spaces(node: yaml.Node, path: Path) -> None:
     """Refuse names and values without quotes that a no-break space became a part of."""
     if isinstance(node, yaml.ScalarNode):
         if node.style is None and node.value != node.value.strip("\u00a0"):
-            raise _no_space(path, node.start_mark.line + 1)
+            raise no_space(path, node.start_mark.line + 1)
         return
     for child in node.value:
         for part in child if isinstance(child, tuple) else (child,):
             _refuse_no_break_spaces(part, path)
 
 
-def _no_break_space(text: str) -> int | None:
-    """Return the number of the first line with one, from 1."""
-    return next((number for number, line in enumerate(text.splitlines(), 1) if "\u00a0" in line), None)
-
-
 def _write_keys() -> str:
     return "write `key: value` lines, such as `pipeline: rlvr`"
 
 
-def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str]) -> None:
+def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str], written: dict[KeyPath, str]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             child = (*path, key.value)
             places[child] = f"{file}:{key.start_mark.line + 1}"
-            _locate(value, child, file, places)
+            _locate(value, child, file, places, written)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             places[*path, index] = f"{file}:{value.start_mark.line + 1}"
-            _locate(value, (*path, index), file, places)
+            _locate(value, (*path, index), file, places, written)
+    elif node.tag == "tag:yaml.org,2002:bool":
+        written[path] = node.value
+    elif isinstance(node, yaml.ScalarNode) and (other := read_otherwise(node)) is not None:
+        raise ConfigError(
+            f"{file}:{node.start_mark.line + 1}: {dotted(path)}: YAML reads {node.value} as {other}",
+            fix=f"write {other} if you mean that, or put it in quotes if it is text: '{node.value}'",
+        )
 
 
 def _merge(base: Source, child: Source) -> None:
     """Put `child` over `base`, in place."""
+    base.keep_layer()
+    base.layers += child.layers
     replaced = _merge_values(base.values, child.values, ())
-    for path in [path for path in base.places if any(path[: len(gone)] == gone for gone in replaced)]:
-        del base.places[path]
+    for gone in replaced:
+        base.forget(gone)
     base.places.update(child.places)
+    base.written.update(child.written)
 
 
 def _merge_values(base: dict[str, Any], child: Mapping[str, Any], path: KeyPath) -> list[KeyPath]:
@@ -209,26 +229,49 @@ def _same_type(former: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     return "type" not in value or former.get("type", value["type"]) == value["type"]
 
 
-def _override(source: Source, override: str) -> None:
+def _meant(override: str, beside: Sequence[str]) -> str:
+    """Return how an override is written that has blanks around its `=`, or a colon in place of it.
+
+    >>> _meant("steps: 5", ["steps: 5"]), _meant("=", ["seed=1", "steps", "=", "5"]), _meant("5", ["steps=", "5"])
+    ('steps=5', 'steps=5', 'steps=5')
+    """
+    if nearly := _NEARLY_OVERRIDE.fullmatch(override):
+        return f"{nearly[1]}={nearly[2]}"
+    joined = re.sub(r"\s*=\s*", "=", " ".join(beside)).split()
+    found = [text for text in joined if override.strip("=") in text.split("=") and _OVERRIDE.fullmatch(text)]
+    found += [text for text in joined if override.strip() == "=" and _OVERRIDE.fullmatch(text) and text not in beside]
+    return next((text for text in found if not text.endswith("=")), "for example steps=10")
+
+
+def _override(source: Source, override: str, beside: Sequence[str]) -> None:
     match = _OVERRIDE.fullmatch(override)
     if match is None:
         raise ConfigError(
-            f"cannot read the override {override!r}; expected key=value", fix="write for example steps=10"
+            f"cannot read the override {override!r}; expected key=value, without blanks around `=`",
+            fix=f"write {_meant(override, beside)}",
         )
     key = _INDEX.sub(r".\1", match["key"])
     path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    raw = yaml.ScalarNode("", match["value"].strip())
+    if (other := read_otherwise(raw)) is not None:
+        raise ConfigError(
+            f"the override {override!r}: {key}: YAML reads {raw.value} as {other}",
+            fix=f"write {key}={other} if you mean that",
+        )
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={match['value']}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
+        problem = (error.problem if isinstance(error, yaml.MarkedYAMLError) else None) or str(error).splitlines()[0]
         raise ConfigError(
-            f"the value of the override {override!r} is not valid YAML: {error}",
+            f"the value of the override {override!r} is not valid YAML: {problem}",
             fix="quote it, for example key='\"a: b\"'",
         ) from error
     assert isinstance(value, dict)
     section = _section_for(source, path, override)
     _assign(source, section, path, value["value"])
-    for gone in [key for key in source.places if key[: len(path)] == path]:
-        del source.places[gone]
+    source.forget(path)
+    if isinstance(value["value"], bool):
+        source.written[path] = match["value"].strip()
     source.places[path] = f"command line: {override}"
 
 
@@ -278,13 +321,77 @@ def _assign(source: Source, section: Any, path: KeyPath, value: Any) -> None:
 
 
 def _interpolate(source: Source) -> dict[str, Any]:
-    try:
-        values = OmegaConf.to_container(OmegaConf.create(source.values), resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        path = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", str(error.full_key)))
-        raise _unresolved(error, source.place_of(path)) from error
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    while True:
+        try:
+            values = OmegaConf.to_container(OmegaConf.create(source.values), resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            parts = re.findall(r"[^.\[\]]+", str(error.full_key))
+            path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in parts)
+            if isinstance(error, InterpolationResolutionError) and _as_it_was(source, path):
+                continue  # each time one reference less
+            raise _unresolved(error, source.place_of(path)) from error
+        assert isinstance(values, dict)
+        return {str(key): value for key, value in values.items()}
+
+
+def _as_it_was(source: Source, path: KeyPath) -> bool:
+    """Put a value in place of a reference into what a file or an override has replaced; return whether there was one.
+
+    A section that is still there, and no longer has a key of that name, has its default; so has what refers to it by
+    the same name. Else it is what the reference meant where it was written.
+    """
+    written = _at(source.values, path)
+    reference = _REFERENCE.fullmatch(written) if isinstance(written, str) else None
+    for layer in reversed(source.layers):
+        if written is None or _at(layer, path) != written:
+            continue
+        try:
+            value = OmegaConf.select(OmegaConf.create(layer), _selected(path), throw_on_resolution_failure=True)
+        except OmegaConfBaseException:
+            continue
+        section = _at(source.values, path[:-1])
+        if reference is not None and isinstance(section, dict):
+            target = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", reference[1]))
+            if target[-1] == path[-1] and isinstance(_at(source.values, target[:-1]), dict):
+                del section[path[-1]]
+                return True
+        assert isinstance(section, dict | list)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        _assign_value(section, path[-1], _escaped(plain))
+        return True
+    return False
+
+
+#: A value that is one reference.
+_REFERENCE = re.compile(r"\$\{([\w.\[\]-]+)\}")
+
+
+def _at(values: Any, path: KeyPath) -> Any:
+    for part in path:
+        if isinstance(values, dict):
+            values = values.get(str(part))
+        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
+            values = values[part]
+        else:
+            return None
+    return values
+
+
+def _selected(path: KeyPath) -> str:
+    return "".join(f"[{part}]" for part in path)
+
+
+def _assign_value(section: Any, part: str | int, value: Any) -> None:
+    if isinstance(section, list):
+        assert isinstance(part, int)
+        section[part] = value
+    else:
+        section[str(part)] = value
+
+
+def _escaped(value: Any) -> Any:
+    """Return a value that has been resolved so that it stays as it is."""
+    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def _unresolved(error: OmegaConfBaseException, place: str) -> ConfigError:

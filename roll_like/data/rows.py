@@ -102,9 +102,19 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
         fix = f"correct {key}.path"
         if any(mark in source.path for mark in "*?["):
             fix += "; patterns are not read: name a directory, whose files are read"
-        raise DataError(f"there is no file or directory {source.path}", fix=fix)
+        raise DataError(f"there is no file or directory {named(source.path)}", fix=fix)
     else:
         yield from _hub_rows(source, key)
+
+
+def named(spelling: str) -> str:
+    """Return a path as it is written, and where that is.
+
+    >>> named("/data/rows.jsonl")
+    '/data/rows.jsonl'
+    """
+    absolute = str(Path(spelling).expanduser().absolute())
+    return spelling if absolute == spelling else f"{spelling} (here {absolute})"
 
 
 def _given_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:

@@ -34,12 +34,14 @@ class Panel:
 REWARD = Panel("Training reward", ("rollout/reward/mean",), "reward")
 THROUGHPUT = Panel("Tokens per second", ("throughput/tokens_per_second",))
 TIME = Panel("Time of a step", ("time/step",), "time")
+#: Two divergences of policies that share a panel of one run, and what each is called by itself.
+_DIVERGENCES = {"train/kl": "KL from reference", "mismatch/kl": "Engine mismatch"}
 _COSTS = (Panel("Gradient norm before clipping", ("train/grad_norm",)), TIME)
 #: What a report shows beside, where it is logged and no other panel has it.
 _FURTHER = (
     Panel("Solved episodes", ("rollout/success",)),
     Panel("Loss", ("train/loss",)),
-    Panel("KL from reference, engine mismatch", ("train/kl", "mismatch/kl")),
+    *(Panel(title, (name,)) for name, title in _DIVERGENCES.items()),
     Panel("Entropy of the policy", ("train/entropy",)),
     Panel("Clipped tokens", ("train/clip_fraction_high", "train/clip_fraction_low")),
     Panel("Response length", ("rollout/response_length/mean",)),
@@ -53,12 +55,25 @@ _FURTHER = (
 def choose_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Panel]:
     """Return the panels of `curves.png`: those of runs that sample, or of runs that learn from given answers.
 
+    A panel of which nothing is logged is left out; that of the time stays.
+
     Args:
         steps: Lines of `metrics.jsonl`.
         evaluations: Lines of `evaluations.jsonl`.
     """
-    logged = {name for record in steps for name in record}
-    evaluated = {name for record in evaluations for name in record}
+    logged, evaluated = _names(steps), _names(evaluations)
+    return [panel for panel in _of_pipeline(logged, evaluated) if panel is TIME or _shows(panel, logged, evaluated)]
+
+
+def _names(records: Sequence[Record]) -> set[str]:
+    return {name for record in records for name in record}
+
+
+def _shows(panel: Panel, logged: set[str], evaluated: set[str]) -> bool:
+    return not (evaluated if panel.kind == "evaluations" else logged).isdisjoint(panel.names)
+
+
+def _of_pipeline(logged: set[str], evaluated: set[str]) -> list[Panel]:
     measured = without_smaller_passes(sorted(evaluated, reverse=True))
     # pass@k before maj@k: an axis has room for three
     solved = [name for name in measured if name.startswith(("eval/success", "eval/pass@", "eval/maj@"))]
@@ -82,18 +97,11 @@ def choose_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> lis
 
 def choose_report_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Panel]:
     """Return the same and further ones, without those of which nothing is logged, and without the time of a step."""
-    logged = {
-        "evaluations": {name for record in evaluations for name in record},
-        "steps": {name for record in steps for name in record},
-    }
+    logged, evaluated = _names(steps), _names(evaluations)
     chosen = choose_panels(steps, evaluations)
     shown = {name for panel in chosen for name in panel.names}
     chosen += [panel for panel in _FURTHER if shown.isdisjoint(panel.names)]
-    return [
-        panel
-        for panel in chosen
-        if panel.kind != "time" and any(name in logged.get(panel.kind, logged["steps"]) for name in panel.names)
-    ]
+    return [panel for panel in chosen if panel.kind != "time" and _shows(panel, logged, evaluated)]
 
 
 def split_panels(panels: Iterable[Panel]) -> list[Panel]:
@@ -102,6 +110,7 @@ def split_panels(panels: Iterable[Panel]) -> list[Panel]:
     for panel in panels:
         for name in panel.names:
             title = panel.title if len(panel.names) == 1 else f"{panel.title}: {describe(name).label}"
+            title = _DIVERGENCES.get(name, title)
             found.setdefault((panel.kind, name), Panel(title, (name,), panel.kind))
     return list(found.values())
 
@@ -126,13 +135,20 @@ def _of_preferences(logged: set[str], evaluated: set[str], solved: Sequence[str]
     ]
 
 
+def _divergences(logged: set[str]) -> Panel:
+    """Return a panel that names those of two divergences that a run logs: one without a reference has no KL from it."""
+    names = tuple(name for name in _DIVERGENCES if name in logged)
+    first, *others = [_DIVERGENCES[name] for name in names] or [""]
+    return Panel(", ".join([first, *map(str.lower, others)]), names)
+
+
 def _of_policy(logged: set[str], solved: Sequence[str]) -> list[Panel]:
     distilled = "distill/reverse_kl" in logged
     panels = [
         Panel("Reverse KL to the teachers", ("distill/reverse_kl",)) if distilled else REWARD,
         _evaluation(*(("eval/reverse_kl", "eval/avg") if distilled else ("eval/avg", *solved))),
         Panel("Response length", ("rollout/response_length/mean",)),
-        Panel("KL from reference, engine mismatch", ("train/kl", "mismatch/kl")),
+        _divergences(logged),
         *_COSTS,
     ]
     if distilled and "rollout/reward/mean" in logged:

@@ -28,6 +28,7 @@ TIMER_COLOURS = {
 }
 DOMAIN_COLOURS = ("#1d5fa8", "#d1642e", "#2a9d8f", "#9b5de5", "#b8860b", "#7a7a7a")
 LINE, LIGHT, SECOND, THIRD = "#1d5fa8", "#a9c8e8", "#d1642e", "#2a9d8f"
+NOTE, LOST = "#999999", "#c62828"
 
 
 def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
@@ -89,24 +90,63 @@ def series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]
     return [step for step, _ in points], [value for _, value in points]
 
 
+def plot_finite(axis: Any, steps: Sequence[int], values: Sequence[float], *, marker: str = "", **style: Any) -> None:
+    """Plot a line that ends where a value is not finite; a value between two such gets a mark, as it has no line."""
+    finite = [value if math.isfinite(value) else math.nan for value in values]
+    there = [False, *(not math.isnan(value) for value in finite), False]
+    alone = [index for index in range(len(finite)) if there[index + 1] and not there[index] and not there[index + 2]]
+    marks = {"marker": "o", "markevery": alone} if alone and not marker else {"marker": marker}
+    axis.plot(steps, finite, **{"markersize": 4, **marks, **style})
+
+
+def mark_lost(axis: Any, steps: Sequence[int]) -> None:
+    """Mark at the bottom of an axis the steps whose value was not finite, so that no gap is overlooked."""
+    if steps:
+        bottom = axis.get_xaxis_transform()  # x in steps, y in shares of the axis
+        axis.plot(steps, [0.03] * len(steps), "x", color=LOST, markersize=6, transform=bottom, label="not finite")
+
+
+def lost(steps: Sequence[int], values: Sequence[float]) -> list[int]:
+    """Return the steps whose value is not finite."""
+    return [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
+
+
+def fit_constant(axis: Any, values: Sequence[float]) -> None:
+    """Give an axis whose values are all the same one limits that show how large they are: from 0 to twice that.
+
+    Matplotlib's are a few percent around the value, and ±0.05 around 0, as if there were something to see.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        axis.set_yticks([])
+    if not finite or max(finite) - min(finite) > 1e-9 * abs(max(finite)):
+        return
+    value = finite[0]
+    low, high = min(0.0, 2 * value), max(0.0, 2 * value)
+    axis.set_ylim((-0.05, 1.0) if value == 0 else (low, high))
+    if value == 0:
+        axis.text(0.5, 0.5, "0 throughout", ha="center", va="center", color=NOTE, transform=axis.transAxes)
+
+
 def smoothed(values: Sequence[float]) -> list[float]:
     """Return the mean over a centred window of an eighth of the run (at least three steps).
 
     Of fewer than six steps each stays as it is: such a window would be most of the run.
     """
     radius = max(1, len(values) // 16) if len(values) >= 6 else 0
-    return [float(np.mean(values[max(0, i - radius) : i + radius + 1])) for i in range(len(values))]
+    parts = (values[max(0, i - radius) : i + radius + 1] for i in range(len(values)))
+    finite = ([value for value in part if math.isfinite(value)] for part in parts)
+    return [float(np.mean(part)) if part else math.nan for part in finite]
 
 
 def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
     x, mean = series(steps, "rollout/reward/mean")
     axis.set_title(REWARD.title)
     axis.set_ylabel("mean reward")
-    if not x:
-        _not_measured(axis)
-        return
-    axis.plot(x, mean, color=LIGHT, linewidth=1.2, label="each step")
-    axis.plot(x, smoothed(mean), color=LINE, linewidth=2.2, label="smoothed")
+    plot_finite(axis, x, mean, color=LIGHT, linewidth=1.2, label="each step")
+    plot_finite(axis, x, smoothed(mean), color=LINE, linewidth=2.2, label="smoothed")
+    mark_lost(axis, lost(x, mean))
+    fit_constant(axis, mean)
     if idle := [record["step"] for record in steps if without_update(record) is not None]:
         bottom = axis.get_xaxis_transform()  # x in steps, y in shares of the axis
         axis.plot(idle, [0.02] * len(idle), "|", color=SECOND, markersize=9, transform=bottom, label="no update")
@@ -116,27 +156,27 @@ def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
 def _draw_domains(axis: Any, steps: Sequence[Record], panel: Panel) -> None:
     axis.set_title(panel.title)
     axis.set_ylabel("mean reward")
+    drawn: list[float] = []
     for name, colour in zip(panel.names, cycle(DOMAIN_COLOURS), strict=False):
         x, y = series(steps, name)
-        axis.plot(x, smoothed(y), color=colour, linewidth=1.8, label=describe(name).label)
+        plot_finite(axis, x, smoothed(y), color=colour, linewidth=1.8, label=describe(name).label)
+        drawn += y
+    fit_constant(axis, drawn)
     axis.legend(frameon=False, loc="best", fontsize=8)
 
 
 def _draw_lines(axis: Any, records: Sequence[Record], panel: Panel, marker: str = "") -> None:
     axis.set_title(panel.title)
-    drawn = []
-    for name, colour in zip(panel.names, (LINE, SECOND, THIRD), strict=False):
-        x, y = series(records, name)
-        if x:
-            axis.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=5, label=name)
-            drawn.append(name)
-    if not drawn:
-        _not_measured(axis)
-        return
-    first = describe(drawn[0])
+    found = {name: points for name in panel.names if (points := series(records, name))[0]}
+    for (name, (x, y)), colour in zip(found.items(), (LINE, SECOND, THIRD), strict=False):
+        plot_finite(axis, x, y, color=colour, linewidth=1.8, marker=marker, markersize=5, label=name)
+    gone = sorted({step for x, y in found.values() for step in lost(x, y)})
+    mark_lost(axis, gone)
+    fit_constant(axis, [value for _, y in found.values() for value in y])
+    first = describe(next(iter(found)))
     # the legend names several lines
-    axis.set_ylabel(first.unit or (first.label if len(drawn) == 1 else ""))
-    if len(panel.names) > 1:
+    axis.set_ylabel(first.unit or (first.label if len(found) == 1 else ""))
+    if len(panel.names) > 1 or gone:
         axis.legend(frameon=False, loc="best", fontsize=8)
 
 
@@ -160,5 +200,5 @@ def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
 
 
 def _not_measured(axis: Any) -> None:
-    axis.text(0.5, 0.5, "not measured", ha="center", va="center", color="#999999", transform=axis.transAxes)
+    axis.text(0.5, 0.5, "not measured", ha="center", va="center", color=NOTE, transform=axis.transAxes)
     axis.set_yticks([])

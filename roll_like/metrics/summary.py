@@ -155,6 +155,7 @@ def figures_of(run: Run) -> dict[str, Any]:
     sampling = any("rollout/tokens" in step for step in steps) and not any("train/samples" in step for step in steps)
     tokens = _total(steps, "rollout/tokens" if sampling else "train/tokens")
     reward_first, reward_last = _ends(steps, "rollout/reward/mean")
+    reward_last = reward_first if reward_last is None else reward_last
     idle = [(record["step"], why) for record in steps if (why := without_update(record)) is not None]
     return {
         "name": run.name,
@@ -218,11 +219,13 @@ def _number(record: Mapping[str, Any], name: str) -> float | None:
 def _ends(records: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
     """Return the mean of a figure's first values, and of its last; not every step has every figure.
 
-    Of fewer than twice `WINDOW` values they are the first half and the last, so that no value is in both.
+    Of fewer than twice `WINDOW` values they are the first half and the last, so that no value is in both: of a single
+    one there is no last.
     """
     values = [float(record[name]) for record in records if name in record]
     window = max(1, min(WINDOW, len(values) // 2))
-    return [sum(part) / len(part) if part else None for part in (values[:window], values[-window:])]
+    parts = (values[:window], values[-window:] if len(values) > 1 else [])
+    return [sum(part) / len(part) if part else None for part in parts]
 
 
 def _total(records: Iterable[Mapping[str, Any]], name: str) -> float:

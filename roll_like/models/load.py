@@ -254,7 +254,9 @@ def _locate(spelling: str, key: str) -> Path | None:
         return path.resolve()
     if path.suffix == ".gguf" or _HUB_ID.fullmatch(spelling) is None:
         raise ConfigError(
-            f"{key}: there is no file or directory {spelling}", fix=f"correct {key}, or put the model there"
+            f"{key}: there is no file or directory {spelling}"
+            + ("" if path.is_absolute() and spelling == str(path) else f" (here {path.absolute()})"),
+            fix=f"correct {key}, or put the model there",
         )
     return None
 

@@ -86,7 +86,7 @@ def announcement(config: RunConfig, resume: str | None) -> str:
     """
     directory, resumed = next_run(config, resume)
     renamed = directory.name != config.name and not resumed
-    why = f" ({config.output_dir / config.name} exists)" if renamed else ""
+    why = f" ({config.runs_dir / config.name} exists)" if renamed else ""
     return f"{'continuing' if resumed else 'run'} {directory}{why}; follow it with: roll-like watch {directory}"
 
 
@@ -98,14 +98,14 @@ def require_run(config: RunConfig, resume: str | None) -> Path | None:
     """
     if resume is None or resume in ("", AUTO):
         return None
-    named = Path(resume) if Path(resume).is_dir() else config.output_dir / resume
+    named = Path(resume) if Path(resume).is_dir() else config.runs_dir / resume
     if not (named / "config.yaml").is_file():
-        runs = _runs(config.output_dir)
+        runs = _runs(config.runs_dir)
         raise ConfigError(
             f"--resume {resume}: there is no run in {named}",
             fix=f"name one of: {', '.join(runs)}"
             if runs
-            else f"{config.output_dir} holds no runs yet: leave --resume out, or set output_dir to where the run is",
+            else f"{config.runs_dir} holds no runs yet: leave --resume out, or set output_dir to where the run is",
         )
     return named
 
@@ -127,12 +127,12 @@ def is_finished(directory: Path, config: RunConfig) -> bool:
 
 def _latest(config: RunConfig) -> int:
     pattern = re.compile(rf"{re.escape(config.name)}(?:-(\d+))?")
-    numbers = [int(match[1] or 1) for name in _runs(config.output_dir) if (match := pattern.fullmatch(name))]
+    numbers = [int(match[1] or 1) for name in _runs(config.runs_dir) if (match := pattern.fullmatch(name))]
     return max(numbers, default=0)
 
 
 def _folder(config: RunConfig, number: int) -> Path:
-    return config.output_dir / (config.name if number == 1 else f"{config.name}-{number}")
+    return config.runs_dir / (config.name if number == 1 else f"{config.name}-{number}")
 
 
 def _runs(output_dir: Path) -> list[str]:

@@ -195,7 +195,7 @@ def evaluations_of(config: RunConfig) -> list[int]:
 @contextmanager
 def measuring(config: RunConfig) -> Iterator[tuple[ResourceManager, ExitStack]]:
     """Hold the configuration's hardware for an evaluation without a run; what goes onto the stack is closed first."""
-    logs = config.output_dir / "evaluation-logs"
+    logs = config.runs_dir / "evaluation-logs"
     with ExitStack() as stack:
         session = stack.enter_context(RaySession(config.resources, logs))
         resources = stack.enter_context(ResourceManager(config.resources))

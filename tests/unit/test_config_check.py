@@ -16,7 +16,7 @@ from tiny_families import make_family
 
 from roll_like import Reward, cli, register_reward
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.check import Report, check, refuse_errors, show
+from roll_like.check import Finding, Report, check, refuse_errors, show
 from roll_like.check.data import prompt_findings
 from roll_like.check.disk import DiskUse
 from roll_like.errors import ConfigError
@@ -180,7 +180,7 @@ def test_a_model_without_a_chat_template(make: Make, files: Path, tiny_model: Pa
 
 def test_a_chat_template_that_is_not_there(make: Make, tiny_model: Path) -> None:
     message = only(make(model={"path": str(tiny_model), "chat_template": "no.jinja"}))
-    assert message.startswith("error: model.chat_template: there is no file no.jinja")
+    assert message.startswith(f"error: model.chat_template: there is no file {Path('no.jinja').absolute()}; ")
 
 
 def test_a_chat_template_that_is_no_jinja(make: Make, files: Path, tiny_model: Path) -> None:
@@ -201,7 +201,12 @@ def test_a_window_longer_than_the_models(make: Make) -> None:
 
 
 def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
-    resources = {"device": "cuda", "devices_per_node": 3, "device_mapping": {"training": "0-2", "inference": "0-2"}}
+    resources = {
+        "device": "cuda",
+        "gpu": "H100",
+        "devices_per_node": 3,
+        "device_mapping": {"training": "0-2", "inference": "0-2"},
+    }
     message = only(make(resources=resources, training__workers=3))
     assert "each engine would divide 4 attention heads among 3 GPUs" in message
 
@@ -226,7 +231,12 @@ def test_windows_that_vllm_computes_otherwise(make: Make, files: Path, tiny_mode
 
 
 def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path: Path) -> None:
-    two = {"device": "cuda", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}}
+    two = {
+        "device": "cuda",
+        "gpu": "H100",
+        "devices_per_node": 2,
+        "device_mapping": {"training": "0-1", "inference": "0-1"},
+    }
     divided = {"resources": two, "training__workers": 2, "inference__expert_parallel": True}
     message = only(make(**divided))
     assert message.startswith("error: inference.expert_parallel: the model has no experts to divide")
@@ -240,7 +250,12 @@ def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path
 
 
 def test_experts_that_ranks_of_the_trainer_cannot_divide(make: Make, tmp_path: Path) -> None:
-    devices = {"device": "cuda", "devices_per_node": 6, "device_mapping": {"training": "0-5", "inference": "0-5"}}
+    devices = {
+        "device": "cuda",
+        "gpu": "H100",
+        "devices_per_node": 6,
+        "device_mapping": {"training": "0-5", "inference": "0-5"},
+    }
     six = {"backend": "fsdp2", "zero_stage": 3, "workers": 6}
     mixture = {"model": {"path": str(make_family("qwen3_moe", tmp_path / "moe"))}}
 
@@ -536,14 +551,25 @@ def test_the_transformers_engine_on_gpus(make: Make) -> None:
     )
 
 
-def test_a_plan_for_gpus_where_there_are_none_is_no_clean_verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_not_here_are_an_error_unless_stated(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     resources = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
     monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", list)
-    report = make(resources=resources)
-    assert "resources.gpu: this machine has no GPU that nvidia-smi shows" in only(report, "warning")
-    assert report.conclusion == "no error, and 1 warning: see above"
+    monkeypatch.setattr("roll_like.check.gpu_plan.DRIVER", ())
+    found = only(make(resources=resources))
+    assert found.startswith(
+        "error: resources.gpu: resources.device is cuda, and this machine has no GPU that nvidia-smi"
+    )
+    assert (
+        "set resources.gpu to the kind of its GPUs (such as H100), or resources.gpu_memory_gib; to run here, set"
+        in found
+    )
+    # a container may have a driver and no nvidia-smi
+    monkeypatch.setattr("roll_like.check.gpu_plan.DRIVER", ("/",))
+    assert "resources.gpu: resources.device is cuda" in only(make(resources=resources), "warning")
+    monkeypatch.setattr("roll_like.check.gpu_plan.DRIVER", ())
     for stated in ({"gpu": "H100"}, {"gpu_memory_gib": 80}, {"address": "auto"}):
-        assert make(resources={**resources, **stated}).warnings == []
+        report = make(resources={**resources, **stated})
+        assert report.warnings == report.errors == []
     monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", lambda: [("NVIDIA H200", 140 * 2**30)])
     assert make(resources=resources).warnings == []
 
@@ -658,4 +684,19 @@ def test_gpu_examples_are_accepted_without_a_gpu(
     assert len(told) == 3
     assert told[0].startswith("warning: model.path: Qwen/Qwen2.5-7B-Instruct is not checked")
     assert told[1].startswith("warning: data.sources.0: ")
-    assert captured.out.endswith("no error, and 3 warnings: see above\n")
+    assert "config.json alone is enough for one (`hf download Qwen/Qwen2.5-7B-Instruct config.json`)" in told[0]
+    assert "no error in what could be checked; the model was not, and there is no plan of memory" in captured.out
+    assert "no error, and" not in captured.out
+
+
+def test_notes_stay_away_beside_errors(make: Make) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    report = make()
+    report.findings.append(Finding("note", "algorithm.loss", "nothing needs to be changed"))
+    show(report, Console(file=out), Console(file=err))
+    assert "nothing needs to be changed" in out.getvalue()
+    report.findings.append(Finding("error", "model.path", "is not there"))
+    out.truncate(0)
+    show(report, Console(file=out), Console(file=err))
+    assert "nothing needs to be changed" not in out.getvalue() + err.getvalue()
+    assert "error: model.path: is not there" in err.getvalue()

@@ -9,8 +9,10 @@ import yaml
 
 from roll_like import RLVRConfig, cli
 from roll_like.check.machine import ranges
+from roll_like.config.load import load_config
 from roll_like.config.sections import ModelConfig, OptimizerConfig
 from roll_like.errors import ConfigError
+from roll_like.run.folder import find_run
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
@@ -39,6 +41,49 @@ QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
         ("model.dtype=bloat16", "did you mean 'bfloat16'?"),
         ("rewards.use=ifeval", "rewards.use: found 'ifeval'; expected a list; write `[ifeval]`"),
         ("rewards.use=[]", "rewards.use: found []; expected a list of 1 or more"),
+        ("training.optimizer.lr=1", "training.optimizer.lr: found 1; expected a number less than 1"),
+        ("training.optimizer.lr=5e5", "expected a number less than 1"),
+        ("training.optimizer.lr=1%", "expected a number; write 0.01"),
+        ("training.optimizer.lr=10^-5", "expected a number; write 1e-05"),
+        ("training.optimizer.lr='0,0001'", "expected a number; write 0.0001"),
+        ("training.optimizer.warmup_steps=0.1", "0.1 of the run's 10 optimizer updates are 1: write 1"),
+        ("training.optimizer.warmup_ratio=0.1", "warmup_steps`, and it counts optimizer updates: the ratio"),
+        ("training.optimizer.betas='(0.9, 0.95)'", "expected a list; write `[0.9, 0.95]`"),
+        ("training.optimizer.betas=[0.9]", "training.optimizer.betas.1: missing: the list is too short"),
+        ("training.optimizer.schedule=off", "found off, which YAML reads as false; expected 'constant', 'cosine' or"),
+        ("steps=yes", "steps: found yes, which YAML reads as true; expected a whole number"),
+        ("steps=true", "steps: found true; expected a whole number"),
+        ("steps='1,000'", "steps: found '1,000'; expected a whole number; write 1000"),
+        ("steps=10k", "expected a whole number; write 10000"),
+        ("steps=None", "steps: found 'None'; expected a whole number"),
+        ("steps=1:30", "steps: YAML reads 1:30 as 90"),
+        ("seed=010", "seed: YAML reads 010 as 8"),
+        ("rollout.temperature=80%", "expected a number; write 0.8"),
+        ("training.lora=None", "expected a section of `key: value` lines; YAML's word for nothing is null"),
+        (
+            "model.tokenizer=None",
+            "found 'None', which is a text; YAML's word for nothing is null; write null, or",
+        ),
+        ("model=Qwen/Qwen3-0.6B", "expected a section of `key: value` lines; write `path: Qwen/Qwen3-0.6B` below it"),
+        ("training.optimizer='lr 1e-5'", "write `lr: 1e-5`, with a colon and a blank"),
+        ("model=[{path: x}]", "remove the dash before its keys"),
+        (
+            "rewards.use={type: ifeval}",
+            "expected a list; write a dash and a blank before the first key of each: `- t",
+        ),
+        ("metrics.trackers=none", "expected a list; for none write `[]`"),
+        ("rollout.stop='###'", "expected a list; write `['###']`"),
+        ("name=5", "name: found 5; expected text; write it in quotes: '5'"),
+        ("name=a b", "expected letters, digits, `_`, `-` and `.` alone"),
+        ("resources.device=CPU", "did you mean 'cpu'?"),
+        ("pipeline=RLVR", "unknown pipeline 'RLVR'; did you mean 'rlvr'?"),
+        ("algorithm.advantage=GRPO", "unknown advantage estimator 'GRPO'; did you mean 'grpo'?"),
+        ("resources.device_mapping.training=[0, 1]", 'expected a device range like "0-3" or "5", found [0, 1]'),
+        ("step=5", "step: unknown key; did you mean `steps`?"),
+        ("+steps=5", "+steps: unknown key; did you mean `steps`?"),
+        ("steps = 5", "without blanks around `=`\n  fix: write steps=5"),
+        ("steps: 5", "fix: write steps=5"),
+        ("data.sources=[a", "is not valid YAML: did not find expected ',' or ']'\n"),
         ("num_generations=8", "here it is called `rollout.samples_per_prompt`"),
         ("per_device_train_batch_size=8", "here it is called `training.max_tokens_per_micro_batch`"),
         ("training.learning_rate=8", "here it is called `training.optimizer.lr`"),
@@ -67,7 +112,7 @@ def test_a_setting_that_only_other_pipelines_have_is_named(key: str, capsys: pyt
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("training.optimizer.lr=1000", "training.optimizer.lr: found 1000: Adam moves each weight by up to this much"),
+        ("training.optimizer.lr=0.5", "training.optimizer.lr: found 0.5: Adam moves each weight by up to this much"),
         ("rollout.temperature=20", "rollout.temperature: found 20: tokens are drawn almost at random"),
         ("evaluation.every=1000", "evaluation.every: the run has 10 steps, fewer than 1000"),
     ],
@@ -85,6 +130,32 @@ def test_a_run_to_continue_is_looked_for_in_a_check(tmp_path: Path, capsys: pyte
     assert f"--resume nosuch: there is no run in {tmp_path / 'nosuch'}" in capsys.readouterr().err
 
 
+def test_what_follows_from_a_mistake_is_not_told_beside_it(tmp_path: Path) -> None:
+    text = QUICKSTART.read_text().replace("\nsteps:", "\nstep:").replace("  path: package", "  pth: package")
+    (tmp_path / "c.yaml").write_text(text.replace("lr: 6.0e-5", "lr: abc").replace("\nrewards:", "\nrewardz:"))
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "c.yaml")
+    told = [line.split(":")[0] for line in str(caught.value).splitlines()]
+    # neither `model.path` nor `steps` nor `rewards` is said to be missing, and unknown keys come first
+    assert told[1:] == ["  1. model.pth", "  2. step", "  3. rewardz", "  4. training.optimizer.lr"]
+
+
+def test_a_folder_of_runs_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load_config(QUICKSTART, ["output_dir=~/runs", "name=x"])
+    assert isinstance(config, RLVRConfig)
+    assert find_run(config, None) == (tmp_path / "runs" / "x", False)
+
+
+@pytest.mark.parametrize("what", ["missing.yaml", ""])
+def test_a_file_that_cannot_be_read_is_named_with_its_folder(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "--config", what or ".", "--check"]) == 2
+    assert f"error: the configuration {tmp_path / what} cannot be read: " in capsys.readouterr().err
+
+
 def test_devices_are_listed_as_ranges() -> None:
     assert [ranges([]), ranges([3]), ranges([5, 4, 0, 1, 9])] == ["", "3", "0-1, 4-5, 9"]
 
@@ -97,7 +168,8 @@ def test_python_says_what_yaml_says(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["run", "--config", str(file)]) == 2
     told = [line.split(" [")[0] for line in capsys.readouterr().err.splitlines()[1:]]
     expected = "expected 'auto', 'float32', 'bfloat16' or 'float16'; did you mean 'float16'?"
-    assert told[0] == f"  1. model.dtype: found 'fp16'; {expected}"
+    assert told[0].startswith("  1. learning_rate: unknown key; here it is called `training.optimizer.lr`")
+    assert told[1] == f"  2. model.dtype: found 'fp16'; {expected}"
     for make in (lambda: RLVRConfig(**values), lambda: RLVRConfig.model_validate(values)):
         with pytest.raises(ConfigError, match="3 problems in RLVRConfig") as caught:
             make()

@@ -185,8 +185,8 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
         ),
         ("steps: 3\nsteps: 4\n", "steps"),
         ("- steps\n", "key: value"),
-        ("", "pipeline: the key is missing"),
-        ("steps: [3\n", "line"),
+        ("", "pipeline: the key is missing, as all are: the file is empty"),
+        ("steps: [3\n", "run.yaml:1: not valid YAML: `[` is not closed"),
     ],
 )
 def test_what_is_no_yaml_says_where(text: str, expected: str, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def test_not_yaml_names_the_line(tmp_path: Path) -> None:
     message = refused(write(tmp_path / "c.yaml", "steps: 1\nmodel: [1, 2\ndata: x\n"))
-    assert "c.yaml:3: not valid YAML" in message
+    assert "c.yaml:2: not valid YAML: `[` is not closed" in message
 
 
 def test_a_key_written_twice_is_refused(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_binary_file(tmp_path: Path) -> None:
 
 def test_empty_file_says_which_pipelines_there_are(tmp_path: Path) -> None:
     message = refused(write(tmp_path / "c.yaml", ""))
-    assert "pipeline: the key is missing" in message
+    assert "pipeline: the key is missing, as all are: the file is empty" in message
     assert "known pipelines: agentic, distill, dpo, on_policy_distill, online_dpo, reward_model, rlvr, sft" in message
 
 
@@ -260,7 +260,7 @@ def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: 
     [
         ("steps=many", "steps: found 'many'; expected a whole number"),
         ("steps=0", "steps: found 0; expected a number greater than or equal to 1"),
-        ("steps=true", "steps: expected something other than true or false, found true"),
+        ("steps=true", "steps: found true; expected a whole number"),
         ("steps=2.5", "steps: found 2.5; expected a whole number"),
         ("training.optimizer.lr=small", "training.optimizer.lr: found 'small'; expected a number ["),
         ("data.shuffle=often", "data.shuffle: found 'often'; expected true or false ["),
@@ -278,7 +278,7 @@ def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: 
         ("algorithm.advantage=grp", "unknown advantage estimator 'grp'; did you mean"),
         ("metrics.trackers=[mlfow]", "unknown metrics tracker 'mlfow'; did you mean 'mlflow'?"),
         ("name=a/b", "name: found 'a/b'"),
-        ("model.path=null", "model.path: found nothing (null); expected a valid string"),
+        ("model.path=null", "model.path: found nothing (null); expected text"),
     ],
 )
 def test_a_wrong_value_says_what_was_found_and_expected(minimal: Path, override: str, expected: str) -> None:
@@ -306,9 +306,9 @@ def test_every_problem_is_listed_with_its_file_and_line(tmp_path: Path, minimal:
     assert lines[0].startswith("3 problems in ")
     found = {line.split(". ", 1)[1].partition(":")[0]: line for line in lines[1:]}
     assert list(found) == [
+        "data.sources.1.wieght",
         "rollout.prompts_per_step",
         "resources.nodes",
-        "data.sources.1.wieght",  # that it has neither `path` nor `rows` is found when its keys are right
     ]
     assert f"[{child}:7]" in found["data.sources.1.wieght"]
     assert f"[{child}:3]" in found["rollout.prompts_per_step"]
@@ -384,3 +384,10 @@ def test_built_ins_work_beside_a_folder_of_the_same_name(
     write(tmp_path / "envs" / "__init__.py", "raise RuntimeError('the wrong envs')")
     monkeypatch.chdir(tmp_path)
     assert load(minimal).rewards.use[0].type == "ifeval"
+
+
+def test_overrides_that_the_shell_has_split(minimal: Path) -> None:
+    lr = "training.optimizer.lr"
+    for parts in (["steps=3", f"{lr}=", "1e-5"], [lr, "=1e-5"], [lr, "=", "1e-5", "steps=3"], [f"{lr} = 1e-5"]):
+        assert f"without blanks around `=`\n  fix: write {lr}=1e-5" in refused(minimal, *parts), parts
+    assert "fix: write for example steps=10" in refused(minimal, "steps")

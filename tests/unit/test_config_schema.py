@@ -17,7 +17,7 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.explain import all_keys, meaning_of, section_at
+from roll_like.config.keys import all_keys, meaning_of, section_at
 from roll_like.config.other_names import OTHER_NAMES, translated
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.config.teachers import TeacherConfig
@@ -153,7 +153,7 @@ def test_a_plugin_section_that_holds_itself_ends() -> None:
 def test_the_page_has_a_table_for_every_section(schema: dict[str, Any]) -> None:
     page = list(markdown(schema))
     assert "| `prompts_per_step` | integer ≥ 1 | required | Groups that one step trains on. |" in page
-    assert "| `lr` | number > 0 | `1e-06` | Peak learning rate. |" in page
+    assert "| `lr` | number > 0 and < 1 | `1e-06` | Peak learning rate; below 1. |" in page
     assert "| `training` | device range | required | Devices of the training engine. |" in page
     headings = [line for line in page if line.startswith("## ")]
     assert "## `inference` with `type: hf`" in headings

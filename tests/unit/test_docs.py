@@ -27,8 +27,9 @@ from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
 from roll_like.builtin.pipelines.sft.config import SFTConfig
-from roll_like.config.explain import all_keys
+from roll_like.config.keys import all_keys
 from roll_like.config.load import load_config
 from roll_like.registry import ADVANTAGES, INFERENCE_ENGINES, LOSSES, PIPELINES, REWARDS
 from roll_like.types import StopReason
@@ -197,7 +198,11 @@ def completion(text: str, **metadata: Any) -> Completion:
     )
 
 
-def test_the_readmes_python_builds_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_python_builds_a_run_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     class Recorder(RecordingPipeline):
         @classmethod
         def launch(cls, config: RLVRConfig, resume: str | None = None) -> Any:
@@ -219,7 +224,7 @@ def test_the_readmes_python_builds_a_run(monkeypatch: pytest.MonkeyPatch, capsys
     [(command, config, resumed)] = RecordingPipeline.calls
     RecordingPipeline.calls.clear()
     assert (command, resumed) == ("launch", None)
-    assert (ROOT / config.data.sources[0].path).is_file()
+    assert [finding for finding in RLVRPipeline.check(config).findings if finding.level != "note"] == []
     printed = capsys.readouterr().out
     assert printed.startswith("RunResult(run: 1 step, reward 0.5 → 0.75; runs/run) step\n1    0.625\n")
 

@@ -157,9 +157,26 @@ def test_wrong_runs_and_files_are_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_panels_are_split_by_metric() -> None:
-    panels = [Panel("KL", ("train/kl", "mismatch/kl")), Panel("Loss", ("train/loss",)), Panel("again", ("train/kl",))]
+    clipped = Panel("Clipped", ("train/clip_fraction_high", "train/clip_fraction_low"))
+    panels = [
+        clipped,
+        Panel("KL", ("train/kl", "mismatch/kl")),
+        Panel("Loss", ("train/loss",)),
+        Panel("again", ("train/kl",)),
+    ]
     assert [(panel.title, panel.names) for panel in split_panels(panels)] == [
-        ("KL: kl", ("train/kl",)),
-        ("KL: mismatch", ("mismatch/kl",)),
+        ("Clipped: clipped high", ("train/clip_fraction_high",)),
+        ("Clipped: clipped low", ("train/clip_fraction_low",)),
+        ("KL from reference", ("train/kl",)),
+        ("Engine mismatch", ("mismatch/kl",)),
         ("Loss", ("train/loss",)),
     ]
+
+
+def test_an_evaluation_before_training_is_not_the_runs_achievement(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "one"), make_run(tmp_path / "two")]
+    lines = (folders[1] / "evaluations.jsonl").read_text().splitlines(keepends=True)
+    (folders[1] / "evaluations.jsonl").write_text(lines[0])
+    rows = printed(compare(folders), 110)
+    assert ["best evaluation", "0.500", "0.250 (before training)"] in rows
+    assert ["eval/avg", "0.250 → 0.500", "0.250 → –"] in rows

@@ -161,6 +161,16 @@ def test_a_dead_run_is_unfinished(tmp_path: Path) -> None:
     assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_of_one_step_has_a_value_before_and_none_after(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir, steps=1)
+    summary = write_summary(run_dir)
+    assert summary.figures["before_after"]["rollout/reward/mean"] == [pytest.approx(0.1), None]
+    assert (summary.figures["reward_first"], summary.figures["reward_last"]) == pytest.approx((0.1, 0.1))
+    (row,) = [line for line in printed(summary.tables()).splitlines() if "rollout/reward/mean" in line]
+    assert row.split()[-3:] == ["│", "│", "│"] or "–" in row
+
+
 def test_a_run_without_steps_has_an_evaluation_only(tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     write_run(run_dir, steps=0)

@@ -82,11 +82,9 @@ class Comparison:
             ("steps", [f"{one['steps']}/{one['total_steps']}" for one in self.figures]),
             ("duration", [duration(one["seconds"]) for one in self.figures]),
         ]
-        rows += [
-            (name, ["–" if one[key] is None else number(one[key]) for one in self.figures])
-            for name, key in (("samples/s", "samples_per_second"), ("best evaluation", "eval_best"))
-            if any(one[key] is not None for one in self.figures)
-        ]
+        for name, key, write in (("samples/s", "samples_per_second", _rate), ("best evaluation", "eval_best", _best)):
+            if any(one[key] is not None for one in self.figures):
+                rows.append((name, ["–" if one[key] is None else write(one) for one in self.figures]))
         changes = texts.changes(self.figures)
         wanted = texts.headlines(changes) if brief else changes
         names = dict.fromkeys(change.name for change in (*wanted, *(one for one in changes if one.name in _COSTS)))
@@ -104,6 +102,15 @@ class Comparison:
 def _label(name: str) -> str:
     unit = describe(name).unit
     return f"{name} ({unit})" if unit else name
+
+
+def _rate(figures: Mapping[str, Any]) -> str:
+    return number(figures["samples_per_second"])
+
+
+def _best(figures: Mapping[str, Any]) -> str:
+    """Write the best evaluation, and that it is no achievement of the run where it came before the first step."""
+    return number(figures["eval_best"]) + (" (before training)" if figures["eval_best_step"] == 0 else "")
 
 
 def _ends(ends: Sequence[float | None] | None) -> str:

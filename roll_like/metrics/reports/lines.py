@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from roll_like.metrics.names import describe
 from roll_like.metrics.panels import Panel
-from roll_like.metrics.plots import series, smoothed
+from roll_like.metrics.plots import lost, series, smoothed
 from roll_like.metrics.runs import Run
 
 #: Steps and a value for each.
@@ -32,6 +32,7 @@ class Line:
         high: Upper end.
         faint: Lines behind it, without a label: single steps behind a smoothed line, single runs behind a mean.
         marked: Whether each point gets a mark, as evaluations do.
+        lost: Steps whose value was NaN or infinite, in any of the runs.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Line:
     high: Sequence[float] = ()
     faint: Sequence[Points] = ()
     marked: bool = False
+    lost: Sequence[int] = ()
 
 
 def lines_of(panel: Panel, runs: Sequence[Run]) -> list[Line]:
@@ -58,7 +60,10 @@ def lines_beside(panel: Panel, runs: Mapping[str, Run]) -> list[Line]:
     They are in the order of the runs, so that a run has the same colour in each panel.
     """
     name, marked = panel.names[0], panel.kind == "evaluations"
-    return [Line(name, label, _shown(panel, _points(panel, name, run)), marked=marked) for label, run in runs.items()]
+    return [
+        Line(name, label, _shown(panel, _points(panel, name, run)), marked=marked, lost=_lost(panel, name, [run]))
+        for label, run in runs.items()
+    ]
 
 
 def _mean_line(panel: Panel, name: str, runs: Sequence[Run]) -> Line | None:
@@ -68,7 +73,7 @@ def _mean_line(panel: Panel, name: str, runs: Sequence[Run]) -> Line | None:
         return None
     if len(raw) == 1:
         faint = raw if panel.kind == "reward" else []
-        return Line(name, label, _shown(panel, raw[0]), faint=faint, marked=marked)
+        return Line(name, label, _shown(panel, raw[0]), faint=faint, marked=marked, lost=_lost(panel, name, runs))
     shown = [_shown(panel, points) for points in raw]
     values = [dict(zip(*points, strict=True)) for points in shown]
     steps = sorted(set.intersection(*(set(of_run) for of_run in values)))
@@ -81,12 +86,20 @@ def _mean_line(panel: Panel, name: str, runs: Sequence[Run]) -> Line | None:
         high=[max(of_step) for of_step in at],
         faint=shown,
         marked=marked,
+        lost=_lost(panel, name, runs),
     )
 
 
+def _measured(panel: Panel, name: str, run: Run) -> tuple[list[int], list[float]]:
+    return series(run.evaluations if panel.kind == "evaluations" else run.steps, name)
+
+
+def _lost(panel: Panel, name: str, runs: Sequence[Run]) -> list[int]:
+    return sorted({step for run in runs for step in lost(*_measured(panel, name, run))})
+
+
 def _points(panel: Panel, name: str, run: Run) -> Points:
-    records = run.evaluations if panel.kind == "evaluations" else run.steps
-    steps, values = series(records, name)
+    steps, values = _measured(panel, name, run)
     finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     return [step for step, _ in finite], [value for _, value in finite]
 

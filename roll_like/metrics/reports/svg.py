@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from roll_like.metrics.plots import fit_constant, mark_lost
 from roll_like.metrics.reports.lines import Line, thinned
 
 #: Colours of lines in the style sheet, `--line-0` to `--line-7`; further lines are dashed.
@@ -64,6 +65,8 @@ def draw_lines(axis: Any, lines: Sequence[Line], colours: Sequence[str]) -> None
         # a single point has no line
         marker = "o" if line.marked or len(steps) == 1 else ""
         axis.plot(steps, values, color=colour, linestyle=dash, linewidth=2.0, marker=marker, markersize=4)
+    mark_lost(axis, sorted({step for line in lines for step in line.lost}))
+    fit_constant(axis, [value for line in lines for _, values in (line.points, *line.faint) for value in values])
 
 
 def style_axis(axis: Any, *, ink: str, grid: str) -> None:
