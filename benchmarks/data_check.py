@@ -118,7 +118,7 @@ def main() -> None:
             used = cpu
         kept = sum(each.stat().st_size for each in (folder / "cache").rglob("*") if each.is_file())
         figures["kept_mib"] = kept / 2**20
-    finish(options, {"rows": options.rows, "words": options.words, **figures})
+    finish(options, {"benchmark": "data_check", "rows": options.rows, "words": options.words, **figures})
 
 
 if __name__ == "__main__":

@@ -395,7 +395,7 @@ def watching(
     moves: Callable[[], int],
     report: Callable[[Hang, str], None],
     warn: Callable[[str], None],
-    ended: Callable[[str], None],
+    ended: Callable[[str], None] = lambda why: None,
 ) -> Iterator[Nodes]:
     """Watch every worker that a `Cluster` starts meanwhile, and hand out what can be asked about them.
 

@@ -210,7 +210,6 @@ def measuring(config: RunConfig) -> Iterator[tuple[ResourceManager, ExitStack]]:
                 moves=lambda: 0,
                 report=lambda hang, text: print(text, file=sys.stderr),
                 warn=lambda text: print(text, file=sys.stderr),
-                ended=lambda why: None,
             )
         )
         yield resources, stack

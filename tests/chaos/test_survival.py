@@ -18,6 +18,7 @@ from run_config import kill_run, read_lines, run_here, start_run, wait_for, writ
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 
+from roll_like.errors import WRONG_CONFIG
 from roll_like.run.checkpoint import newest_step
 from roll_like.run.folder import locked
 from roll_like.run.state import RunState
@@ -217,7 +218,7 @@ def test_a_reward_that_always_raises_ends_the_run_and_says_why(tmp_path: Path, m
     assert "train.jsonl:" in output
 
 
-def test_an_engine_that_cannot_start_says_why(tmp_path: Path, model: Path) -> None:
+def test_a_model_that_no_engine_could_start_with_is_refused(tmp_path: Path, model: Path) -> None:
     config = write_run(tmp_path, model)
     broken = tmp_path / "broken-model"
     broken.mkdir()
@@ -228,8 +229,8 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path, model: Path) -> No
     save_file({**weights, name: weights[name][:-1].clone()}, broken / "model.safetensors", metadata={"format": "pt"})
     with nothing_left():
         code, output = run_here(config, f"model.path={broken}")
-    assert code == 1, output
-    assert "model" in output
+    assert code == WRONG_CONFIG, output
+    assert "or have another shape; first: model.layers.0.self_attn.q_proj.weight" in output
     assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()
 
 

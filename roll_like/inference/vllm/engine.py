@@ -41,8 +41,8 @@ from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _CLOSE_SECONDS = 10.0
-#: vLLM waits so long for its process to end by SIGTERM, which that ignores (`cluster.session.spared`), and kills it.
-_KILL_SECONDS = 0.1
+#: How long vLLM's process may take to heed SIGTERM from now on, and one that does not heed it to end. Seconds.
+_ACCEPT_SECONDS, _KILL_SECONDS = 5.0, 0.1
 
 
 class VLLMEngine(TaskEngine):
@@ -137,13 +137,29 @@ class VLLMEngine(TaskEngine):
         self._death = self._death or EngineDied("the engine was closed")
         await self._end_tasks()
         if llm is not None:
-            llm.shutdown(timeout=_KILL_SECONDS)
+            llm.shutdown(timeout=_CLOSE_SECONDS if await self._accepts_signals(llm) else _KILL_SECONDS)
             llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM leaves its sockets' context to the collector
             if llm.output_handler is not None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await llm.output_handler
             self._output.join(_CLOSE_SECONDS)
         self._arrived.set()
+
+    async def _accepts_signals(self, llm: Any) -> bool:
+        """Have vLLM's process end by SIGTERM, which it ignores as the run goes on; return whether it will.
+
+        It would leave semaphores behind where it is killed. One of several GPUs has its workers in further processes,
+        which alone could be told.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._spec.tensor_parallel_size > 1:
+            return False
+        try:
+            await asyncio.wait_for(llm.collective_rpc("accept_signals"), _ACCEPT_SECONDS)
+        except (TimeoutError, EngineDeadError):
+            return False
+        return True
 
     # ---- generating ----------------------------------------------------------------------------
 

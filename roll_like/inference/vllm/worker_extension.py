@@ -7,6 +7,7 @@ lets the watchdog see the process.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.utils import get_packed_modules_mapping
 
 from roll_like.cluster.progress import PROGRESS
-from roll_like.errors import WeightSyncError
+from roll_like.errors import STOPPING, WeightSyncError
 from roll_like.inference.vllm.adapters import HeldAdapter, compute_adapters_on_cpu, without_wrappers
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
@@ -119,6 +120,10 @@ class WorkerExtension:
 
     model_runner: Any
     _adapter: HeldAdapter | None = None
+
+    def accept_signals(self) -> None:
+        """Let SIGTERM end this process, which ignores it as all that a run starts does (`cluster.session.spared`)."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
     @torch.inference_mode()
     def hold_adapter(self, rank: int, modules: list[str]) -> list[str]:
