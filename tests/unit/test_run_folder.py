@@ -21,7 +21,7 @@ from roll_like.run.signals import StopRequested, StopSignal
 
 
 def config(output_dir: Path, name: str = "demo") -> SimpleNamespace:
-    return SimpleNamespace(output_dir=output_dir, name=name)
+    return SimpleNamespace(runs_dir=output_dir, name=name)
 
 
 def begun(directory: Path) -> Path:
