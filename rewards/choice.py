@@ -57,7 +57,8 @@ _NAME = r"(?:answer\s+)?(?:option|choice|letter|alternative|statement)"
 _FILL = re.compile(
     r"(?:(?:therefore|thus|hence|clearly|obviously|definitely|indeed|simply|just|still|then|actually|in fact|surely|"
     r"of course|probably|most likely|likely|certainly|evidently|undoubtedly|I (?:think|believe|would say)|rather|"
-    rf"the (?:letter|one|correct one)|la|opción|opzione|opção|lettre|lettera|letra|labell?ed|marked|{_NAME}|answer)\s*[:,]?\s+|选项|選項|[:,]\s*){{0,6}}",
+    rf"the (?:letter|one|correct one)|la|opción|opzione|opção|lettre|lettera|"
+    rf"letra|labell?ed|marked|{_NAME}|answer)\s*[:,]?\s+|选项|選項|[:,]\s*){{0,6}}",
     re.IGNORECASE,
 )
 _CUE = (
@@ -135,8 +136,9 @@ _BUT = re.compile(
 )
 
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|cannot|wrong|incorrect|false|doubt|trap|tempting|tempted|mistake|pitfall|distractor|second[- ]best)\b"
-    r"|n't\b|不)\W*(?:\w+\W+){0,4}$|不\w{0,2}$", re.IGNORECASE
+    r"(?:\b(?:not|never|cannot|wrong|incorrect|false|doubt|trap|tempting|tempted|mistake|pitfall|distractor|"
+    r"second[- ]best)\b|n't\b|不)\W*(?:\w+\W+){0,4}$|不\w{0,2}$",
+    re.IGNORECASE,
 )
 _CONTRAST = re.compile(r"\b(?:not|than|unlike|instead)\b|n't\b", re.IGNORECASE)
 _DOUBTLESS = re.compile(r"\b(?:no|without(?: a)?) doubt\b|\bnot (?:mistaken|wrong|only)\b", re.IGNORECASE)

@@ -34,6 +34,13 @@ _CIRCLE = re.compile(r"(.*?\S)\s*(\^\{\\circ\}\s*[CF]?)")
 _CURRENCY_BEHIND = re.compile(r"(.*\S)\s*([$€£¥₹¢])")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _UNITS = re.compile(r"(?:(?:sq(?:uare)?|cu(?:bic)?)\.?\s*)?units?\b\s*(?:\^\s*\{?[23]\}?)?")
+#: Words behind a number with which it is another number, a bound, or no answer.
+_ALTERING = re.compile(
+    r"(?:squared|cubed|factorial|pi|plus|minus|(?:times|over|choose|mod)\s+\S)\b|.*(?:\bor\s+(?:more|less|fewer|over|under|above|"
+    r"below|up|greater|higher|lower|so)|\band\s+(?:a|one)[\s-](?:half|third|quarter|fourth)|\bnot|n't|\bnever|\bwrong|"
+    r"\bincorrect|\bimpossible|\bundefined|\bif|\bunless)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _PERCENT = re.compile(r"(?:percent|per cent|pct|percentage points?)\b")
 
 
@@ -156,6 +163,8 @@ def _measured(head: str, tail: str) -> Value:
         tail = ""
     if _PERCENT.match(tail):
         head, tail = f"{head}%", ""
+    if _ALTERING.match(tail):
+        raise UnreadableError(f"{tail!r} alters the number before it")
     value = expression(head)
     unit = parse_unit(tail) if tail else None
     if tail and unit is None:

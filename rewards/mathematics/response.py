@@ -37,6 +37,9 @@ _BOUND = (
     r"|at\s+(?:least|most)|no\s+(?:more|less|fewer|greater)\s+than|between|up\s+to|bounded\s+by)"
 )
 _NEGATED = re.compile(rf"\s*(?:(?:not|n['’]t|never|wrong|unknown|unclear)\b|[$*_(]*{_BOUND}\b)", re.IGNORECASE)
+_BOUND_BEHIND = re.compile(
+    r"[$*_\\)\s]*(?:\w+\s+)?or\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE
+)
 _DENIED_BEFORE = re.compile(
     rf"(?:(?:\b(?:not|never|cannot)|n['’]t)(?:\s+(?:be|equal|equals|to|exactly|the\s+answer|it))*|\b{_BOUND})[\s$*_(\\]*$",
     re.IGNORECASE,
@@ -140,9 +143,8 @@ def _in_phrase(phrase: str) -> Iterator[str]:
     if bold is not None:
         yield bold[1]
     yield from _joined_mathematics(phrase)
-    number = next(find_numbers(phrase), None)
-    if number is not None:
-        folded = fold_characters(phrase)
+    number, folded = next(find_numbers(phrase), None), fold_characters(phrase)
+    if number is not None and not _BOUND_BEHIND.match(folded, number.end):
         yield folded[number.start : number.end]
 
 
@@ -187,7 +189,7 @@ def _in_line(line: str) -> Iterator[str]:
         yield bold[-1][1]
     sentence = next((part for part in reversed(sentences) if re.search(r"\d|[π√∞]|\be\b", part)), line)
     numbers, folded = list(find_numbers(sentence)), fold_characters(sentence)
-    if numbers and _DENIED_BEFORE.search(folded[: numbers[-1].start]):
+    if numbers and (_DENIED_BEFORE.search(folded[: numbers[-1].start]) or _BOUND_BEHIND.match(folded, numbers[-1].end)):
         return
     words = list(_PROSE.finditer(sentence))
     if words:

@@ -50,9 +50,7 @@ _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}]")
 
 _GLUED_BEFORE = regex.compile(r"(?:\w-|\d[./:,']|\^[{(]?|√[{(]?\s?)$")
 # 5k and 0x1f are other numbers than 5 and 0
-_GLUED_AFTER = regex.compile(
-    r"[-./:,']\d|\s?[√π‰‱]|\s?pi\b|[xyzinekKM](?![\p{L}\p{N}'])|(?<=\b0)[xXbBoO][\da-fA-F]+\b"
-)
+_GLUED_AFTER = regex.compile(r"[-./:,']\d|\s?[√π‰‱]|\s?pi\b|[xyzinekKM](?![\p{L}\p{N}'])|(?<=\b0)[xXbBoO][\da-fA-F]+\b")
 _POWER = re.compile(r"(?:\s?\^\s?|\*\*)(?:\{\s?([-+]?\d+)\s?\}|\(([-+]?\d+)\)|([-+]?\d+))(?![\d.])")
 _SCALE = re.compile(rf"\s?({'|'.join(_SCALES)})\b", re.IGNORECASE)
 _CURRENCY_AFTER = re.compile(r"\s?([$€£¥₹])(?!\d)")
