@@ -34,12 +34,16 @@ _STRONG = re.compile(r"\banswer|答|Antwort|réponse|respuesta|resposta|risposta
 # a bound is no value
 _BOUND = (
     r"(?:(?:strictly\s+)?(?:less|fewer|more|greater|larger|smaller|higher|lower|bigger)\s+than(?:\s+or\s+equal\s+to)?"
-    r"|at\s+(?:least|most)|no\s+(?:more|less|fewer|greater)\s+than|between|up\s+to|bounded\s+by)"
+    r"|no\s+(?:more|less|fewer|greater)\s+than|between|bounded\s+by)"
 )
-_NEGATED = re.compile(rf"\s*(?:(?:not|n['’]t|never|wrong|unknown|unclear)\b|[$*_(]*{_BOUND}\b)", re.IGNORECASE)
+_LIMIT = r"(?:at\s+(?:least|most)|up\s+to)"
+_NEGATED = re.compile(
+    rf"\s*(?:(?:not|n['’]t|never|wrong|unknown|unclear)\b|[$*_(]*(?:{_BOUND}|{_LIMIT})\b)", re.IGNORECASE
+)
 _BOUND_BEHIND = re.compile(
     r"[$*_\\)\s]*(?:\w+\s+)?or\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE
 )
+# "she needs at least 42" may be how a line gives the answer
 _DENIED_BEFORE = re.compile(
     rf"(?:(?:\b(?:not|never|cannot)|n['’]t)(?:\s+(?:be|equal|equals|to|exactly|the\s+answer|it))*|\b{_BOUND})[\s$*_(\\]*$",
     re.IGNORECASE,
