@@ -57,7 +57,8 @@ _NAME = r"(?:answer\s+)?(?:option|choice|letter|alternative|statement)"
 _FILL = re.compile(
     r"(?:(?:therefore|thus|hence|clearly|obviously|definitely|indeed|simply|just|still|then|actually|in fact|surely|"
     r"of course|probably|most likely|likely|certainly|evidently|undoubtedly|I (?:think|believe|would say)|rather|"
-    rf"the (?:letter|one|correct one)|labell?ed|marked|{_NAME}|answer)\s*[:,]?\s+|选项|選項|[:,]\s*){{0,6}}",
+    rf"the (?:letter|one|correct one)|la|opción|opzione|opção|lettre|lettera|"
+    rf"letra|labell?ed|marked|{_NAME}|answer)\s*[:,]?\s+|选项|選項|[:,]\s*){{0,6}}",
     re.IGNORECASE,
 )
 _CUE = (
@@ -65,7 +66,7 @@ _CUE = (
     r"antwort|lösung|réponse|respuesta|resposta|risposta|ответ|svar|antwoord|odpowiedź|cevap|jawaban|đáp án)\b"
 )
 _COPULA = (
-    r"(?:(?:is|was|ist|est|es|é|è|would be|must be|should be|has to be|will be|can only be)\b|'s\b|:|=>?|->?|-)\s*:?"
+    r"(?:\b(?:is|was|ist|est|es|é|è|would be|must be|should be|has to be|will be|can only be)\b|'s\b|:|=>?|->?|-)\s*:?"
 )
 _STATEMENT = re.compile(
     rf"(?:{_CUE}(?:\s+(?:choice|option|letter|correct[eao]?|corretta|correta|finale?|exacte))*"
@@ -121,7 +122,11 @@ _REASON = re.compile(
     re.IGNORECASE,
 )
 _NO_CLAIM_AFTER = re.compile(r"[ \t]*(?:\?|[=^<>×÷|]|[*+]\s|\b(?:if|unless|only if|only when)\b)", re.IGNORECASE)
-_WRONG_AFTER = re.compile(r"[ \t]*(?:\b(?:is|was)(?:n't|\s+(?:wrong|incorrect|false|not))\b|是?[错錯])", re.IGNORECASE)
+_WRONG_AFTER = re.compile(
+    r"[ \t]*(?:\b(?:is|was)(?:n't|\s+(?:wrong|incorrect|false|not))\b|是?[错錯]|(?:では|じゃ)(?:な|あ)|[이가]\s*아니"
+    r"|,?\s*(?:but|although|though)\s+(?:it|this|that)\s*(?:'s|\s+is)\s+(?:wrong|incorrect|false|not\s+(?:correct|right|true))\b)",
+    re.IGNORECASE,
+)
 _WORD_FOLLOWS = re.compile(r"[ \t]+\w")
 _NOT = re.compile(r"(?:not|n't|neither)\s+", re.IGNORECASE)
 _BUT = re.compile(
@@ -131,7 +136,9 @@ _BUT = re.compile(
 )
 
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|cannot|wrong|incorrect|false|doubt)\b|n't\b|不)\W*(?:\w+\W+){0,4}$|不\w{0,2}$", re.IGNORECASE
+    r"(?:\b(?:not|never|cannot|wrong|incorrect|false|doubt|trap|tempting|tempted|mistake|pitfall|distractor|"
+    r"second[- ]best)\b|n't\b|不)\W*(?:\w+\W+){0,4}$|不\w{0,2}$",
+    re.IGNORECASE,
 )
 _CONTRAST = re.compile(r"\b(?:not|than|unlike|instead)\b|n't\b", re.IGNORECASE)
 _DOUBTLESS = re.compile(r"\b(?:no|without(?: a)?) doubt\b|\bnot (?:mistaken|wrong|only)\b", re.IGNORECASE)
@@ -141,6 +148,7 @@ _SAID_BY_OTHERS = re.compile(
     r"\b(?:says?|thinks?|claims?|argues?|believes?|choose|pick|select)\b",
     re.IGNORECASE,
 )
+_UNREAL = re.compile(r"(?:^\s*|,\s*)had\b|\bhad\s+(?:\w+\s+)?been\b|\bwere\b", re.IGNORECASE)
 _OTHERWISE = re.compile(r"\b(?:otherwise|else)\s*,?\s*(?:\w+\s+){0,3}$", re.IGNORECASE)
 _EITHER = re.compile(r"\beither\b", re.IGNORECASE)
 _CONNECTING = frozenset(
@@ -173,8 +181,9 @@ _LABELLED = re.compile(
 )
 _LABEL_INSIDE = re.compile(r"[(\[][A-Z][)\]]|(?:^|\s)[A-Z][.)](?=\s|$)")
 _LIST = re.compile(rf"{_L}(?:\s*(?:[,/&;+、]|\band\b|\bor\b|[和或与及]|\s)\s*{_L})+[.!]?", re.IGNORECASE)
+_CORRECTION = re.compile(r"(?:(?:wait|no|actually|sorry|hmm+)\b\s*[:,.]?\s*)+", re.IGNORECASE)
 _LEAD = re.compile(
-    r"(?:=>\s*|->\s*|:\s*)?"
+    rf"(?:{_CORRECTION.pattern})?(?:=>\s*|->\s*|:\s*)?"
     rf"(?:(?:so|thus|therefore|hence|clearly|definitely|obviously|conclusion|verdict|okay|ok|final)\b\s*[:,]?\s*|"
     rf"(?:{_NAME}|answer)\s+){{0,6}}",
     re.IGNORECASE,
@@ -286,7 +295,11 @@ class _Response:
             yield _Claim(start, claim.end, None)
         elif _DENIED.search(_DOUBTLESS.sub("", clause)):
             yield _Claim(start, claim.end, claim.letter, denied=True)
-        elif not _SAID_BY_OTHERS.search(clause):
+        elif not (
+            _SAID_BY_OTHERS.search(clause)
+            # "had x been 2, the answer would be B"
+            or (_UNREAL.search(sentence) and re.search(r"\bwould\b", self._text[start : claim.end]))
+        ):
             yield _Claim(start, claim.end, claim.letter, claim.denied)
 
     def _lines(self) -> list[re.Match[str]]:
@@ -301,8 +314,11 @@ class _Response:
                 yield _Claim(line.start(), line.end(), found.letter)
         start = max(lines[-1].start(), lines[-1].end() - self._longest) if lines else 0
         last = _LAST_SENTENCE.search(self._text[start : lines[-1].end()]) if lines else None
-        if last is not None and (found := self._whole(last[1].strip())) is not None:
-            yield _Claim(start + last.start(1), lines[-1].end(), found.letter)
+        # the last of "1. A\n2. B" is an item of a list
+        numbered = last is not None and len(lines) > 1 and re.fullmatch(r"\s*\d+\.\s+", lines[-1][0][: -len(last[1])])
+        if last is not None and not numbered and (found := self._whole(last[1].strip())) is not None:
+            at = start + _end(_CORRECTION, last.string, last.start(1))
+            yield _Claim(at, lines[-1].end(), found.letter)
 
     def _labelled_claims(self) -> Iterator[_Claim]:
         """Yield the first or last line if it is the only one that begins with an option's label."""
@@ -358,7 +374,10 @@ class _Response:
             other = None if but is None else self._letter(_end(_FILL, self._text, but.end()))
             return other or _Claim(at, denied.end, denied.letter, denied=True)
         found = self._letter(at)
-        return self._text_claim(at) if found is None and or_text else found
+        text = self._text_claim(at) if or_text else None
+        # "the answer is E. coli", where that is an option's text
+        longer = found is not None and text is not None and text.end > found.end and self._text[found.end] in ". "
+        return text if found is None or (longer and not found.denied) else found
 
     def _letter(self, at: int) -> _Claim | None:
         """Return the claim of a letter at a place: the letter, its denial, or several."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -23,7 +24,7 @@ from roll_like.types import Task
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
-_FENCE = re.compile(r"\A```(?:json|JSON)?[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
+_FENCE = re.compile(r"\A```(?:json|JSON)?[ \t]*\r?\n(.*?)(?:\r?\n)?```\Z", re.DOTALL)
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.-]*$")]
 
 
@@ -141,7 +142,7 @@ def has_tags(text: str, tags: Sequence[str], *, outside: bool = False) -> bool:
             return False
         start, end = text.find(opening), text.find(closing)
         inner = text[start + len(opening) : end]
-        if start < at or not re.search(r"\w", inner):
+        if start < at or not _says_something(inner):
             return False
         if not outside and text[at:start].strip():
             return False
@@ -149,8 +150,14 @@ def has_tags(text: str, tags: Sequence[str], *, outside: bool = False) -> bool:
     return outside or not text[at:].strip()
 
 
+def _says_something(text: str) -> bool:
+    """Return whether there is a letter, a digit or a symbol (∞, +), and not only blanks and punctuation."""
+    return any(char.isalnum() or unicodedata.category(char).startswith("S") for char in text)
+
+
 def fits(text: str, schema: Validator, *, fence: bool) -> bool:
     """Return whether `text` is one JSON value that fits the schema. Keys that occur twice are no JSON here."""
+    text = text.removeprefix("\ufeff")
     match = _FENCE.match(text) if fence else None
     try:
         value = json.loads(match[1] if match else text, parse_constant=_refuse, object_pairs_hook=_unique)

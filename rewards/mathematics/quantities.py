@@ -10,7 +10,7 @@ from sympy import Rational
 
 from roll_like.builtin.rewards.mathematics.expression import ExpressionParser, UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import Value
-from roll_like.builtin.rewards.mathematics.units import MAGNITUDES, leading_unit, parse_unit
+from roll_like.builtin.rewards.mathematics.units import leading_unit, magnitude, parse_unit
 from roll_like.data.numbers import parse_number
 
 _NUMBER_HEAD = re.compile(
@@ -34,6 +34,13 @@ _CIRCLE = re.compile(r"(.*?\S)\s*(\^\{\\circ\}\s*[CF]?)")
 _CURRENCY_BEHIND = re.compile(r"(.*\S)\s*([$€£¥₹¢])")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _UNITS = re.compile(r"(?:(?:sq(?:uare)?|cu(?:bic)?)\.?\s*)?units?\b\s*(?:\^\s*\{?[23]\}?)?")
+#: Words behind a number with which it is another number, a bound, or no answer.
+_ALTERING = re.compile(
+    r"(?:squared|cubed|factorial|pi|plus|minus|(?:times|over|choose|mod)\s+\S)\b|.*(?:\bor\s+(?:more|less|fewer|over|under|above|"
+    r"below|up|greater|higher|lower|so)|\band\s+(?:a|one)[\s-](?:half|third|quarter|fourth)|\bnot|n't|\bnever|\bwrong|"
+    r"\bincorrect|\bimpossible|\bundefined|\bif|\bunless)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _PERCENT = re.compile(r"(?:percent|per cent|pct|percentage points?)\b")
 
 
@@ -137,7 +144,7 @@ def _plain(text: str) -> list[Value]:
     if not tail or not _WORDS.fullmatch(tail) or _MATHEMATICAL.match(tail):
         return [_measured(head, tail)] if tail.startswith(("\\mu", "\\Omega")) and unit is not None else []
     letter = re.match(r"[A-Za-z](?![A-Za-z])", tail) is not None
-    known = unit is not None or tail in MAGNITUDES or re.match(r"[\u4e00-\u9fff]", tail) is not None
+    known = unit is not None or magnitude(tail) is not None or re.match(r"[\u4e00-\u9fff]", tail) is not None
     if letter and not blank and known:
         # 12m: a product, or metres
         return [*expressions(text), replace(_measured(head, tail), glued=True)]
@@ -146,15 +153,18 @@ def _plain(text: str) -> list[Value]:
 
 def _measured(head: str, tail: str) -> Value:
     tail = tail.strip().rstrip(".")
-    factor = 1
     first, _, rest = tail.partition(" ")
-    if first.lower() in MAGNITUDES or tail[:1] in MAGNITUDES:
-        factor = MAGNITUDES.get(first.lower()) or MAGNITUDES[tail[:1]]
-        tail = rest if first.lower() in MAGNITUDES else tail[1:]
+    factor = Fraction(1)
+    for sign, behind in ((first, rest), (tail[:1], tail[1:])):
+        if (found := magnitude(sign)) is not None:
+            factor, tail = Fraction(found), behind
+            break
     if _UNITS.fullmatch(tail):
         tail = ""
     if _PERCENT.match(tail):
         head, tail = f"{head}%", ""
+    if _ALTERING.match(tail):
+        raise UnreadableError(f"{tail!r} alters the number before it")
     value = expression(head)
     unit = parse_unit(tail) if tail else None
     if tail and unit is None:
@@ -162,7 +172,7 @@ def _measured(head: str, tail: str) -> Value:
             raise UnreadableError(f"{tail!r} is no unit")
         unit = leading_unit(tail)
     step = None if value.step is None else value.step * factor
-    return replace(value, expr=value.expr * factor, step=step, unit=unit or value.unit)
+    return replace(value, expr=value.expr * rational(factor), step=step, unit=unit or value.unit)
 
 
 __all__ = ["compound", "expression", "expressions", "number", "rational", "with_unit"]

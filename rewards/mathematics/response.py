@@ -31,7 +31,23 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _STRONG = re.compile(r"\banswer|答|Antwort|réponse|respuesta|resposta|risposta|ответ|정답|故选|正解", re.IGNORECASE)
-_NEGATED = re.compile(r"\s*(?:not|n't|never|wrong|unknown|unclear)\b", re.IGNORECASE)
+# a bound is no value
+_BOUND = (
+    r"(?:(?:strictly\s+)?(?:less|fewer|more|greater|larger|smaller|higher|lower|bigger)\s+than(?:\s+or\s+equal\s+to)?"
+    r"|no\s+(?:more|less|fewer|greater)\s+than|between|bounded\s+by)"
+)
+_LIMIT = r"(?:at\s+(?:least|most)|up\s+to)"
+_NEGATED = re.compile(
+    rf"\s*(?:(?:not|n['’]t|never|wrong|unknown|unclear)\b|[$*_(]*(?:{_BOUND}|{_LIMIT})\b)", re.IGNORECASE
+)
+_BOUND_BEHIND = re.compile(
+    r"[$*_\\)\s]*(?:\w+\s+)?or\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE
+)
+# "she needs at least 42" may be how a line gives the answer
+_DENIED_BEFORE = re.compile(
+    rf"(?:(?:\b(?:not|never|cannot)|n['’]t)(?:\s+(?:be|equal|equals|to|exactly|the\s+answer|it))*|\b{_BOUND})[\s$*_(\\]*$",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"\.(?=\s|$)(?<!\d\.(?=\d))|[。!?](?=\s|$)|(?<=\S)[;](?=\s)")
 _MATH = re.compile(r"\$\$[^$]+\$\$|\$[^$\n]+\$|\\\((?:[^\\]|\\(?![()]))+\\\)|\\\[(?:[^\\]|\\(?![\[\]]))+\\\]")
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
@@ -131,9 +147,8 @@ def _in_phrase(phrase: str) -> Iterator[str]:
     if bold is not None:
         yield bold[1]
     yield from _joined_mathematics(phrase)
-    number = next(find_numbers(phrase), None)
-    if number is not None:
-        folded = fold_characters(phrase)
+    number, folded = next(find_numbers(phrase), None), fold_characters(phrase)
+    if number is not None and not _BOUND_BEHIND.match(folded, number.end):
         yield folded[number.start : number.end]
 
 
@@ -158,26 +173,33 @@ def _joined_mathematics(phrase: str) -> Iterator[str]:
 def _in_line(line: str) -> Iterator[str]:
     """Yield what may be the answer in a line that does not say so."""
     denied = next((match for match in _STATED.finditer(line) if _NEGATED.match(line, match.end())), None)
+    sentences = re.split(r"(?<=[.!?])\s+", line)
+    if "?" in line:
+        sentences = [part for part in sentences if not part.rstrip("*_ ").endswith("?")]
+        line = " ".join(sentences)
     if line.startswith(("---", "```")) or denied is not None:
         return
     if not _PROSE.search(_MATH.sub("", _CONJUNCTION.sub(" ", line))) or re.fullmatch(r"\*\*[^*]+\*\*\.?", line):
         yield line
     mathematics = list(_MATH.finditer(line))
     if mathematics:
+        if _DENIED_BEFORE.search(line[: mathematics[-1].start()]):
+            return
         yield mathematics[-1][0]
-    bold = _BOLD.findall(line)
+    bold = list(_BOLD.finditer(line))
     if bold:
-        yield bold[-1]
-    sentence = next(
-        (part for part in reversed(re.split(r"(?<=[.!?])\s+", line)) if re.search(r"\d|[πe√∞]", part)), line
-    )
+        if _DENIED_BEFORE.search(line[: bold[-1].start()]):
+            return
+        yield bold[-1][1]
+    sentence = next((part for part in reversed(sentences) if re.search(r"\d|[π√∞]|\be\b", part)), line)
+    numbers, folded = list(find_numbers(sentence)), fold_characters(sentence)
+    if numbers and (_DENIED_BEFORE.search(folded[: numbers[-1].start]) or _BOUND_BEHIND.match(folded, numbers[-1].end)):
+        return
     words = list(_PROSE.finditer(sentence))
     if words:
         yield sentence[words[-1].end() :]
     yield sentence.rpartition("=")[2]
-    numbers = list(find_numbers(sentence))
     if numbers:
-        folded = fold_characters(sentence)
         start = folded.rfind(" ", 0, numbers[-1].start) + 1
         yield _REASON.sub("", _sentence(folded[start:]))
         yield folded[numbers[-1].start : numbers[-1].end]

@@ -115,7 +115,7 @@ def tidy(text: str) -> str:
     ('10000', '\\sqrt 2 \\le x^{2}', '5 \\text{cm}')
     """
     text = _marks_over_and_above(_GROUP_BLANK.sub(_joined, fold_characters(_vulgar(_subscripts(text)))))
-    text = text.translate(_CHARACTERS)
+    text = re.sub(r"\\not\s*=", r"\\ne ", text.translate(_CHARACTERS))
     text = _undelimited(text.strip())
     text = re.sub(r"(?<=\d)\s*\{,\}\s*(?=\d)", ".", text.replace(r"\!", ""))
     text = _COLOURED.sub("", _SPACE_WITH_LENGTH.sub(" ", _ENVIRONMENT.sub("", text)))

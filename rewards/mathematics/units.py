@@ -54,6 +54,17 @@ _METRIC: dict[str, tuple[Fraction | int, dict[str, int]]] = {
     "bar": (10**8, {"g": 1, "m": -1, "s": -2}),
     "M": (1000, {"mol": 1, "m": -3}),
     "B": (8, {"bit": 1}),
+    "Wh": (3_600_000, {"g": 1, "m": 2, "s": -2}),
+    "Ah": (3600, {"A": 1, "s": 1}),
+    "lm": (1, {"lm": 1}),
+    "lx": (1, {"lm": 1, "m": -2}),
+    # of one dimension with others, but not the same quantity
+    "Bq": (1, {"decay": 1, "s": -1}),
+    "Ci": (37 * 10**9, {"decay": 1, "s": -1}),
+    "Gy": (1, {"m": 2, "s": -2}),
+    "Sv": (1, {"sievert": 1}),
+    "pc": (30_856_775_814_913_673, {"m": 1}),
+    "bps": (1, {"bit": 1, "s": -1}),
 }
 _METRIC_WORDS = {
     "meter": "m",
@@ -82,6 +93,8 @@ _METRIC_WORDS = {
 }
 _INCH = Fraction(254, 10_000)
 _POUND = Fraction(45359237, 100_000)
+_CUP = 231 * _INCH**3 / 16
+_MM_OF_MERCURY = Fraction(101_325_000, 760)
 # units and words without prefixes
 _OTHER: dict[str, tuple[Fraction | int, dict[str, int]]] = {
     "in": (_INCH, {"m": 1}),
@@ -127,7 +140,41 @@ _OTHER: dict[str, tuple[Fraction | int, dict[str, int]]] = {
     "quart": (231 * _INCH**3 / 4, {"m": 3}),
     "pint": (231 * _INCH**3 / 8, {"m": 3}),
     "cc": (Fraction(1, 10**6), {"m": 3}),
-    "cup": (231 * _INCH**3 / 16, {"m": 3}),
+    "cup": (_CUP, {"m": 3}),
+    "tbsp": (_CUP / 16, {"m": 3}),
+    "tablespoon": (_CUP / 16, {"m": 3}),
+    "tsp": (_CUP / 48, {"m": 3}),
+    "teaspoon": (_CUP / 48, {"m": 3}),
+    "floz": (_CUP / 8, {"m": 3}),
+    "stone": (14 * _POUND, {"g": 1}),
+    "carat": (Fraction(1, 5), {"g": 1}),
+    "fathom": (72 * _INCH, {"m": 1}),
+    "furlong": (7920 * _INCH, {"m": 1}),
+    "nmi": (1852, {"m": 1}),
+    "knot": (Fraction(1852, 3600), {"m": 1, "s": -1}),
+    "ly": (9_460_730_472_580_800, {"m": 1}),
+    "AU": (149_597_870_700, {"m": 1}),
+    "angstrom": (Fraction(1, 10**10), {"m": 1}),
+    "fortnight": (14 * 86400, {"s": 1}),
+    "psi": (_POUND * Fraction(980_665, 10**5) / _INCH**2, {"g": 1, "m": -1, "s": -2}),
+    "torr": (_MM_OF_MERCURY, {"g": 1, "m": -1, "s": -2}),
+    "mmHg": (_MM_OF_MERCURY, {"g": 1, "m": -1, "s": -2}),
+    "BTU": (Fraction(105_505_585_262, 10**5), {"g": 1, "m": 2, "s": -2}),
+    "erg": (Fraction(1, 10**4), {"g": 1, "m": 2, "s": -2}),
+    "dyn": (Fraction(1, 100), {"g": 1, "m": 1, "s": -2}),
+    "dyne": (Fraction(1, 100), {"g": 1, "m": 1, "s": -2}),
+    "hp": (_POUND * 550 * 12 * _INCH * Fraction(980_665, 10**5), {"g": 1, "m": 2, "s": -3}),
+    "horsepower": (_POUND * 550 * 12 * _INCH * Fraction(980_665, 10**5), {"g": 1, "m": 2, "s": -3}),
+    "gauss": (Fraction(1, 10), {"g": 1, "s": -2, "A": -1}),
+    "sr": (1, {"sr": 1}),
+    "steradian": (1, {"sr": 1}),
+    "dB": (1, {"decibel": 1}),
+    "decibel": (1, {"decibel": 1}),
+    "ppm": (1000, {"ppb": 1}),
+    "ppb": (1, {"ppb": 1}),
+    **{f"{prefix}B": (8 * 10**power, {"bit": 1}) for prefix, power in (("K", 3), ("k", 3), ("M", 6), ("G", 9))},
+    **{f"{prefix}b": (10**power, {"bit": 1}) for prefix, power in (("k", 3), ("M", 6), ("G", 9))},
+    **{f"{prefix}iB": (8 * 2**power, {"bit": 1}) for prefix, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))},
     "atm": (101325000, {"g": 1, "m": -1, "s": -2}),
     "mph": (63360 * _INCH / 3600, {"m": 1, "s": -1}),
     "kmh": (Fraction(1000, 3600), {"m": 1, "s": -1}),
@@ -148,11 +195,20 @@ _OTHER: dict[str, tuple[Fraction | int, dict[str, int]]] = {
     "buck": (1, {"$": 1}),
     "cent": (Fraction(1, 100), {"$": 1}),
     "¢": (Fraction(1, 100), {"$": 1}),
+    "nickel": (1, {"nickel": 1}),
+    "dime": (1, {"dime": 1}),
+    "penny": (Fraction(1, 100), {"$": 1}),
+    "pennies": (Fraction(1, 100), {"$": 1}),
     "€": (1, {"€": 1}),
     "euro": (1, {"€": 1}),
     "EUR": (1, {"€": 1}),
     "£": (1, {"£": 1}),
     "GBP": (1, {"£": 1}),
+    "pence": (Fraction(1, 100), {"£": 1}),
+    "peso": (1, {"peso": 1}),
+    "franc": (1, {"franc": 1}),
+    "ruble": (1, {"ruble": 1}),
+    "rouble": (1, {"ruble": 1}),
     "¥": (1, {"¥": 1}),
     "yuan": (1, {"¥": 1}),
     "RMB": (1, {"¥": 1}),
@@ -193,8 +249,8 @@ _OTHER: dict[str, tuple[Fraction | int, dict[str, int]]] = {
     "celsius": (1, {"celsius": 1}),
     "fahrenheit": (1, {"fahrenheit": 1}),
 }
-#: Words and signs that are a factor of the number before them; an answer may not leave them out.
-MAGNITUDES = {
+_MAGNITUDES: dict[str, int | Fraction] = {
+    "tens": 10,
     "hundred": 10**2,
     "thousand": 10**3,
     "million": 10**6,
@@ -207,7 +263,25 @@ MAGNITUDES = {
     "亿": 10**8,
     "千": 10**3,
     "百": 10**2,
+    # in the plural alone: "7 third graders"
+    "halves": Fraction(1, 2),
+    "thirds": Fraction(1, 3),
+    "fifths": Fraction(1, 5),
+    "sixths": Fraction(1, 6),
+    "sevenths": Fraction(1, 7),
+    "eighths": Fraction(1, 8),
+    "ninths": Fraction(1, 9),
+    "tenths": Fraction(1, 10),
+    "twelfths": Fraction(1, 12),
+    "hundredths": Fraction(1, 100),
+    "thousandths": Fraction(1, 1000),
 }
+_LONG_NAMES = (
+    (re.compile(r"\bnautical\s+miles?\b", re.IGNORECASE), "nmi"),
+    (re.compile(r"\b(?:fl\.?|fluid)\s*(?:oz\b|ounces?\b)", re.IGNORECASE), "floz"),
+    (re.compile(r"\blight[-\s]years?\b", re.IGNORECASE), "ly"),
+    (re.compile(r"\bmetric\s+(?=tons?\b)", re.IGNORECASE), ""),
+)
 _PART = re.compile(
     r"\s*(\*|\\cdot|\\times|/|\bper\b)?\s*(?:(square|sq|cubic|cu)\.?\s*)?((?:\\(?:Omega|mu)\s*)?\^\{\\circ\}\s?[CF]?|[kMG]?\\(?:Omega|mu)\s*[A-Za-z]*|[A-Za-z]+|[$€£¥₹¢]|[\u4e00-\u9fff]+)"
     r"\.?\s*(?:\^\s*\{?\s*(-?\d)\s*\}?|\b(squared|cubed)\b|(?<=[a-z])([23])(?!\d))?"
@@ -225,6 +299,8 @@ def parse_unit(text: str) -> Unit | None:
     """
     scale = Fraction(1)
     dimension: dict[str, int] = {}
+    for name, short in _LONG_NAMES:
+        text = name.sub(short, text)
     # J/(mol·K) is J/mol/K
     text = re.sub(r"/\s*\(([^()]*)\)", lambda match: "/" + re.sub(r"\*|\\cdot\s|\\times\s", "/", match[1]), text)
     text = re.sub(r"([kMGm])\s+\\Omega", r"\1\\Omega", re.sub(r"[()]", "", text)).strip().rstrip(".")
@@ -247,6 +323,15 @@ def parse_unit(text: str) -> Unit | None:
             dimension[base] = dimension.get(base, 0) + times * exponent
         at = match.end()
     return Unit(scale, tuple(sorted((base, times) for base, times in dimension.items() if times))) if at else None
+
+
+def magnitude(word: str) -> int | Fraction | None:
+    """Return the factor that a word or sign behind a number is (million, dozens, 万, tenths); None if it is none.
+
+    An answer may not leave it out.
+    """
+    word = word.lower()
+    return _MAGNITUDES.get(word) or _MAGNITUDES.get(word.removesuffix("s"))
 
 
 def leading_unit(words: str) -> Unit | None:
@@ -283,4 +368,4 @@ def _named(name: str) -> tuple[Fraction, dict[str, int]] | None:
     return None
 
 
-__all__ = ["MAGNITUDES", "Unit", "leading_unit", "parse_unit"]
+__all__ = ["Unit", "leading_unit", "magnitude", "parse_unit"]

@@ -49,17 +49,19 @@ _BRACES = re.compile(r"(?<!\^)\{([^{}]*)\}")
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}]")
 
 _GLUED_BEFORE = regex.compile(r"(?:\w-|\d[./:,']|\^[{(]?|√[{(]?\s?)$")
-_GLUED_AFTER = regex.compile(r"[-./:,']\d|\s?[√π]|\s?pi\b|[xyzine](?![\p{L}\p{N}'])")
+# 5k and 0x1f are other numbers than 5 and 0
+_GLUED_AFTER = regex.compile(r"[-./:,']\d|\s?[√π‰‱]|\s?pi\b|[xyzinekKM](?![\p{L}\p{N}'])|(?<=\b0)[xXbBoO][\da-fA-F]+\b")
 _POWER = re.compile(r"(?:\s?\^\s?|\*\*)(?:\{\s?([-+]?\d+)\s?\}|\(([-+]?\d+)\)|([-+]?\d+))(?![\d.])")
 _SCALE = re.compile(rf"\s?({'|'.join(_SCALES)})\b", re.IGNORECASE)
 _CURRENCY_AFTER = re.compile(r"\s?([$€£¥₹])(?!\d)")
 # 007 is a name, and 05/01 a date
 _LEADING_ZERO = re.compile(r"[^\d.]*0\d|.*/\s?0\d")
 
-_JOINED = regex.compile(r"(?<=\p{L})[.'&-](?=[\p{L}\p{N}])|(?<=\p{N})['-](?=\p{L})")
+_JOINED = regex.compile(r"(?<=\p{L})[.'&-](?=[\p{L}\p{N}])|(?<=\p{N})['-](?=\p{L})|(?<=\p{L})_(?=\p{N})")
+_ROOT = re.compile(r"([√∛∜])\s*[({]?\s*")
 _WORD = regex.compile(
-    r"(?:[\p{L}\p{M}\p{N}]+(?:(?:(?<=\p{N})[-./:*](?=\p{N})|/)[\p{L}\p{M}\p{N}]+)*"
-    r"(?:\++|\#|(?:(?<=\b\p{L})|(?<=\b\p{L}\p{L}))-(?![\w-]))?)|\p{S}"
+    r"(?:[√∛∜]?[\p{L}\p{M}\p{N}]+(?:(?:(?<=\p{N})[-./:*](?=\p{N})|/)[\p{L}\p{M}\p{N}]+)*"
+    r"(?:\++|\#|(?:(?<=\b\p{L})|(?<=\b\p{L}\p{L}))-(?![\w-]))?)|-?∞|[\p{S}‰‱]"
 )
 _PRODUCT = re.compile(r"(?<=\d)(\s?)\*(?=\s?\d)")
 _BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+(?=\S)", re.MULTILINE)
@@ -193,7 +195,8 @@ def same_number(answer: AnswerNumber, reference: AnswerNumber) -> bool:
 
 
 def _numbers_of(text: str) -> tuple[str, list[AnswerNumber]]:
-    plain = _plain(text.rpartition("####")[2])
+    _, mark, behind = text.rpartition("####")
+    plain = _plain(behind.lstrip().partition("\n")[0] if mark else behind)
     if len(plain.split("\n")) > 1:
         plain = _BULLET.sub("", plain)  # `- 5` in a list is no negative number
     return plain, list(_numbers(plain))
@@ -245,7 +248,7 @@ def _raised(base: Fraction, exponent: int) -> Fraction | None:
 
 def _split(text: str) -> list[str]:
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return [str(word) for word in _WORD.findall(_JOINED.sub("", folded))]
+    return [str(word) for word in _WORD.findall(_ROOT.sub(r"\1", _JOINED.sub("", folded)))]
 
 
 def _written(value: Fraction) -> str:

@@ -105,8 +105,9 @@ def _tag_pattern(opening: str, closing: str) -> re.Pattern[str]:
     """Return a pattern of the two tags, in groups of these names; tags that are only quoted match outside of them."""
     begin, end = re.escape(opening), re.escape(closing)
     quoted = rf"(?:{begin}[^\n]{{0,200}}?{end}|{begin}|{end})"
-    # a straight mark opens a quotation where no word ends before it
-    straight = rf"""(?<![^\s(\[{{=,:;`'"])(?P<mark>`+|["']){quoted}(?P=mark)"""
+    # a straight mark opens a quotation where no word ends before it; longer runs of ` quote nothing, and would take
+    # quadratic time
+    straight = rf"""(?<![^\s(\[{{=,:;`'"])(?P<mark>`{{1,16}}|["']){quoted}(?P=mark)"""
     curly = "|".join(f"{left}{quoted}{right}" for left, right in ("“”", "‘’", "«»", "「」"))
     return re.compile(rf"(?P<quoted>{straight}|{curly})|(?P<open>{begin})|(?P<close>{end})")
 

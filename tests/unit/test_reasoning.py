@@ -82,6 +82,10 @@ def test_the_answer_follows_the_last_closing_tag(text: str, expected: tuple[str 
     assert split_reasoning(text) == expected
 
 
+def test_a_long_run_of_backticks_is_read_in_linear_time() -> None:
+    assert split_reasoning("`" * 150_000 + "</think>b")[1] == "b"  # minutes where it is quadratic
+
+
 @pytest.mark.parametrize(
     ("text", "tags", "expected"),
     [
