@@ -281,13 +281,18 @@ def _members(value: Any, label: str) -> Iterator[Record]:
     """Yield the objects of a list, or of the one list in an object, or the object itself."""
     if isinstance(value, dict):
         lists = [each for each in value.values() if isinstance(each, list)]
-        value = lists[0] if len(lists) == 1 and all(isinstance(each, dict) for each in lists[0]) else [value]
+        value = lists[0] if len(lists) == 1 and all(map(_is_row, lists[0])) else [value]
     if not isinstance(value, list):
         raise DataError(
             f"{label}: expected a list of JSON objects, found {type(value).__name__}", fix="correct the file"
         )
     for number, fields in enumerate(value, start=1):
         yield Record(number, _object(fields, label, number))
+
+
+def _is_row(member: Any) -> bool:
+    """Return whether a member of a list in an object is a row, and no message: then the object is the row."""
+    return isinstance(member, dict) and not any(isinstance(member.get(key), str) for key in ("role", "from"))
 
 
 def _value(text: str, start: int, label: str, line: int) -> tuple[Any, int]:

@@ -91,6 +91,10 @@ def test_json_as_a_list_or_one_object_a_line(text: str, tmp_path: Path) -> None:
 
 def test_one_object_is_one_row(tmp_path: Path) -> None:
     assert rows(write(tmp_path / "a.json", '{"messages": ["x"]}')) == [({"messages": ["x"]}, "a.json:1")]
+    for message in ({"role": "user", "content": "q"}, {"from": "human", "value": "q"}):  # one row, and no list of rows
+        for text in (json.dumps({"messages": [message]}), json.dumps({"messages": [message]}, indent=1)):
+            for name in ("a.json", "a.jsonl"):
+                assert rows(write(tmp_path / name, text)) == [({"messages": [message]}, f"{name}:1")]
 
 
 @pytest.mark.parametrize(
