@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from roll_like.content.pointers import PULL, is_pointer
 from roll_like.errors import DataError
 
 #: How names of files end that can be read, and what each holds.
@@ -98,6 +99,8 @@ def read_file(path: Path, label: str, key: str) -> Iterator[Record]:
             fix=f"convert it (one JSON object a line), unpack it if it is an archive, or correct {key}.path",
         )
     with _explained(label, f"{key}.path"):
+        if path.is_file() and is_pointer(path):
+            raise DataError(f"{label} is a pointer of Git LFS, and not the file", fix=PULL)
         if found.kind in ("parquet", "arrow"):
             yield from _columns(path, found.kind)
             return

@@ -304,6 +304,11 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     assert files_hash(tmp_path)
 
 
+def test_a_home_that_is_not_known() -> None:
+    with pytest.raises(DataError, match=r"there is no file or directory ~no\.such\.user/a\.jsonl"):
+        read(Path("~no.such.user/a.jsonl"))
+
+
 def test_a_pattern_is_no_path(tmp_path: Path) -> None:
     lay(tmp_path, *TWO)
     with pytest.raises(DataError) as caught:
