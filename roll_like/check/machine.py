@@ -52,7 +52,7 @@ def check_replay(config: SamplingRunConfig, replay: ReplaySchedule) -> Iterator[
 
 def check_output(config: RunConfig, use: DiskUse | None) -> Iterator[Finding]:
     """Yield what keeps the run from writing its folder: no directory, no permission, no space."""
-    folder = (config.output_dir / config.name).expanduser().absolute()
+    folder = (config.output_dir / config.name).absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = "is not a directory" if not there.is_dir() else "may not be written to"

@@ -150,3 +150,11 @@ def test_an_evaluation_of_the_training_data_is_a_warning(tiny_model: Path) -> No
     )
     warnings = [str(each) for each in config.check().findings if each.level == "warning"]
     assert any("2 of 2 samples are also trained on, first evaluation.sources.0.rows[0]" in each for each in warnings)
+
+
+def test_runs_lie_in_a_home_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert DistillConfig.from_values(changed(OFFLINE, output_dir="~/runs")).output_dir == Path("/home/ada/runs")
+    assert DistillConfig.from_values(changed(OFFLINE, output_dir="a~/runs")).output_dir == Path("a~/runs")
+    message = refused(DistillConfig, changed(OFFLINE, output_dir="~no.such.user/runs"))
+    assert "output_dir: Value error, the home in ~no.such.user/runs is not known" in message
