@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ def failed(key: str, error: BaseException, doing: str = "") -> Finding:
 
 def is_hub_id(path: str) -> bool:
     """Return whether `path` means something on the hub: it has the form of an id and is nothing local."""
-    local = Path(path).expanduser()
+    local = Path(os.path.expanduser(path))  # leaves a user's home that is not known
     return not local.exists() and local.suffix not in _FILE_SUFFIXES and _HUB_ID.fullmatch(path) is not None
 
 

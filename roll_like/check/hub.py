@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def check_judge(config: RunConfig) -> Iterator[Finding]:
             continue
         try:
             if each.loads_itself:
-                load_model_config(Path(model.path).expanduser(), trust_remote_code=True)
+                load_model_config(Path(os.path.expanduser(model.path)), trust_remote_code=True)
             else:
                 resolve_model(model, key=each.key)
         except RollLikeError as error:

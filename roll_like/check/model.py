@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,7 @@ def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig
         _refuse_unsuited(config, resolved.path, scores=config.task == "text-classification")
     except RollLikeError as error:
         findings.append(failed(MODEL, error))
-        return None, _shape_without_weights(config, Path(model.path).expanduser(), findings)
+        return None, _shape_without_weights(config, Path(os.path.expanduser(model.path)), findings)
     findings += layers_fit(config, resolved.path)
     return model.at(str(resolved.path)), _with_adapters(config, resolved.path, shape, findings)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from roll_like.config.base import ConfigModel, PipelineConfig
 from roll_like.config.guards import GuardsConfig
@@ -33,6 +34,17 @@ NAME_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 ALWAYS_SHARED = "the pipeline"
 #: Looks at a whole configuration and yields what cannot work together.
 Rule: TypeAlias = Callable[..., Iterator[Violation]]
+
+
+def _of_known_home(path: Path) -> Path:
+    """Return a path as it is.
+
+    Raises:
+        ValueError: The home that its `~` means is not known.
+    """
+    if os.path.expanduser(path).startswith("~"):
+        raise ValueError(f"the home in {path} is not known; write the path in full")
+    return path
 
 
 class ScheduleConfig(ConfigModel):
@@ -62,7 +74,9 @@ class RunConfig(PipelineConfig):
     takes_images: ClassVar[bool] = False
 
     name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
+    output_dir: Annotated[Path, AfterValidator(_of_known_home)] = Field(
+        default=Path("runs"), description="Folder of runs; this one is `output_dir/name`."
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
         default=0, description="Seed of data order, sampling and training."
     )

@@ -23,14 +23,14 @@ def files_hash(path: Path) -> str:
     for file in files:
         stat = file.stat()
         name = "" if file == path else str(file.relative_to(path))
-        content = _file_hash(str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        content = _file_hash(str(file), stat.st_ino, stat.st_size, stat.st_ctime_ns)
         digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=4096)
 def _file_hash(path: str, *_: int) -> str:
-    """Return the hash of a file's content, computed once while inode, size and time stay what they are."""
+    """Return the hash of a file's content, computed once while inode, size and time of change stay as they are."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 

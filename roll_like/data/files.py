@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from roll_like.content.pointers import PULL, is_pointer
 from roll_like.errors import DataError
 
 #: How names of files end that can be read, and what each holds.
@@ -98,6 +99,8 @@ def read_file(path: Path, label: str, key: str) -> Iterator[Record]:
             fix=f"convert it (one JSON object a line), unpack it if it is an archive, or correct {key}.path",
         )
     with _explained(label, f"{key}.path"):
+        if path.is_file() and is_pointer(path):
+            raise DataError(f"{label} is a pointer of Git LFS, and not the file", fix=PULL)
         if found.kind in ("parquet", "arrow"):
             yield from _columns(path, found.kind)
             return
@@ -281,13 +284,18 @@ def _members(value: Any, label: str) -> Iterator[Record]:
     """Yield the objects of a list, or of the one list in an object, or the object itself."""
     if isinstance(value, dict):
         lists = [each for each in value.values() if isinstance(each, list)]
-        value = lists[0] if len(lists) == 1 and all(isinstance(each, dict) for each in lists[0]) else [value]
+        value = lists[0] if len(lists) == 1 and all(map(_is_row, lists[0])) else [value]
     if not isinstance(value, list):
         raise DataError(
             f"{label}: expected a list of JSON objects, found {type(value).__name__}", fix="correct the file"
         )
     for number, fields in enumerate(value, start=1):
         yield Record(number, _object(fields, label, number))
+
+
+def _is_row(member: Any) -> bool:
+    """Return whether a member of a list in an object is a row, and no message: then the object is the row."""
+    return isinstance(member, dict) and not any(isinstance(member.get(key), str) for key in ("role", "from"))
 
 
 def _value(text: str, start: int, label: str, line: int) -> tuple[Any, int]:

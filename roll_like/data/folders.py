@@ -11,6 +11,7 @@ A README.md with `configs:`, as on the hub, says it in their place, and so does 
 
 from __future__ import annotations
 
+import filecmp
 import glob
 import json
 import os
@@ -33,7 +34,7 @@ _WORDS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 _BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
-_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 _NUMBER = re.compile(r"[-._ ]?\d+$")
 #: Files about a dataset.
 _ABOUT = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
@@ -102,6 +103,7 @@ def find_parts(folder: Path, split: str, subset: str | None, key: str) -> list[P
         raise DataError(f"the name {odd!r} is not UTF-8", fix="rename the file")
     _refuse_several_subsets(chosen, folder, key)
     _refuse_copies(chosen, key)
+    _refuse_missing(chosen, key)
     return [part.path for part in sorted(chosen, key=lambda part: part.path)]
 
 
@@ -246,14 +248,33 @@ def _refuse_several_subsets(parts: Sequence[Part], folder: Path, key: str) -> No
 
 
 def _refuse_copies(parts: Sequence[Part], key: str) -> None:
-    """Raise a DataError where the same rows seem to be in two files: `train.jsonl` and `train.jsonl.gz`."""
-    found: dict[Path, Path] = {}
-    for part in parts:
-        other = found.setdefault(part.path.with_name(_stem(part.path)), part.path)
-        if other != part.path:
+    """Raise a DataError where two files hold the same rows, or seem to: `train.jsonl` and `train.jsonl.gz`."""
+    names: dict[Path, Path] = {}
+    sizes: dict[int, list[Path]] = {}
+    for path in (part.path for part in parts):
+        other = names.setdefault(path.with_name(_stem(path)), path)
+        why = "have one name, as if they held the same rows"
+        if other == path and path.is_file() and (size := path.stat().st_size):
+            equals = sizes.setdefault(size, [])
+            other = next((each for each in equals if filecmp.cmp(each, path, shallow=False)), path)
+            why = "hold the same rows"
+            equals.append(path)
+        if other != path:
+            raise DataError(f"{other} and {path} {why}", fix=f"set {key}.path to one of them, or remove or rename one")
+
+
+def _refuse_missing(parts: Sequence[Part], key: str) -> None:
+    """Raise a DataError where a file is not there of those that the names of others count: `-00000-of-00002`."""
+    found: dict[tuple[Path, str, int], set[int]] = {}
+    for path in (part.path for part in parts):
+        if shard := _SHARD.fullmatch(_stem(path)):
+            found.setdefault((path.parent, shard[1], int(shard[3])), set()).add(int(shard[2]))
+    for (folder, name, count), numbers in found.items():
+        missing = next((number for number in range(count) if number not in numbers), None)
+        if missing is not None:
             raise DataError(
-                f"{other} and {part.path} have one name, as if they held the same rows",
-                fix=f"set {key}.path to one of them, or rename one",
+                f"{folder / name}-…-of-{count:05}: {len(numbers)} of {count} files are there, and {missing:05} is not",
+                fix=f"download it; for some of the files alone, set {key}.path to one, or rename them",
             )
 
 

@@ -46,7 +46,7 @@ def kept_samples(
         if found is not None:
             columns, facts = found
             left = tuple(LeftOut(**{**each, "problem": Problem(each["problem"])}) for each in facts["left_out"])
-            made = PackedSamples(columns, reader.width, reader.make), {**_plain(facts), "left_out": left}
+            made = PackedSamples(columns, reader.width, reader.make), {**facts, "left_out": left}
         else:
             made = _made_and_kept(source, reader, renderer, limits, cache, name, content, key=key, section=section)
         while len(_REMEMBERED) >= _MOST_REMEMBERED:
@@ -74,10 +74,6 @@ def sample_stream(
         items=items,
         content=lambda sample: sample.content(),
     )
-
-
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if name != "bytes"}
 
 
 def _made_and_kept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -67,7 +68,7 @@ def content_hash(source: RowSource | DataSource, key: str) -> str | None:
         if isinstance(rows, Mapping):
             rows = rows.get(source.split, ())
         return f"{key} {rows_hash(rows)}"  # their origins name the key
-    path = Path(source.path).expanduser()
+    path = Path(os.path.expanduser(source.path))
     try:
         if path.exists():
             return files_hash(path)
@@ -91,7 +92,7 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     if source.rows is not None:
         yield from _given_rows(source, key)
         return
-    path = Path(source.path).expanduser()
+    path = Path(os.path.expanduser(source.path))  # leaves a user's home that is not known
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError as error:

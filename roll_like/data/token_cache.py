@@ -70,6 +70,11 @@ def _code_hash(further: str | None) -> str:
     return digest.hexdigest()
 
 
+def _hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "blake2b").hexdigest()
+
+
 class TokenCache:
     """The folder of tokenised rows.
 
@@ -86,13 +91,14 @@ class TokenCache:
         """Return the columns and the facts of an entry; None where there is none that is whole."""
         entry = self.folder / key
         try:
-            facts: dict[str, Any] = json.loads((entry / _META).read_text())
-            if any((entry / name).stat().st_size != size for name, size in facts["bytes"].items()):
-                raise ValueError("a file was cut")
+            digest, _, text = (entry / _META).read_text(encoding="utf-8").partition("\n")
+            if digest != hashlib.blake2b(text.encode()).hexdigest():
+                raise ValueError("its facts are damaged")
+            facts: dict[str, Any] = json.loads(text)
+            if any(_hash(entry / name) != found for name, found in facts.pop("files").items()):
+                raise ValueError("a file is damaged")
             columns = mapped(entry)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError):  # of a disk that was full, or a machine that lost its power
+        except (OSError, ValueError):  # none, or of a disk that was full, or a machine that lost its power
             shutil.rmtree(entry, ignore_errors=True)
             return None
         with suppress(OSError):  # another user's, or a disk that is only read: it stays as old as it is
@@ -114,8 +120,8 @@ class TokenCache:
         Raises:
             OSError: It cannot be written.
         """
-        sizes = {name: (part / name).stat().st_size for name in COLUMNS}
-        (part / _META).write_text(json.dumps({**facts, "bytes": sizes}))
+        text = json.dumps({**facts, "files": {name: _hash(part / name) for name in COLUMNS}})
+        (part / _META).write_text(f"{hashlib.blake2b(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
         entry = self.folder / key
         try:
             part.rename(entry)

@@ -72,7 +72,7 @@ def save_hf_directory(
         classifier_config(config, tokenizer)
     model = empty_model(config, trust_remote_code, task)
     pairs = weights.items() if isinstance(weights, Mapping) else weights
-    out_dir = out_dir.expanduser().resolve()
+    out_dir = Path(os.path.expanduser(out_dir)).resolve()  # leaves a home that is not known
     temporary: Path | None = None
     try:
         out_dir.parent.mkdir(parents=True, exist_ok=True)

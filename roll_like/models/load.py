@@ -8,6 +8,7 @@ transformers are imported only by the functions that need them, so that planning
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -249,7 +250,7 @@ def _locate(spelling: str, key: str) -> Path | None:
     """Return the local path that `spelling` means, or None for a hub id."""
     if spelling.startswith("package://"):
         return _in_package(spelling, key)
-    path = Path(spelling).expanduser()
+    path = Path(os.path.expanduser(spelling))
     if path.exists():
         return path.resolve()
     if path.suffix == ".gguf" or _HUB_ID.fullmatch(spelling) is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll_like.content.pointers import PULL, is_pointer
 from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
                     outline = tensors.get_slice(name)
                     found[name] = StoredTensor(file, outline.get_dtype(), tuple(outline.get_shape()))
         except (OSError, SafetensorError) as error:
+            if isinstance(error, SafetensorError) and is_pointer(file):
+                raise ConfigError(f"{file} is a pointer of Git LFS, and not the file", fix=PULL) from error
             raise ConfigError(f"{file} is not a safetensors file, or a damaged one: {error}", fix=_AGAIN) from error
     return found
 

@@ -140,8 +140,8 @@ def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Fi
         yield Finding(
             "warning",
             "evaluation.sources",
-            f"{len(both)} of {len(evaluation)} {what} are also trained on, first {both[0].origin}; the evaluation will "
-            "look better than it is",
+            f"{len(both)} of {len(evaluation)} {what} are also trained on, first {both[0].sequences[0].origin}; the "
+            "evaluation will look better than it is",
         )
 
 

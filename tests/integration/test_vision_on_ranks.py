@@ -46,7 +46,7 @@ FSDP2 = [
 ]
 #: Adam's first step is learning rate · gradient / (|gradient| + eps): with these, a multiple of the gradient.
 LEARNING_RATE, EPS = 2e4, 1e6
-OPTIMIZER = {"lr": LEARNING_RATE, "eps": EPS, "max_grad_norm": 1e9}
+OPTIMIZER = {"lr": 0.1, "eps": EPS, "max_grad_norm": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,9 @@ def computed(
     own, found = batches_of(folder)[rank], []
     for settings, port in zip(layouts, ports, strict=True):
         training = TrainingConfig(workers=ranks, optimizer=OPTIMIZER, **settings)
+        # a rate that no run may have, beside an eps that makes of Adam a plain step along the gradient
+        steep = training.optimizer.model_copy(update={"lr": LEARNING_RATE})
+        training = training.model_copy(update={"optimizer": steep})
         objective: Any = LanguageModelObjective(settings=training)
         trainer = TrainingRank(cpu_rank(objective, folder), rank, ranks)
         trainer.start((address[0], port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,3 +135,26 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
 )
 def test_what_cannot_be_taught_on_policy(changes: dict[str, Any], message: str) -> None:
     assert message in refused(OnPolicyDistillConfig, changed(ON_POLICY, **changes))
+
+
+def test_an_evaluation_of_the_training_data_is_a_warning(tiny_model: Path) -> None:
+    rows = [{"prompt": f"{n}?", "completion": str(n)} for n in range(8)]
+    config = DistillConfig.from_values(
+        changed(
+            OFFLINE,
+            model={"path": str(tiny_model), "dtype": "float32"},
+            teachers={"large": {"path": str(tiny_model)}},
+            data__sources=[{"rows": rows, "name": "train"}],
+            evaluation={"sources": [{"rows": rows[:2], "name": "again"}]},
+        )
+    )
+    warnings = [str(each) for each in config.check().findings if each.level == "warning"]
+    assert any("2 of 2 samples are also trained on, first evaluation.sources.0.rows[0]" in each for each in warnings)
+
+
+def test_runs_lie_in_a_home_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert DistillConfig.from_values(changed(OFFLINE, output_dir="~/runs")).runs_dir == Path("/home/ada/runs")
+    assert DistillConfig.from_values(changed(OFFLINE, output_dir="a~/runs")).runs_dir == Path("a~/runs")
+    message = refused(DistillConfig, changed(OFFLINE, output_dir="~no.such.user/runs"))
+    assert "output_dir: Value error, the home in ~no.such.user/runs is not known" in message

@@ -177,16 +177,48 @@ def test_every_kind_of_sample_comes_back_as_it_was(tmp_path: Path, render: Rende
     assert kept[0].label is False
 
 
-def test_an_entry_that_was_cut_is_made_anew(tmp_path: Path, render: Renderer, calls: list[int]) -> None:
+def _zero(file: Path) -> None:
+    file.write_bytes(b"\0" * file.stat().st_size)
+
+
+#: What happens to an entry's files, each of which must be noticed: a size alone does not tell.
+DAMAGE: dict[str, Any] = {
+    "cut": lambda entry: os.truncate(entry / "token_ids", 100),
+    "zeros, after a loss of power": lambda entry: _zero(entry / "token_ids"),
+    "zeros in what is trained": lambda entry: _zero(entry / "trained"),
+    "no column": lambda entry: (entry / "origins").unlink(),
+    "no facts": lambda entry: (entry / "meta.json").unlink(),
+    "half of the facts": lambda entry: (entry / "meta.json").write_text("{"),
+    "other facts": lambda entry: (entry / "meta.json").write_text("[]"),
+    "facts changed": lambda entry: (entry / "meta.json").write_text(
+        (entry / "meta.json").read_text().replace('"left_out"', '"left"')
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_entry_is_made_anew(damage: str, tmp_path: Path, render: Renderer, calls: list[int]) -> None:
     data = data_of(write(tmp_path / "rows.jsonl"), tmp_path / "cache")
-    load_conversations(data, render)
+    fingerprint = load_conversations(data, render).fingerprint
     (entry,) = (tmp_path / "cache" / "data").iterdir()
-    for damage in (lambda: os.truncate(entry / "token_ids", 100), lambda: (entry / "meta.json").write_text("{")):
-        forget()
-        damage()
-        before = len(calls)
-        assert len(load_conversations(data, render)) == ROWS
-        assert len(calls) > before
+    DAMAGE[damage](entry)
+    forget()
+    before = len(calls)
+    assert load_conversations(data, render).fingerprint == fingerprint
+    assert len(calls) == before + 2  # once
+    forget()
+    assert load_conversations(data, render).fingerprint == fingerprint
+    assert len(calls) == before + 2  # and what was made is kept
+
+
+def test_a_file_written_in_place_with_its_old_time_is_read_again(tmp_path: Path, render: Renderer) -> None:
+    file = write(tmp_path / "rows.jsonl", completion="old")
+    data, times = data_of(file, tmp_path / "cache"), file.stat()
+    old = load_conversations(data, render)
+    write(file, completion="new")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert file.stat().st_size == times.st_size
+    assert load_conversations(data, render).fingerprint != old.fingerprint
 
 
 def test_what_a_killed_process_left_is_not_read_and_goes_after_a_day(tmp_path: Path, render: Renderer) -> None:

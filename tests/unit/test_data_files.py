@@ -91,6 +91,10 @@ def test_json_as_a_list_or_one_object_a_line(text: str, tmp_path: Path) -> None:
 
 def test_one_object_is_one_row(tmp_path: Path) -> None:
     assert rows(write(tmp_path / "a.json", '{"messages": ["x"]}')) == [({"messages": ["x"]}, "a.json:1")]
+    for message in ({"role": "user", "content": "q"}, {"from": "human", "value": "q"}):  # one row, and no list of rows
+        for text in (json.dumps({"messages": [message]}), json.dumps({"messages": [message]}, indent=1)):
+            for name in ("a.json", "a.jsonl"):
+                assert rows(write(tmp_path / name, text)) == [({"messages": [message]}, f"{name}:1")]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +202,7 @@ def test_tables_for_every_kind_of_row(renderer: Renderer, tmp_path: Path) -> Non
 #: Without the time, so that the tests are called the same in every process.
 gzipped = partial(gzip.compress, mtime=0)
 ROWS = '{"a": "é \u2028 \u0085 \x1c"}\n{"a": "\U0001f600"}\n'.replace("\x1c", "\\u001c")
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n"
 VALUES = [{"a": "é \u2028 \u0085 \x1c"}, {"a": "\U0001f600"}]
 
 
@@ -309,6 +314,9 @@ def test_files_without_rows(name: str, tmp_path: Path, renderer: Renderer) -> No
         ("a.parquet", b"PAR1", "a.parquet cannot be read"),
         ("a.arrow", b"ARROW1", "a.arrow cannot be read"),
         ("a.parquet.gz", b"", "a.parquet.gz: expected a file that ends in .jsonl"),
+        ("a.csv", LFS, "a.csv is a pointer of Git LFS"),
+        ("a.jsonl", LFS, "a.jsonl is a pointer of Git LFS"),
+        ("a.parquet", LFS, "a.parquet is a pointer of Git LFS"),
         ("a.zip", b"", "a.zip: expected a file that ends in .jsonl"),
     ],
 )

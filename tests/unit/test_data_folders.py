@@ -88,6 +88,8 @@ EXPORTED = ("main/train/0000.parquet", "main/test/0000.parquet", "socratic/train
         (("x/train/a.jsonl", "x/custom/b/c.jsonl"), {"split": "custom"}, ["x/custom/b/c.jsonl"]),
         ((*TWO, "custom.jsonl"), {"split": "custom"}, ["custom.jsonl"]),
         (("train.json", "test.jsonl", "vocab.json"), {}, ["train.json"]),
+        (SHARDS[1:], {}, "train-…-of-00002: 1 of 2 files are there, and 00000 is not"),
+        (SHARDS[1:], {"split": "test"}, [SHARDS[2]]),
         (SUBSETS, {}, "holds several subsets: main, socratic"),
         (SUBSETS, {"subset": "main"}, [SUBSETS[0]]),
         (SUBSETS, {"split": "test"}, [SUBSETS[1]]),
@@ -122,6 +124,17 @@ def test_splits_and_subsets_by_names(
 def test_files_that_are_no_rows_are_passed_over(name: str, tmp_path: Path) -> None:
     lay(tmp_path, "train.jsonl", name)
     assert read(tmp_path) == ["train.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["train copy.jsonl", "train (1).jsonl", "train_2.jsonl"])
+def test_a_copy_of_a_file_is_not_read_twice(name: str, tmp_path: Path) -> None:
+    lay(tmp_path, "train.jsonl", name)
+    for file in ("train.jsonl", name):
+        (tmp_path / file).write_text('{"of": "a"}\n')
+    with pytest.raises(DataError, match="hold the same rows"):
+        read(tmp_path)
+    (tmp_path / name).write_text('{"of": "b"}\n')  # of the same size
+    assert sorted(read(tmp_path)) == ["a", "b"]
 
 
 def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
@@ -289,6 +302,11 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"caf.udce9\.jsonl' is not UTF-8"):
         read(tmp_path)
     assert files_hash(tmp_path)
+
+
+def test_a_home_that_is_not_known() -> None:
+    with pytest.raises(DataError, match=r"there is no file or directory ~no\.such\.user/a\.jsonl"):
+        read(Path("~no.such.user/a.jsonl"))
 
 
 def test_a_pattern_is_no_path(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_bounded_scores_and_sinks_are_not_dropped(family, tmp_path):
 @pytest.mark.parametrize(
     ("path", "message", "fix"),
     [
+        ("~no.such.user/model", "there is no file or directory ~no.such.user/model", "correct model.path"),
         ("./nowhere", "there is no file or directory ./nowhere", "correct model.path"),
         ("/no/where", "there is no file or directory /no/where", "correct model.path"),
         ("some/model.gguf", "there is no file or directory", "correct model.path"),
@@ -214,6 +215,9 @@ def test_a_shape_that_cannot_be_read(tmp_path, copy):
         load_model_shape(tmp_path / "nowhere")
     (copy / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ConfigError, match="not a safetensors file, or a damaged one"):
+        load_model_shape(copy)
+    (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n")
+    with pytest.raises(ConfigError, match=r"model\.safetensors is a pointer of Git LFS"):
         load_model_shape(copy)
     (copy / "config.json").write_text('{"hidden_size": 4}')
     with pytest.raises(ConfigError, match="states none of num_attention_heads, n_head"):
