@@ -196,8 +196,10 @@ def bigram_engine(
     algorithm: AlgorithmConfig, kl: KLController, *, max_response_tokens: int, **training: Any
 ) -> tuple[BigramBackend, TrainingEngine[Sequence[PolicySample]]]:
     """A backend with the table, and an engine of one rank that trains it by the real objective."""
+    training_config = TrainingConfig(optimizer={"lr": 0.1}, **training)
+    steep = training_config.optimizer.model_copy(update={"lr": LR})  # more than a run may have: it is plain descent
     objective = PolicyObjective(
-        settings=TrainingConfig(optimizer={"lr": LR}, **training),
+        settings=training_config.model_copy(update={"optimizer": steep}),
         algorithm=algorithm,
         max_response_tokens=max_response_tokens,
         kl=kl,

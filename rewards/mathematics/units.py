@@ -299,8 +299,8 @@ def parse_unit(text: str) -> Unit | None:
     """
     scale = Fraction(1)
     dimension: dict[str, int] = {}
-    for name, short in _LONG_NAMES:
-        text = name.sub(short, text)
+    for long, short in _LONG_NAMES:
+        text = long.sub(short, text)
     # J/(mol·K) is J/mol/K
     text = re.sub(r"/\s*\(([^()]*)\)", lambda match: "/" + re.sub(r"\*|\\cdot\s|\\times\s", "/", match[1]), text)
     text = re.sub(r"([kMGm])\s+\\Omega", r"\1\\Omega", re.sub(r"[()]", "", text)).strip().rstrip(".")

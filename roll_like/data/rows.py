@@ -114,7 +114,7 @@ def named(spelling: str) -> str:
     >>> named("/data/rows.jsonl")
     '/data/rows.jsonl'
     """
-    absolute = str(Path(spelling).expanduser().absolute())
+    absolute = os.path.abspath(os.path.expanduser(spelling))  # leaves a home that is not known
     return spelling if absolute == spelling else f"{spelling} (here {absolute})"
 
 

@@ -184,7 +184,7 @@ configs:
         ({"subset": "socratic"}, ["third/test.jsonl"]),
         ({"subset": "by_name", "split": "test"}, ["fourth/test.jsonl"]),
         ({}, "has several subsets: main, socratic, by_name"),
-        ({"subset": "none"}, "has no subset 'none'; it has main, socratic, by_name"),
+        ({"subset": "other"}, "has no subset 'other'; it has main, socratic, by_name"),
         ({"subset": "main", "split": "dev"}, "no split 'dev'; the splits that names of its files say: test, train"),
     ],
 )
