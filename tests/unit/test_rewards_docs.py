@@ -70,7 +70,7 @@ def test_the_shapes_of_tests_are_read() -> None:
 
 def test_the_case_is_read_and_scored_as_it_says(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
-    path.write_text(blocks("json")[1])
+    path.write_text(next(block for block in blocks("json") if '"gold"' in block))
     (case,) = read_cases(path)
     assert (case.gold, case.answer) == (("42", "It is 42."), "42")
     assert check_reward("math", path).suspicious == []

@@ -19,10 +19,10 @@ from roll_like.training.optimizer import learning_rate
     ],
 )
 def test_learning_rate(schedule: str, expected: list[float]) -> None:
-    config = OptimizerConfig(lr=1.0, warmup_steps=2, schedule=schedule, min_lr_ratio=0.1)
-    rates = [learning_rate(config, update, 6) for update in range(6)]
+    config = OptimizerConfig(lr=0.1, warmup_steps=2, schedule=schedule, min_lr_ratio=0.1)
+    rates = [10 * learning_rate(config, update, 6) for update in range(6)]
     assert rates == pytest.approx(expected, abs=1e-6)
-    assert learning_rate(config, 100, 6) == pytest.approx(1.0 if schedule == "constant" else 0.1)
+    assert learning_rate(config, 100, 6) == pytest.approx(0.1 if schedule == "constant" else 0.01)
 
 
 def test_deepspeed_settings() -> None:
