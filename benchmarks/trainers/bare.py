@@ -38,6 +38,9 @@ class BareLoop(ABC, Generic[SampleT]):
         self.model = AutoModelForCausalLM.from_pretrained(
             resolve_model(config.model).path, dtype=getattr(torch, config.model.dtype)
         ).to(self.device)
+        if config.training.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.train()  # or transformers keeps all activations
         self.parameters = list(self.model.parameters())
         self.wide = config.model.dtype == "float32"  # weights are then their own master copy
         self.masters = self.parameters if self.wide else [each.detach().float() for each in self.parameters]

@@ -383,9 +383,10 @@ def python_path() -> str:
     Our own packages come first: a user's folder called `envs` or `rewards` must not take their place.
     """
     own = str(Path(__file__).resolve().parents[2])
-    prefixes = (sys.prefix, sys.base_prefix)
-    users = [entry for entry in sys.path if Path(entry).is_dir() and not entry.startswith(prefixes)]
-    return os.pathsep.join(dict.fromkeys([own, *(str(Path(entry).resolve()) for entry in users)]))
+    installed = (sys.prefix, sys.base_prefix)
+    entries = [Path(entry) for entry in sys.path if Path(entry).is_dir()]
+    users = [entry for entry in entries if not any(entry.is_relative_to(prefix) for prefix in installed)]
+    return os.pathsep.join(dict.fromkeys([own, *(str(entry.resolve()) for entry in users)]))
 
 
 def thread_environment(threads: int) -> dict[str, str]:

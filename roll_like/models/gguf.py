@@ -58,6 +58,17 @@ def _identity(file: Path, dtype: str) -> str:
     return digest.hexdigest()[:12]
 
 
+def _name_special_tokens(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Take a tokenizer's special tokens from the file: transformers 5.17 takes those of Llama 2 for each Llama."""
+    from gguf import GGUFReader
+
+    header = GGUFReader(file)
+    for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        field = header.get_field(f"tokenizer.ggml.{name}_token_id")
+        if field is not None:
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(int(field.contents())))
+
+
 def _read(file: Path, dtype: Precision) -> tuple[dict[str, torch.Tensor], PretrainedConfig, PreTrainedTokenizerBase]:
     import torch
     import transformers
@@ -82,6 +93,7 @@ def _read(file: Path, dtype: Precision) -> tuple[dict[str, torch.Tensor], Pretra
                 f"{file} cannot be converted by transformers: {error}",
                 fix="use the model's own Hugging Face directory instead of the GGUF file",
             ) from error
+    _name_special_tokens(tokenizer, file)
     config = model.config
     # the weights are plain numbers now, and the title in the GGUF header is no place to load from
     for entry in ("quantization_config", "_model_name_or_path"):

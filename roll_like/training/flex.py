@@ -7,7 +7,7 @@ of tiles, one for each width of window, and never a mask of T × T.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -83,6 +83,12 @@ def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """
     if device != "cuda":
         return function
-    compiler: Any = torch.compile  # whose types know nothing of the limit
-    compiled: Callable[..., Any] = compiler(function, fullgraph=True, recompile_limit=MAX_VARIANTS)
-    return compiled
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True)
+
+    @wraps(function)
+    def within_limit(*arguments: Any, **more: Any) -> Any:
+        # torch.compile takes the limit itself since torch 2.12
+        with torch._dynamo.config.patch(recompile_limit=MAX_VARIANTS):
+            return compiled(*arguments, **more)
+
+    return within_limit

@@ -177,7 +177,8 @@ class FSDP2Backend(BackendPlugin):
             unit: Any = fully_shard(part, mp_policy=policy, **options)
             unit.set_gradient_divide_factor(1.0)  # losses add up over ranks
             unit.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
-            unit.set_reduce_scatter_unused_params(True)  # a rank's tokens may miss experts that another's reach
+            if hasattr(unit, "set_reduce_scatter_unused_params"):  # torch 2.11 has not
+                unit.set_reduce_scatter_unused_params(True)  # a rank's tokens may miss experts that another's reach
 
         if self._settings.expert_parallel > 1:
             same, divided = self._mesh_of_experts()

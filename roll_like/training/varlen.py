@@ -7,6 +7,8 @@ no code for, torch's scaled-dot-product attention computes one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +62,12 @@ def _flash(
     width, value_width = query_THD.shape[-1], value_KGE.shape[-1]
     if value_width < width:  # the kernel has one width; columns of zeros change nothing
         value_KGE = torch.nn.functional.pad(value_KGE, (0, width - value_width))
+    groups = query_THD.shape[1] // key_KGD.shape[1]
+    more: dict[str, Any] = {}
+    if groups > 1 and "enable_gqa" in signature(varlen_attn).parameters:
+        more["enable_gqa"] = True
+    elif groups > 1:  # torch 2.11 promises nothing about fewer key heads
+        key_KGD, value_KGE = (each.repeat_interleave(groups, dim=1) for each in (key_KGD, value_KGE))
     output = varlen_attn(
         query_THD,
         key_KGD,
@@ -69,7 +77,7 @@ def _flash(
         *sequences.longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query_THD.shape[1] != key_KGD.shape[1],
+        **more,
     )
     assert isinstance(output, Tensor), "no auxiliary output was asked for"
     return output[..., :value_width]
