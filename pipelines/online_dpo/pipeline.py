@@ -69,7 +69,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         runner = run.stack.enter_context(DriverLoop())
         state.metrics.phase("starting workers")
         inference = start_inference(config, model, run.resources, run.stack, runner)
-        residency = Residency(runner=runner, engines=inference, resources=config.resources)
+        residency = Residency(runner=runner, engines=inference, resources=config.resources, timer=state.timer)
         rewards = RewardWorkers(config, run.resources, run.stack)
         mapping = config.resources.device_mapping
         with residency.starting(alone=config.starts_alone("inference")):

@@ -285,6 +285,8 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("time/old_logprobs", "s", "old log-probs", "The part of the trainer's time that goes to old log-probabilities."),
     ("time/train_compute", "s", "compute", "Time of the slowest training rank for its updates; the rest is overhead."),
     ("time/sync", "s", "sync", "Time of sending weights to the inference engines, checks included."),
+    ("time/offload", "s", "offload", "Time in which models move between GPUs that they share and host memory."),
+    ("time/sleep", "s", "sleep", "Time in which engines free the memory of shared GPUs, or take it back."),
     ("time/evaluate", "s", "evaluate", "Time of an evaluation; logged with it, no part of a step."),
     ("time/idle", "s", "idle", "The step's time that none of the timers covers."),
     ("time/<name>", "s", "<name>", "Time of another part of the step."),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
@@ -19,6 +19,13 @@ from roll_like.rollout.fleet import Fleet, ReplicaState
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import State
 
+Timer = Callable[[str], AbstractContextManager[None]]
+
+
+def untimed(_: str) -> AbstractContextManager[None]:
+    """Time nothing."""
+    return nullcontext()
+
 
 @dataclass
 class _Tenant:
@@ -27,18 +34,21 @@ class _Tenant:
     engine: TrainingEngine[Any]
     devices: DeviceRange
     held: set[State]
+    timer: Timer
 
     def take(self, *states: State) -> None:
         for state in states:
             if state not in self.held:
-                self.engine.reload(state)
+                with self.timer("offload"):
+                    self.engine.reload(state)
                 self.held.add(state)
 
     def leave(self, *states: State) -> None:
         for state in states:
             if state in self.held:
                 try:
-                    self.engine.offload(state)
+                    with self.timer("offload"):
+                        self.engine.offload(state)
                 except WorkerDied:  # who asks this model next has all its ranks replaced
                     self.engine.end()
                     self.held.clear()
@@ -67,12 +77,14 @@ class Residency:
         engines: The engines; None where nothing is sampled.
         resources: Which devices are whose.
         takes_turns: Whether requests may be under way while a model computes on the engines' devices.
+        timer: Times a part of the step: `offload` and `sleep`, what moves models and engines on shared GPUs.
     """
 
     runner: DriverLoop
     engines: Fleet | None
     resources: SamplingResourcesConfig
     takes_turns: bool = False
+    timer: Timer = untimed
     _tenants: list[_Tenant] = field(default_factory=list)
     _asleep: bool = False
     _syncing: threading.RLock = field(default_factory=threading.RLock)
@@ -105,7 +117,7 @@ class Residency:
         shared = self.shares_gpus and devices.overlaps(self.resources.device_mapping.inference)
         if not shared or engine.objective.settings.sleep is False:
             return
-        tenant = _Tenant(engine, devices, set(get_args(State)))
+        tenant = _Tenant(engine, devices, set(get_args(State)), self.timer)
         tenant.leave(*get_args(State))
         self._tenants.append(tenant)
         engine.resident = partial(self._resident, tenant)
@@ -231,4 +243,5 @@ class Residency:
 
     def _tell(self, method: Any) -> None:
         assert self.engines is not None
-        self.runner.run(self.engines.ask_everywhere(method))
+        with self.timer("sleep") if self.shares_gpus else nullcontext():
+            self.runner.run(self.engines.ask_everywhere(method))

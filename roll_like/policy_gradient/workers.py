@@ -152,7 +152,7 @@ def start_workers(
     runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
     inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack, runner)
-    residency = Residency(runner=runner, engines=inference, resources=config.resources)
+    residency = Residency(runner=runner, engines=inference, resources=config.resources, timer=run.state.timer)
     with residency.starting(alone=config.starts_alone("inference")):
         if auxiliary is not None:
             auxiliary.start()

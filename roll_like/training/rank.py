@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import os
 import random
@@ -147,6 +148,10 @@ class TrainingRank:
                 f"the {section} engine did not start on rank {self.rank}: {type(error).__name__}: {error}",
                 fix=f"check {', '.join(keys[:-1])} and {keys[-1]}",
             ) from error
+        if spec.device == "cuda":
+            # each `offload` collects garbage: a quarter of a second where it looks at all that libraries hold for good
+            gc.collect()
+            gc.freeze()
 
     def take(self, module: nn.Module) -> None:
         """Compute with a module on the CPU from now on; the backend trains it unless it is frozen."""
@@ -171,6 +176,7 @@ class TrainingRank:
             self._sender.close()
         if hasattr(self, "_backend"):  # `start` may have failed before
             self._backend.close()
+        gc.unfreeze()
 
     # ---- computing -----------------------------------------------------------------------------
 

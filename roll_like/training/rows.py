@@ -192,11 +192,14 @@ def split_by_budget(rows: Sequence[RowT], max_tokens: int, *, joined: bool = Fal
     """
     batches: list[list[RowT]] = []
     for row in sorted(rows, key=len, reverse=True):
-        # the first row of a batch is its longest and sets the padded length
-        latest = batches[-1] if batches else []
-        tokens = sum(map(len, latest)) + len(row) if joined else (len(latest) + 1) * len([*latest, row][0])
-        if latest and tokens <= max_tokens:
-            batches[-1].append(row)
+        # a batch's first row is its longest and sets the padded length; without padding any batch may have room
+        room = [
+            batch
+            for batch in (batches if joined else batches[-1:])
+            if (sum(map(len, batch)) + len(row) if joined else (len(batch) + 1) * len(batch[0])) <= max_tokens
+        ]
+        if room:
+            room[0].append(row)
         else:
             batches.append([row])
     return batches

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, WorkerCrashedError
 
 from roll_like.cluster import Cluster, WorkerDied
+from roll_like.cluster.cluster import python_path
 from roll_like.errors import WorkerError
 
 
@@ -60,3 +64,15 @@ def test_a_worker_that_is_gone_does_not_keep_others_from_closing(
     (actor,) = cluster._actors
     cluster.close(Worker.close)
     assert killed == [actor]
+
+
+def test_workers_import_what_the_driver_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder whose name only begins like the environment's is not within it."""
+    beside = tmp_path / "environment-of-mine"
+    (within := tmp_path / "environment" / "lib").mkdir(parents=True)
+    beside.mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.setattr(sys, "path", [str(within), str(beside), str(tmp_path / "missing")])
+    own, *others = python_path().split(os.pathsep)
+    assert (Path(own) / "roll_like").is_dir()
+    assert others == [str(beside)]

@@ -10,7 +10,7 @@ import pytest
 
 import roll_like
 from roll_like.inference.interface import EngineSpec
-from roll_like.inference.vllm.arguments import engine_arguments, known_arguments
+from roll_like.inference.vllm.arguments import engine_arguments, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 
 SPEC = EngineSpec(
@@ -47,6 +47,11 @@ def test_the_cache_has_a_share_of_a_gpu_or_a_size_on_cpu() -> None:
     on_cpu = engine_arguments(VLLMConfig(kv_cache_gib=0.25), dataclasses.replace(SPEC, device="cpu"))
     assert on_cpu["kv_cache_memory_bytes"] == 2**28
     assert "gpu_memory_utilization" not in on_cpu
+
+
+def test_processes_on_gpus_are_never_forked() -> None:
+    """CUDA cannot be used in a fork of a process that has looked for GPUs; vLLM asks whether it was used there."""
+    assert vllm_environment(VLLMConfig(), 1, "cuda")["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_code_in_vllms_workers_asks_the_model_runner_for_the_model_only() -> None:

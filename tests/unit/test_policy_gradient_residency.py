@@ -17,6 +17,7 @@ from roll_like import RLVRConfig
 from roll_like.cluster import ResourceManager, WorkerDied
 from roll_like.config.sections import DeviceRange, ResourcesConfig
 from roll_like.inference.interface import InferenceEngine, JudgeServer
+from roll_like.metrics.timing import StepTimer
 from roll_like.policy_gradient import reward_workers, workers
 from roll_like.policy_gradient.residency import Residency
 from roll_like.policy_gradient.reward_workers import RewardWorkers
@@ -239,6 +240,16 @@ def test_a_step_moves_only_what_it_has_to() -> None:
     run.engines.told.clear()
     run.policy.save()
     assert run.engines.told == ["sleep", "wake", "resume"]
+
+
+def test_moves_are_timed() -> None:
+    run = Run()
+    timer = StepTimer()
+    run.residency.timer = timer
+    for tenant in run.residency._tenants:
+        tenant.timer = timer
+    run.step()
+    assert timer.metrics().keys() == {"time/offload", "time/sleep", "time/step", "time/idle"}
 
 
 @pytest.mark.parametrize(

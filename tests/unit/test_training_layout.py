@@ -96,15 +96,17 @@ def batches(draw: st.DrawFn) -> list[PolicySample]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(batches(), st.integers(1, 3), st.sampled_from([12, 20, 64]), st.booleans())
+@given(batches(), st.integers(1, 3), st.sampled_from([12, 20, 64]), st.booleans(), st.booleans())
 def test_every_target_is_computed_exactly_once(
-    samples: list[PolicySample], ranks: int, max_tokens: int, share: bool
+    samples: list[PolicySample], ranks: int, max_tokens: int, share: bool, joined: bool
 ) -> None:
-    shards = policy_batches(samples, weights_of(samples), ranks=ranks, max_tokens=max_tokens, share_prompts=share)
+    shards = policy_batches(
+        samples, weights_of(samples), ranks=ranks, max_tokens=max_tokens, share_prompts=share, joined=joined
+    )
     assert len({len(shard) for shard in shards}) == 1
     seen: dict[tuple[int, int], float] = {}
     for batch in (batch for shard in shards for batch in shard):
-        assert batch.tokens <= max_tokens or len(batch.token_ids_BL) == 1
+        assert batch.tokens - (batch.padding if joined else 0) <= max_tokens or len(batch.token_ids_BL) == 1
         for index in range(len(batch.targets)):
             if batch.weights[index] == 0:
                 continue
@@ -119,6 +121,20 @@ def test_every_target_is_computed_exactly_once(
     assert set(seen) == {
         (index, int(at)) for index, sample in enumerate(samples) for at in np.flatnonzero(sample.sampled)
     }
+
+
+def test_joined_rows_fill_micro_batches() -> None:
+    """Eight groups of 530 tokens at 1,000 a micro-batch: one group each left half of it empty."""
+    samples = [make_sample(str(group), [1] * 50, [2] * 60) for group in range(8) for _ in range(8)]
+    layout = {"ranks": 1, "max_tokens": 1000, "share_prompts": True}
+    (padded,) = policy_batches(samples, weights_of(samples), **layout)
+    (joined,) = policy_batches(samples, weights_of(samples), **layout, joined=True)
+    assert len(padded) == 8
+    assert len(joined) == 6
+    assert sum(batch.tokens - batch.padding for batch in joined) == 8 * 8 * 59 + 24 * 50  # three rows a group
+    # where whole groups fill a micro-batch, no prompt is computed twice
+    (whole,) = policy_batches(samples, weights_of(samples), ranks=1, max_tokens=1050, share_prompts=True, joined=True)
+    assert sum(batch.tokens - batch.padding for batch in whole) == 8 * 8 * 59 + 8 * 50
 
 
 def visible_tokens(batch, source: int) -> list[int]:  # type: ignore[no-untyped-def]

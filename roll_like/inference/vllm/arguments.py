@@ -147,8 +147,13 @@ def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[st
         "TOKENIZERS_PARALLELISM": "false",
     }
     if device != "cpu":
-        # CUDA IPC handles are pickled on their way from the frontend to the engine's process
-        return {**common, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+        return {
+            **common,
+            # CUDA IPC handles are pickled on their way from the frontend to the engine's process
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+            # A process that has only looked for GPUs cannot be forked to use one, and vLLM does not notice.
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        }
     return {
         **common,
         # Binding would tie engines to the same first cores, however many run on the machine.
