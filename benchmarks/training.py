@@ -6,6 +6,7 @@
     python benchmarks/training.py --task sft           # configs/sft_quickstart.yaml; TRL's SFTTrainer
     python benchmarks/training.py --task dpo           # configs/dpo_quickstart.yaml; TRL's DPOTrainer
     python benchmarks/training.py --device cuda        # one GPU, shared by the sides
+    python benchmarks/training.py --profile            # also: kernels, launches and waits of the engine's step
 
 A token counts once a sample (in pairs, once an answer), prompts included, on all sides: the tokens of the batch
 as its user sees them, padding not counted. The bare loop is what one would write by hand for speed
@@ -52,6 +53,7 @@ def parser() -> Options:
     arguments.add_argument("--max-tokens", type=int, help="micro-batch budget of both sides; default: the quickstart's")
     arguments.add_argument("--bare-max-tokens", type=int, help="micro-batch budget of the bare loop, if another")
     arguments.add_argument("--zero-stage", type=int, choices=(0, 1, 2, 3), help="default: the quickstart's")
+    arguments.add_argument("--profile", action="store_true", help="also tell where the engine's step spends its time")
     arguments.add_argument("overrides", nargs="*", help="key=value of the configuration: model.dtype=float32")
     policy = arguments.add_argument_group("--task grpo")
     policy.add_argument("--prompts", type=int, default=16, help="groups in the batch")
@@ -104,6 +106,7 @@ def main() -> None:
         side(sys.argv[4], int(sys.argv[2]), int(sys.argv[3]), parser().parse_args(sys.argv[5:]))
         return
     from trainers.engines import engine_turns
+    from trainers.profiled import profiled_step
 
     options = parser().parse_args()
     environment = environment_of(options.threads, plain=options.plain_environment)
@@ -113,7 +116,8 @@ def main() -> None:
         say(f"{options.task}: {len(work.batches)} steps of {len(work.batches[0])} samples, {work.tokens} tokens")
         products = stack.enter_context(matrix_products(work.products, environment))
         engine = stack.enter_context(engine_turns(options.task, work))
-        seconds = interleaved({**engine, **others, PRODUCTS: products.call}, repetitions=options.repetitions)
+        seconds = interleaved({**engine.turns, **others, PRODUCTS: products.call}, repetitions=options.repetitions)
+        profiled = {"profile": profiled_step(engine.engine, engine.step)} if options.profile else {}
     matmul = 1e9 / seconds.pop(PRODUCTS)
     columns = {name: name.lower().replace(", ", "_") for name in seconds}
     rates = {name: work.tokens / each for name, each in seconds.items()}
@@ -131,6 +135,7 @@ def main() -> None:
             "bare_max_tokens": work.bare_max_tokens,
             "plain_environment": options.plain_environment,
             **utilisation(flops, matmul),
+            **profiled,
         },
     )
 

@@ -8,6 +8,7 @@ PYTHON=${VENV:-.venv}/bin/python
 FOLDER=.older
 TORCH=torch==2.11.0
 TRANSFORMERS=transformers==5.17.0
+HUB=huggingface-hub==1.33.0   # of which that wants the first major version
 TORCH_INDEX=https://download.pytorch.org/whl/cpu
 STAMP=$FOLDER/.setup-stamp
 
@@ -26,14 +27,14 @@ say "installing $TORCH and $TRANSFORMERS into $FOLDER"
 rm -rf "$FOLDER"
 # elsewhere than at PyTorch there are builds with CUDA only (3 GB), whose libraries are loaded without a GPU too
 pip --no-deps --retries 0 --timeout 15 --index-url "$TORCH_INDEX" "$TORCH" 2> /dev/null || pip "$TORCH"
-pip --no-deps --upgrade "$TRANSFORMERS"
+pip --no-deps --upgrade "$TRANSFORMERS" "$HUB"
 # of torch's dependencies only what .venv has not: of NumPy and others there are pinned versions
 "$PYTHON" - "$FOLDER" << 'EOF'
 import importlib.metadata as metadata, re, shutil, sys
 from pathlib import Path
 
 folder = Path(sys.argv[1])
-own = {re.sub(r"[-_.]+", "-", each.name).lower() for each in metadata.distributions()} - {"torch", "transformers"}
+own = {re.sub(r"[-_.]+", "-", each.name).lower() for each in metadata.distributions()} - {"torch", "transformers", "huggingface-hub"}
 for each in list(metadata.distributions(path=[str(folder)])):
     if re.sub(r"[-_.]+", "-", each.name).lower() in own:
         for name in {file.parts[0] for file in each.files or () if file.parts[0] not in ("..", "bin")}:

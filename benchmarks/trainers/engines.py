@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,24 @@ from trainers.batches import Work
 Turn = Callable[[], float]
 
 
+@dataclass(frozen=True)
+class Turns:
+    """An engine, how it takes turns, and what it takes in one step.
+
+    Attributes:
+        turns: By name, functions that take every step of the work once and return the seconds.
+        engine: A `TrainingEngine`.
+        step: The first step.
+    """
+
+    turns: Mapping[str, Turn]
+    engine: Any
+    step: Any
+
+
 @contextmanager
-def engine_turns(task: str, work: Work[Any, Any]) -> Iterator[Mapping[str, Turn]]:
-    """Yield, by name, functions that take every step of the work once and return the seconds."""
+def engine_turns(task: str, work: Work[Any, Any]) -> Iterator[Turns]:
+    """Yield the engine of a task, started."""
     start = {"grpo": _policy, "sft": _supervised, "dpo": _preference}[task]
     with ExitStack() as stack:
         stack.enter_context(RaySession(work.config.resources, Path("runs/benchmark-logs")))
@@ -37,7 +52,7 @@ def _timed(step: Callable[..., object], arguments: Sequence[tuple[Any, ...]]) ->
     return turn
 
 
-def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Turns:
     from roll_like.algorithms.kl import KLController
     from roll_like.policy_gradient.objective import PolicyObjective
     from roll_like.training.start import rank_spec, start_engine
@@ -53,10 +68,10 @@ def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) 
     )
     spec = rank_spec(config, model, devices, objective, total_updates=1000)
     engine = start_engine("training", spec, resources, devices, stack=stack)
-    return {"engine": _timed(engine.train_step, [(batch,) for batch in work.batches])}
+    return Turns({"engine": _timed(engine.train_step, [(batch,) for batch in work.batches])}, engine, work.batches[0])
 
 
-def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Turns:
     from roll_like.builtin.pipelines.sft.pipeline import start_supervised
     from roll_like.training.engine import TrainingEngine
 
@@ -66,10 +81,11 @@ def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
         packed.cluster, replace(packed.objective, packing=False), joined=packed.layout.get("joined", False)
     )
     batches = [(batch,) for batch in work.batches]
-    return {"engine": _timed(packed.train_step, batches), "engine, unpacked": _timed(padded.train_step, batches)}
+    turns = {"engine": _timed(packed.train_step, batches), "engine, unpacked": _timed(padded.train_step, batches)}
+    return Turns(turns, packed, work.batches[0])
 
 
-def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Turns:
     from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
     from roll_like.builtin.pipelines.dpo.preferences import start_preference
     from roll_like.training.pairs import TrainingPair
@@ -80,4 +96,4 @@ def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
     for batch in work.batches:
         pairs = [TrainingPair(chosen=one, rejected=two) for one, two in zip(batch[::2], batch[1::2], strict=True)]
         batches.append((PairStep(pairs=pairs, reference=model.sequence_logprobs(batch)),))
-    return {"engine": _timed(engine.train_step, batches)}
+    return Turns({"engine": _timed(engine.train_step, batches)}, engine, batches[0][0])
