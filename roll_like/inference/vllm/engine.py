@@ -476,6 +476,10 @@ def _explain_start(error: BaseException, output: ProcessOutput, spec: EngineSpec
         fix = "lower inference.max_model_len, or data.max_prompt_tokens and rollout.max_response_tokens"
     elif "architecture" in lowered or "not supported" in lowered or "no common block size" in lowered:
         fix = "choose a model that vLLM supports (model.path), or generate with inference.type: hf"
+    elif "no module named" in lowered:
+        fix = "install the package, as requirements/gpu.txt and cpu.txt do" + (
+            "; or set VLLM_USE_FLASHINFER_SAMPLER=0" if "'flashinfer" in lowered else ""
+        )
     else:
         fix = "check model.path, model.dtype and inference.engine_args; or generate with inference.type: hf"
         if output.tail():
