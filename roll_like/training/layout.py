@@ -15,7 +15,6 @@ from roll_like.training.row_plan import planned
 from roll_like.training.rows import PADDING, Row, balance, build_rows, split_by_budget
 from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, TrainingSample
 
-
 #: Joined rows are at most this part of a micro-batch where groups as a whole fill it badly.
 ROWS_A_BUDGET = 4
 #: A micro-batch more takes a GPU as long as about this many tokens, an estimate: on an H100 one of 4,500 tokens took a
