@@ -15,7 +15,7 @@ from tests_support import group, task
 from virtual_time import run_virtually
 
 from roll_like.errors import GenerationError
-from roll_like.rollout.ledger import Ledger
+from roll_like.rollout.staleness import StalenessManager
 from roll_like.rollout.stream import GroupStream
 from roll_like.types import Failure, Group, Scored, Task
 
@@ -77,9 +77,11 @@ def stream(
     stall_seconds: float = 1000.0,
     accept: Callable[[Group[Scored]], bool] = lambda group: bool(group.samples),
 ) -> GroupStream:
-    books = Ledger(groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered)
+    manager = StalenessManager(
+        groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered
+    )
     clock = asyncio.get_running_loop().time
-    return GroupStream(runner, iter(tasks or CountedTasks()), books, accept, clock=clock, stall_seconds=stall_seconds)
+    return GroupStream(runner, iter(tasks or CountedTasks()), manager, accept, clock=clock, stall_seconds=stall_seconds)
 
 
 def in_virtual_time(test: Callable[..., Any]) -> Callable[[], None]:

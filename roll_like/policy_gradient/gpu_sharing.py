@@ -15,7 +15,7 @@ from roll_like.config.inference import engines_share_gpus
 from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
-from roll_like.rollout.fleet import Fleet, ReplicaState
+from roll_like.rollout.engine_pool import EnginePool, ReplicaState
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import State
 
@@ -57,7 +57,7 @@ class _Tenant:
 
 
 @dataclass(kw_only=True)
-class Residency:
+class GPUSharing:
     """Lets inference engines and models take turns with the memory of the GPUs that they share.
 
     The engines hold weights and key-value cache, or they sleep and one model at a time holds what it computes with.
@@ -81,7 +81,7 @@ class Residency:
     """
 
     runner: DriverLoop
-    engines: Fleet | None
+    engines: EnginePool | None
     resources: SamplingResourcesConfig
     takes_turns: bool = False
     timer: Timer = untimed

@@ -43,7 +43,7 @@ class ReplicaState(StrEnum):
     RETIRED = "retired"
 
 
-class Fleet:
+class EnginePool:
     """Speaks to the engines that are there, and replaces those whose process is gone.
 
     Methods may be called from any thread. Engines are replaced on the driver's event loop, while the others go on.
