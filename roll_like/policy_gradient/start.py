@@ -192,10 +192,10 @@ class _Sender:
             ranks.everywhere(TrainingRank.connect_weights, transfer, self._inference.takes_adapters)
         self._connected = wanted
 
-    def __call__(self, salt: int) -> SendReport:
+    def __call__(self, seed: int) -> SendReport:
         """Send; return what rank 0 says."""
         self.connect()
-        return self._trained.cluster.everywhere(TrainingRank.send_weights, salt)[0]
+        return self._trained.cluster.everywhere(TrainingRank.send_weights, seed)[0]
 
 
 def start_weight_sync(

@@ -92,7 +92,7 @@ class GroupStream:
         """Start what a new policy version makes room for."""
         self._staleness.version = version
         self._start_groups()
-        self._runner.hurry(self._staleness.due())
+        self._runner.prioritize(self._staleness.due())
 
     async def batch(self) -> list[Admitted]:
         """Return the groups of the next step, in order of admission.
@@ -102,7 +102,7 @@ class GroupStream:
         Raises:
             GenerationError: No group has ended for `stall_seconds`. What a group's task raised is raised as it is.
         """
-        self._runner.hurry(self._staleness.due())
+        self._runner.prioritize(self._staleness.due())
         while True:
             if self._error is not None:
                 raise self._error

@@ -181,8 +181,8 @@ def sync_of(
     transfer = plugin.weight_transfer("shared_memory", engine, 1, lambda: ranks.on(0, TrainingRank.address))
     ranks.everywhere(TrainingRank.connect_weights, transfer)
 
-    def send(salt: int) -> SendReport:
-        return ranks.everywhere(TrainingRank.send_weights, salt)[0]
+    def send(seed: int) -> SendReport:
+        return ranks.everywhere(TrainingRank.send_weights, seed)[0]
 
     probe = Probe(tokens=tokens, trainer=trainer_logprobs(ranks), tolerance=TOLERANCE, every=1)
     return WeightSync(send, engine, version=version, probe=probe)

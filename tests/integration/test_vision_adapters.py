@@ -121,8 +121,8 @@ def sync_of(kind: str, trainer: TrainingEngine[Any], engine: Cluster[InferenceEn
     transfer = plugin.weight_transfer("shared_memory", engine, 1, lambda: ranks.on(0, TrainingRank.address))
     ranks.everywhere(TrainingRank.connect_weights, transfer, alone)
 
-    def send(salt: int) -> SendReport:
-        return ranks.everywhere(TrainingRank.send_weights, salt)[0]
+    def send(seed: int) -> SendReport:
+        return ranks.everywhere(TrainingRank.send_weights, seed)[0]
 
     return WeightSync(send, engine)
 

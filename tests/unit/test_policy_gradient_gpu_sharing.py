@@ -246,8 +246,8 @@ def test_moves_are_timed() -> None:
     run = Run()
     timer = StepTimer()
     run.gpu_sharing.timer = timer
-    for tenant in run.gpu_sharing._tenants:
-        tenant.timer = timer
+    for model in run.gpu_sharing._models:
+        model.timer = timer
     run.step()
     assert timer.metrics().keys() == {"time/offload", "time/sleep", "time/step", "time/idle"}
 

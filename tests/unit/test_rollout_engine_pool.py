@@ -87,7 +87,7 @@ class FakeEngine:
     async def finish_weight_update(self, version: int) -> None:
         self.weights, self.version = self.staged, version
 
-    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         return Fingerprints(tensors=dict.fromkeys(names, str(self.weights)), tied={})
 
     async def resume(self) -> None:
@@ -181,7 +181,7 @@ class Run:
         assert role == "inference"
         self.told.append(text)
 
-    def send(self, salt: int) -> SendReport:
+    def send(self, seed: int) -> SendReport:
         self.sends += 1
         self.pool.everywhere(InferenceEngine.update_weights, {"weights": self.trained})
         return SendReport(fingerprints={"w": str(self.trained)}, bytes=4, buckets=1)
@@ -303,9 +303,9 @@ def test_an_engine_that_died_counts_as_a_death_of_its_worker(runner: DriverLoop)
     run.push()
     error = EngineDied("vLLM's engine process died")
     error.worker = ("inference", 0)
-    run.pool._bury(error, {(0, 0)})
+    run.pool._replace_dead(error, {(0, 0)})
     run.until(lambda: bool(run.told))
-    run.pool._bury(error, {(0, 0)})  # a second call met the same death
+    run.pool._replace_dead(error, {(0, 0)})  # a second call met the same death
     time.sleep(0.05)
     assert run.cluster.fenced == [0]
 
@@ -315,7 +315,7 @@ def test_other_errors_are_not_an_engines_death(runner: DriverLoop, error: Any) -
     run = Run(runner)
     error.worker = ("training", 0) if isinstance(error, WorkerDied) else ("inference", 0)
     with pytest.raises(type(error), match=str(error)):
-        run.pool.bury(error)
+        run.pool.replace_dead(error)
     assert run.pool.reachable() == [0]
 
 
@@ -323,12 +323,12 @@ def test_a_start_that_fails_is_tried_again_and_then_given_up(runner: DriverLoop)
     run = Run(runner, 2)
     run.push()
     run.cluster.failures = [GenerationError("no memory"), WorkerDied("again")]
-    run.pool.bury(death(0))
+    run.pool.replace_dead(death(0))
     run.until(lambda: bool(run.told))
     assert run.cluster.fenced == [0, 0, 0]
     assert "its process is gone; engine 0 was replaced" in run.told[0]
     run.cluster.failures = [GenerationError("no memory")] * 9
-    run.pool.bury(death(0))
+    run.pool.replace_dead(death(0))
     run.until(lambda: len(run.told) == 2)
     assert run.told[1].endswith("is not replaced again; the last error: no memory")
     assert run.pool.reachable() == [1]
@@ -371,7 +371,7 @@ def test_engines_start_when_there_is_room(runner: DriverLoop) -> None:
     run = Run(runner)
     run.push()
     run.pool.hold_starts()
-    run.pool.bury(death(0))
+    run.pool.replace_dead(death(0))
     run.until(lambda: run.cluster.fenced == [0])
     time.sleep(0.05)
     assert run.pool.reachable() == []
@@ -404,7 +404,7 @@ def test_a_new_router_knows_the_engines_that_serve(runner: DriverLoop) -> None:
     run = Run(runner, 2)
     run.push()
     run.pool.hold_starts()
-    run.pool.bury(death(0))
+    run.pool.replace_dead(death(0))
     router: Router = run.pool.router(LIMITS, LIMITS)
     assert router.replicas == 1
     run.pool.allow_starts()

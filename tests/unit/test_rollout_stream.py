@@ -28,7 +28,7 @@ class FakeRunner:
         self.result = result or (lambda owner: group(owner, [0.0, 1.0]))
         self.begun: list[int] = []
         self.running: set[int] = set()
-        self.hurried: list[int] = []
+        self.prioritized: list[int] = []
 
     async def run(self, serial: int, owner: Task) -> Group[Scored]:
         self.begun.append(serial)
@@ -42,8 +42,8 @@ class FakeRunner:
     async def stop(self, groups: Collection[int]) -> None:
         raise AssertionError("a stream cancels its tasks")
 
-    def hurry(self, groups: Collection[int]) -> None:
-        self.hurried += groups
+    def prioritize(self, groups: Collection[int]) -> None:
+        self.prioritized += groups
 
     def describe(self, group: int) -> str:
         return "sampling"
@@ -111,7 +111,7 @@ async def test_groups_run_while_the_policy_is_trained() -> None:
 
 
 @in_virtual_time
-async def test_the_trainer_waits_for_a_straggler_at_its_deadline_only_and_hurries_it() -> None:
+async def test_the_trainer_waits_for_a_straggler_at_its_deadline_only_and_prioritizes_it() -> None:
     runner = FakeRunner(lambda serial: 100.0 if serial == 0 else 1.0)
     flow = stream(runner, staleness=2)
     now = asyncio.get_running_loop().time
@@ -122,7 +122,7 @@ async def test_the_trainer_waits_for_a_straggler_at_its_deadline_only_and_hurrie
     assert trained[0] == [1, 2]
     assert trained[2][0] == 0
     assert now() == 100
-    assert 0 in runner.hurried
+    assert 0 in runner.prioritized
     await flow.close()
 
 
