@@ -198,10 +198,10 @@ def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[Float
     Log π is what the inference engine reported.
     """
     total = sum(
-        float((sample.behaviour_logprobs - theirs)[sample.sampled].sum(dtype=np.float64))
+        float((sample.behaviour_logprobs - theirs)[sample.loss_mask].sum(dtype=np.float64))
         for sample, theirs in zip(samples, teacher_logprobs, strict=True)
     )
-    tokens = sum(int(sample.sampled.sum()) for sample in samples)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
     return Mean(total / max(tokens, 1), tokens)
 
 

@@ -153,7 +153,7 @@ def computed(loaded: Any, folder: Path, samples: Sequence[PolicySample]) -> list
     with torch.no_grad():
         found = [plain_logprobs(loaded, folder, each.token_ids, each.images).numpy() for each in samples]
     return [
-        np.where(each.sampled, np.concatenate([[0.0], logprobs]), 0)
+        np.where(each.loss_mask, np.concatenate([[0.0], logprobs]), 0)
         for each, logprobs in zip(samples, found, strict=True)
     ]
 

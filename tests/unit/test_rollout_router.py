@@ -497,20 +497,7 @@ def test_a_replica_that_is_slow_to_take_requests_delays_no_other() -> None:
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            [
-                "ask",
-                "ask",
-                "ask",
-                "urgent",
-                "finish",
-                "finish",
-                "fail",
-                "abort",
-                "cancel",
-                "prioritize",
-                "forget",
-                "lose",
-            ]
+            ["ask"] * 3 + ["urgent", "finish", "finish", "fail", "abort", "cancel", "prioritize", "forget", "lose"]
         ),
         st.integers(0, 4),
     ),
