@@ -49,7 +49,7 @@ def samples_of(length: int) -> list[Any]:
             group_id="0",
             token_ids=np.concatenate([prompt, random.integers(0, VOCABULARY, own)]).astype(np.int32),
             prompt_length=len(prompt),
-            sampled=np.arange(len(prompt) + own) >= len(prompt),
+            loss_mask=np.arange(len(prompt) + own) >= len(prompt),
         )
         for _ in range(RESPONSES)
     ]
@@ -93,7 +93,7 @@ def compute(attention: str, length: int) -> dict[str, Any]:
         parts = []
         for sample in samples:
             tokens = torch.from_numpy(sample.token_ids).long()
-            at = torch.from_numpy(np.flatnonzero(sample.sampled))
+            at = torch.from_numpy(np.flatnonzero(sample.loss_mask))
             hidden = model.base_model(input_ids=tokens[None, :-1], use_cache=False).last_hidden_state[0]
             logprobs, _ = policy.head(hidden[at - 1], tokens[at], 1.0)
             logprobs.sum().backward()

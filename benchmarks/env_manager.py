@@ -58,7 +58,7 @@ class InstantEngine:
         """Nothing is measured here."""
         return 0.0
 
-    def hurry(self, keys: Iterable[Hashable]) -> None:
+    def prioritize(self, keys: Iterable[Hashable]) -> None:
         """Nothing ever waits."""
 
     def forget(self, keys: Iterable[Hashable]) -> None:

@@ -118,7 +118,7 @@ async def sampled(path: Path, options: Any, *, routes: bool) -> list[Any]:
                 group_id=each.request_id,
                 token_ids=tokens,
                 prompt_length=PROMPT,
-                sampled=np.arange(len(tokens)) >= PROMPT,
+                loss_mask=np.arange(len(tokens)) >= PROMPT,
                 routes=each.routes,
                 turns=np.where(np.arange(len(tokens)) >= PROMPT, 0, -1).astype(np.int32),
                 behaviour_logprobs=logprobs,
@@ -156,7 +156,7 @@ def differences(path: Path, samples: list[Any], options: Any, *, experts: bool) 
                 share, count = policy.router.disagreement()
                 other, given = other + share * count, given + count
     trainer = per_sample(samples, [batches], [found])
-    pairs = [(mine - one.behaviour_logprobs)[one.sampled] for one, mine in zip(samples, trainer, strict=True)]
+    pairs = [(mine - one.behaviour_logprobs)[one.loss_mask] for one, mine in zip(samples, trainer, strict=True)]
     ratio = np.concatenate(pairs).astype(np.float64)
     figures = {
         "mean": float(np.abs(ratio).mean()),

@@ -2,9 +2,9 @@
 
     python benchmarks/schedule_simulation.py           # 8 to 128 GPUs, two workloads; about ten minutes on one core
 
-`Router`, `GenerateScheduler`, `GroupCollector`, `Ledger` and `GroupStream` are those of a run. Engines and trainer are
-simulated (`simulated.py`); the event loop's time is virtual, so nothing waits. Both schedules have the same GPUs, one
-engine per GPU, and the same tasks:
+`Router`, `GenerateScheduler`, `GroupCollector`, `StalenessManager` and `GroupStream` are those of a run. Engines and
+trainer are simulated (`simulated.py`); the event loop's time is virtual, so nothing waits. Both schedules have the same
+GPUs, one engine per GPU, and the same tasks:
 
 - sync: all GPUs generate, then all train. Changing over costs nothing here. The router limits what an engine holds, so
   this baseline already has queue scheduling.
@@ -49,9 +49,9 @@ from virtual_loop import run_virtually
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.collection import SampleCounter
-from roll_like.rollout.ledger import Ledger
 from roll_like.rollout.router import Replica, Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
+from roll_like.rollout.staleness import StalenessManager
 from roll_like.rollout.stream import GroupStream
 from roll_like.types import Group, Scored, Task, Trajectory
 
@@ -277,7 +277,7 @@ async def asynchronous(work: Work, gpus: int, trainers: int, max_staleness: int,
         scheduler.runner(plan, SampleCounter(work.samples, lambda done, total: None)),
         tasks(),
         # a few batches more than are trained, so that the end does not thin what runs
-        Ledger(
+        StalenessManager(
             groups=work.groups, max_staleness=max_staleness, ahead=ahead, batches=steps + max_staleness, max_filtered=0
         ),
         accept=lambda group: True,
@@ -391,7 +391,7 @@ async def drive(work: Work, engines: int) -> None:
     stream = GroupStream(
         scheduler.runner(plan, SampleCounter(work.samples, lambda done, total: None)),
         tasks(),
-        Ledger(groups=work.groups, max_staleness=1, ahead=1.0, batches=2, max_filtered=0),
+        StalenessManager(groups=work.groups, max_staleness=1, ahead=1.0, batches=2, max_filtered=0),
         accept=lambda group: True,
         clock=now,
         stall_seconds=STALL_SECONDS,

@@ -358,7 +358,7 @@ class TrainingSample:
         group_id: Samples with the same id share a prompt (and may share its computation).
         token_ids: Prompt and response tokens, shape [T].
         prompt_length: Leading tokens that all samples of the group share.
-        sampled: True where the loss applies, shape [T].
+        loss_mask: True where the loss applies, shape [T].
         images: Images among its tokens, in order; samples of one group have the same ones in their prompt.
         routes: Experts to compute its tokens with; None where the model chooses them.
     """
@@ -366,7 +366,7 @@ class TrainingSample:
     group_id: str
     token_ids: IntArray
     prompt_length: int
-    sampled: BoolArray
+    loss_mask: BoolArray
     images: tuple[PlacedImage, ...] = ()
     routes: RouteArray | None = None
 

@@ -105,7 +105,7 @@ def draw_driver(axes: Any) -> None:
         Box(63, 92.5, 40, 11),
         "part",
         "RolloutSource",
-        ["task order, filters, data position;", "asynchronous: GroupStream and Ledger"],
+        ["task order, filters, data position;", "asynchronous: GroupStream and StalenessManager"],
     )
     box(
         axes,
@@ -118,7 +118,7 @@ def draw_driver(axes: Any) -> None:
         axes,
         Box(63, 60, 40, 11),
         "part",
-        "Router, Fleet",
+        "Router, EnginePool",
         ["queue, priorities, prefix affinity;", "replace dead replicas"],
     )
     box(axes, Box(63, 48, 40, 8), "part", "Advantages", ["GRPO, RLOO …, in NumPy"])

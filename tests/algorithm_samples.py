@@ -77,15 +77,15 @@ def make_group(
 
 
 def make_policy_sample(mask: Sequence[int], logprobs: Sequence[float] | None = None) -> PolicySample:
-    sampled = np.array(mask, bool)
+    loss_mask = np.array(mask, bool)
     return PolicySample(
         group_id="toy/0#0",
-        token_ids=np.arange(len(sampled), dtype=np.int32),
+        token_ids=np.arange(len(loss_mask), dtype=np.int32),
         prompt_length=0,
-        sampled=sampled,
-        turns=np.where(sampled, 0, -1).astype(np.int32),
-        behaviour_logprobs=np.array(np.zeros(len(sampled)) if logprobs is None else logprobs, np.float32),
-        advantages=np.zeros(len(sampled), np.float32),
+        loss_mask=loss_mask,
+        turns=np.where(loss_mask, 0, -1).astype(np.int32),
+        behaviour_logprobs=np.array(np.zeros(len(loss_mask)) if logprobs is None else logprobs, np.float32),
+        advantages=np.zeros(len(loss_mask), np.float32),
         reward=0.0,
         policy_version=0,
     )

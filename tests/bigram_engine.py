@@ -96,7 +96,7 @@ class FakeCritic:
     """Values that follow from the tokens; it never learns."""
 
     def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
-        return [np.sin(sample.token_ids).astype(np.float32) * sample.sampled for sample in samples]
+        return [np.sin(sample.token_ids).astype(np.float32) * sample.loss_mask for sample in samples]
 
     def learn(
         self, samples: Sequence[PolicySample], values: Sequence[FloatArray], returns: Sequence[FloatArray]
@@ -134,7 +134,7 @@ class NoisyReference:
     def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         table = start_table() + np.random.default_rng(9).normal(0, 0.3, (VOCABULARY, VOCABULARY))
         return [
-            np.where(sample.sampled, table_logprobs(table, sample.token_ids), 0).astype(np.float32)
+            np.where(sample.loss_mask, table_logprobs(table, sample.token_ids), 0).astype(np.float32)
             for sample in samples
         ]
 

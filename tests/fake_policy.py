@@ -47,16 +47,16 @@ class Unqueued:
     replicas = 1
 
     def __init__(self) -> None:
-        self.hurried: set[Hashable] = set()
+        self.prioritized: set[Hashable] = set()
 
     def busy_seconds(self) -> float:
         return 0.0
 
-    def hurry(self, keys: Iterable[Hashable]) -> None:
-        self.hurried.update(keys)
+    def prioritize(self, keys: Iterable[Hashable]) -> None:
+        self.prioritized.update(keys)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        self.hurried.difference_update(keys)
+        self.prioritized.difference_update(keys)
 
     def unfinished(self, keys: Collection[Hashable]) -> int:
         del keys

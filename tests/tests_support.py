@@ -12,15 +12,15 @@ from roll_like.types import Group, Part, PolicySample, Scored, Segment, StopReas
 
 def policy_sample(*, group: str = "g", prompt: int = 2, response: int = 3, advantage: float = 1.0) -> PolicySample:
     """A sample of `prompt` + `response` tokens."""
-    sampled = np.arange(prompt + response) >= prompt
+    loss_mask = np.arange(prompt + response) >= prompt
     return PolicySample(
         group_id=group,
         token_ids=np.arange(1, prompt + response + 1, dtype=np.int32),
         prompt_length=prompt,
-        sampled=sampled,
-        turns=np.where(sampled, 0, -1).astype(np.int32),
-        behaviour_logprobs=np.where(sampled, -1, 0).astype(np.float32),
-        advantages=np.where(sampled, advantage, 0).astype(np.float32),
+        loss_mask=loss_mask,
+        turns=np.where(loss_mask, 0, -1).astype(np.int32),
+        behaviour_logprobs=np.where(loss_mask, -1, 0).astype(np.float32),
+        advantages=np.where(loss_mask, advantage, 0).astype(np.float32),
         reward=0.0,
         policy_version=0,
     )
@@ -84,21 +84,21 @@ def ragged_policy_samples(vocabulary: int = 400, seed: int = 0) -> list[PolicySa
         for _ in range(3):
             response = random.integers(5, vocabulary, random.integers(2, 14))
             tokens = np.concatenate([prompt, response]).astype(np.int32)
-            sampled = np.arange(len(tokens)) >= len(prompt)
+            loss_mask = np.arange(len(tokens)) >= len(prompt)
             if group == 1 and len(response) > 4:
-                sampled[len(prompt) + 2] = False
+                loss_mask[len(prompt) + 2] = False
             advantage = 0.0 if group == 4 else random.normal()
             samples.append(
                 PolicySample(
                     group_id=str(group),
                     token_ids=tokens,
                     prompt_length=len(prompt),
-                    sampled=sampled,
-                    turns=np.where(sampled, _turns_around_gaps(sampled), -1).astype(np.int32),
-                    behaviour_logprobs=np.where(sampled, -6 + 0.1 * random.normal(size=len(tokens)), 0).astype(
+                    loss_mask=loss_mask,
+                    turns=np.where(loss_mask, _turns_around_gaps(loss_mask), -1).astype(np.int32),
+                    behaviour_logprobs=np.where(loss_mask, -6 + 0.1 * random.normal(size=len(tokens)), 0).astype(
                         np.float32
                     ),
-                    advantages=np.where(sampled, advantage, 0).astype(np.float32),
+                    advantages=np.where(loss_mask, advantage, 0).astype(np.float32),
                     reward=0.0,
                     policy_version=0,
                 )

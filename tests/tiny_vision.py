@@ -74,10 +74,10 @@ def samples_of(folder: Path) -> list[TrainingSample]:
         for length in (3, 6):
             response = random.integers(8, 100, length)
             tokens = np.concatenate([begin, response]).astype(np.int32)
-            sampled = np.arange(len(tokens)) >= len(begin)
+            loss_mask = np.arange(len(tokens)) >= len(begin)
             samples.append(
                 TrainingSample(
-                    group_id=str(group), token_ids=tokens, prompt_length=len(begin), sampled=sampled, images=images
+                    group_id=str(group), token_ids=tokens, prompt_length=len(begin), loss_mask=loss_mask, images=images
                 )
             )
     return samples

@@ -17,7 +17,7 @@ class _Reader:
 
     rank: TrainingRank
 
-    def send(self, _salt: int) -> Any:
+    def send(self, _seed: int) -> Any:
         # whole parameters are gathered from all ranks, and rank 0 reports them
         weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in self.rank.full_weights()}
         return weights if self.rank.rank == 0 else {}
@@ -44,8 +44,8 @@ def trained_weights(cluster: Any) -> dict[str, torch.Tensor]:
 class _AdapterReader(_Reader):
     """A sender whose report has tensors in the place of fingerprints."""
 
-    def send(self, salt: int) -> Any:
-        return SendReport(fingerprints=super().send(salt), bytes=0, buckets=0)
+    def send(self, seed: int) -> Any:
+        return SendReport(fingerprints=super().send(seed), bytes=0, buckets=0)
 
 
 class _ReadingAdapters:
@@ -56,7 +56,7 @@ class _ReadingAdapters:
 
 
 def sent_adapters(cluster: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return what engines are sent of adapters alone, whole, in float32, and the base's fingerprints with salt 0."""
+    """Return what engines are sent of adapters alone, whole, in float32, and the base's fingerprints with seed 0."""
     cluster.everywhere(TrainingRank.connect_weights, _ReadingAdapters(), True)
     first: Any = cluster.everywhere(TrainingRank.send_weights, 0)[0].fingerprints
     again: Any = cluster.everywhere(TrainingRank.send_weights, 0)[0].fingerprints

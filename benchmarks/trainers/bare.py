@@ -65,11 +65,11 @@ class BareLoop(ABC, Generic[SampleT]):
     def padded(self, part: Sequence[SampleT], samples: Sequence[SampleT]) -> Arrays:  # noqa: ARG002 - for subclasses
         """Return a micro-batch of one step's samples."""
         shape = (len(part), max(len(sample.token_ids) for sample in part))
-        tokens, present, trained = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+        tokens, present, loss_mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
         for row, sample in enumerate(part):
             length = len(sample.token_ids)
-            tokens[row, :length], present[row, :length], trained[row, :length] = sample.token_ids, 1, sample.sampled
-        arrays = {"tokens": tokens, "present": present, "trained": trained[:, 1:]}
+            tokens[row, :length], present[row, :length], loss_mask[row, :length] = sample.token_ids, 1, sample.loss_mask
+        arrays = {"tokens": tokens, "present": present, "loss_mask": loss_mask[:, 1:]}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def logprobs(self, batch: Arrays) -> Tensor:
@@ -77,8 +77,8 @@ class BareLoop(ABC, Generic[SampleT]):
         hidden_BLD = self.model.model(
             input_ids=batch["tokens"], attention_mask=batch["present"], use_cache=False
         ).last_hidden_state
-        logits_NV = self.model.lm_head(hidden_BLD[:, :-1][batch["trained"]])
-        targets_N = batch["tokens"][:, 1:][batch["trained"]]
+        logits_NV = self.model.lm_head(hidden_BLD[:, :-1][batch["loss_mask"]])
+        targets_N = batch["tokens"][:, 1:][batch["loss_mask"]]
         return -functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
 
     @abstractmethod
@@ -114,8 +114,8 @@ class PolicyLoop(BareLoop[PolicySample]):
 
     def padded(self, part: Sequence[PolicySample], samples: Sequence[PolicySample]) -> Arrays:
         arrays = super().padded(part, samples)
-        advantages = np.concatenate([sample.advantages[sample.sampled] for sample in part])
-        total = sum(int(sample.sampled.sum()) for sample in samples)
+        advantages = np.concatenate([sample.advantages[sample.loss_mask] for sample in part])
+        total = sum(int(sample.loss_mask.sum()) for sample in samples)
         return {**arrays, "weights": torch.from_numpy(advantages) / total}
 
     def loss(self, batch: Arrays) -> Tensor:
@@ -128,7 +128,7 @@ class SupervisedLoop(BareLoop[TrainingSample]):
     """A step on given answers."""
 
     def padded(self, part: Sequence[TrainingSample], samples: Sequence[TrainingSample]) -> Arrays:
-        total = sum(int(sample.sampled.sum()) for sample in samples)
+        total = sum(int(sample.loss_mask.sum()) for sample in samples)
         return {**super().padded(part, samples), "total": torch.tensor(total)}
 
     def loss(self, batch: Arrays) -> Tensor:
@@ -158,8 +158,8 @@ class PreferenceLoop(BareLoop[TrainingSample]):
 
     def margins(self, batch: Arrays) -> Tensor:
         """Return how much likelier each pair's chosen answer is, shape [P]."""
-        rows_N = batch["trained"].nonzero()[:, 0]
-        sums_B = torch.zeros(len(batch["trained"]), device=self.device).index_add(0, rows_N, self.logprobs(batch))
+        rows_N = batch["loss_mask"].nonzero()[:, 0]
+        sums_B = torch.zeros(len(batch["loss_mask"]), device=self.device).index_add(0, rows_N, self.logprobs(batch))
         return sums_B[::2] - sums_B[1::2]
 
     def loss(self, batch: Arrays) -> Tensor:

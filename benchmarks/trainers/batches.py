@@ -84,16 +84,16 @@ def policy_work(options: argparse.Namespace) -> Work[RLVRConfig, PolicySample]:
         for _ in range(options.samples):
             length = int(random.integers(options.shortest, options.longest + 1))
             tokens = np.concatenate([prompt, random.integers(100, 40_000, length)]).astype(np.int32)
-            sampled = np.arange(len(tokens)) >= len(prompt)
+            loss_mask = np.arange(len(tokens)) >= len(prompt)
             samples.append(
                 PolicySample(
                     group_id=str(group),
                     token_ids=tokens,
                     prompt_length=len(prompt),
-                    sampled=sampled,
-                    turns=np.where(sampled, 0, -1).astype(np.int32),
-                    behaviour_logprobs=np.where(sampled, -11.0, 0.0).astype(np.float32),
-                    advantages=np.where(sampled, random.normal(), 0.0).astype(np.float32),
+                    loss_mask=loss_mask,
+                    turns=np.where(loss_mask, 0, -1).astype(np.int32),
+                    behaviour_logprobs=np.where(loss_mask, -11.0, 0.0).astype(np.float32),
+                    advantages=np.where(loss_mask, random.normal(), 0.0).astype(np.float32),
                     reward=0.0,
                     policy_version=0,
                 )

@@ -76,7 +76,7 @@ def supervised_trainer(work: Work[Any, TrainingSample], options: argparse.Namesp
     rows = [
         {
             "input_ids": sample.token_ids.tolist(),
-            "labels": np.where(sample.sampled, sample.token_ids, -100).tolist(),
+            "labels": np.where(sample.loss_mask, sample.token_ids, -100).tolist(),
         }
         for batch in work.batches
         for sample in by_length(batch, 1)

@@ -21,8 +21,8 @@ from roll_like.errors import ConfigError
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.reward_workers import RewardWorkers
 from roll_like.policy_gradient.workers import Progress
+from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
-from roll_like.rollout.fleet import Fleet
 from roll_like.rollout.router import Router
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 
@@ -70,7 +70,7 @@ class EnvironmentWorkers:
 
     def manager(
         self,
-        inference: Fleet,
+        inference: EnginePool,
         runner: DriverLoop,
         progress: Progress = lambda done, total: None,
     ) -> EnvManager:

@@ -54,9 +54,9 @@ class Targets:
 
     def __init__(self, samples: Sequence[TrainingSample]) -> None:
         self._starts = np.cumsum([0, *(len(sample.token_ids) for sample in samples)])
-        sampled = np.concatenate([np.zeros(0, np.bool_), *(sample.sampled for sample in samples)])
-        self._number = np.cumsum(sampled) - 1
-        self.count = int(sampled.sum())
+        loss_mask = np.concatenate([np.zeros(0, np.bool_), *(sample.loss_mask for sample in samples)])
+        self._number = np.cumsum(loss_mask) - 1
+        self.count = int(loss_mask.sum())
 
     def of(self, batch: MicroBatch) -> IntArray:
         """Return the number of each target of a micro-batch of these samples, shape [N]."""

@@ -215,11 +215,11 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherScored], Teac
 
     def updates(self, step: Sequence[TeacherScored], engine: Engine) -> Iterator[Update[TeacherScoredBatch]]:
         """Yield one optimizer step; a micro-batch has one teacher."""
-        count = sum(int(sample.sampled.sum()) for scored in step for sample in scored.samples)
+        count = sum(int(sample.loss_mask.sum()) for scored in step for sample in scored.samples)
         shards: list[list[TeacherScoredBatch]] = [[] for _ in range(engine.layout["ranks"])]
         for scored in step:
             targets = Targets(scored.samples)
-            weights = [np.where(sample.sampled, np.float32(1 / count), np.float32(0)) for sample in scored.samples]
+            weights = [np.where(sample.loss_mask, np.float32(1 / count), np.float32(0)) for sample in scored.samples]
             for shard, batches in zip(shards, micro_batches(scored.samples, weights, **engine.layout), strict=True):
                 shard += [
                     TeacherScoredBatch(

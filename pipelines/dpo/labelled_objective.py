@@ -188,7 +188,7 @@ def of_step(loss: PreferenceLoss, mismatched: MismatchedResponses | None, device
 
 def _tokens(samples: Sequence[TrainingSample]) -> IntArray:
     """Return how many tokens of each sample the loss applies to, shape [len(samples)]."""
-    return np.array([int(sample.sampled.sum()) for sample in samples], np.int32)
+    return np.array([int(sample.loss_mask.sum()) for sample in samples], np.int32)
 
 
 def _with_margin(metrics: Mapping[str, Metric]) -> dict[str, Metric]:

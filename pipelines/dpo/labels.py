@@ -43,7 +43,7 @@ def labelled_step(preferences: Sequence[Preference], *, max_tokens: int, baselin
             group_id=_prompt_id(sample),
             token_ids=sample.token_ids,
             prompt_length=sample.prompt_length,
-            sampled=sample.trained,
+            loss_mask=sample.loss_mask,
             desirable=each.label,
         )
         for sample, each in zip(samples, labelled, strict=True)
@@ -85,14 +85,14 @@ def _moved_on(samples: Sequence[ConversationSample]) -> Iterator[tuple[int, int]
 def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: int) -> TrainingSample:
     """Return a prompt with another's answer; there is room for a token at least, because the prompt's own has it."""
     begin, end = prompt.token_ids[: prompt.prompt_length], max_tokens - prompt.prompt_length
-    trained = answer.trained[answer.prompt_length :][:end]
-    last = int(np.flatnonzero(trained)[-1]) + 1
+    loss_mask = answer.loss_mask[answer.prompt_length :][:end]
+    last = int(np.flatnonzero(loss_mask)[-1]) + 1
     later = _within(answer, answer.prompt_length, answer.prompt_length + last)
     return TrainingSample(
         group_id=_prompt_id(prompt),
         token_ids=np.concatenate([begin, answer.token_ids[answer.prompt_length :][:last]]),
         prompt_length=len(begin),
-        sampled=np.concatenate([np.zeros(len(begin), np.bool_), trained[:last]]),
+        loss_mask=np.concatenate([np.zeros(len(begin), np.bool_), loss_mask[:last]]),
         images=(*_within(prompt, 0, len(begin)), *moved(later, len(begin) - answer.prompt_length)),
     )
 

@@ -92,7 +92,7 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
         """Yield one optimizer step."""
         shared = PairsUpdate(
             pairs=len(step.pairs),
-            chosen_tokens=sum(int(pair.chosen.sampled.sum()) for pair in step.pairs),
+            chosen_tokens=sum(int(pair.chosen.loss_mask.sum()) for pair in step.pairs),
             reference_P2=None if step.reference is None else step.reference.reshape(-1, 2),
         )
         layout = engine.layout

@@ -77,7 +77,7 @@ class PrecomputedReference:
 def _content(sample: TrainingSample) -> bytes:
     """Return a hash of everything that a sample's log-probability follows from."""
     digest = hashlib.blake2b(sample.token_ids.astype(np.int32).tobytes(), digest_size=16)
-    digest.update(np.packbits(sample.sampled).tobytes())
+    digest.update(np.packbits(sample.loss_mask).tobytes())
     for image in sample.images:
         digest.update(image.picture.digest)
     return digest.digest()

@@ -53,7 +53,7 @@ def pair_step(pairs: Sequence[PairSample]) -> PairStep:
             group_id=str(index),
             token_ids=sample.token_ids,
             prompt_length=pair.prompt_length,
-            sampled=sample.trained,
+            loss_mask=sample.loss_mask,
             images=sample.images,
         )
 

@@ -69,7 +69,7 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
                 evaluator=None,
             )
         workers = start_workers(config.with_teacher_in_loss(), run, teachers, difficulty=config.domain_difficulty)
-        teachers.share(workers.residency)
+        teachers.share(workers.gpu_sharing)
         scheduler = teachers.scheduler(workers.inference, workers.progress)
         source = prompt_groups(config, scheduler, run.state.metrics.warn)
         rollouts = start_rollouts(config, run, workers, source)

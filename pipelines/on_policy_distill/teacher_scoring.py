@@ -17,12 +17,12 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.sections import DeviceRange
 from roll_like.config.teachers import teacher_of
 from roll_like.models.teachers import planned_teachers
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.objective import with_logprobs
-from roll_like.policy_gradient.residency import Residency
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator
 from roll_like.rollout.collection import Collected
+from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.fleet import Fleet
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.language_model import LanguageModelObjective
@@ -137,10 +137,10 @@ class TeacherWorkers(RewardWorkers):
             self._engines[teacher.name] = engine, teacher.devices
         self.scorer = TeacherScorer(config, {name: engine for name, (engine, _) in self._engines.items()})
 
-    def share(self, residency: Residency) -> None:
+    def share(self, gpu_sharing: GPUSharing) -> None:
         """Let teachers and inference engines on the same GPUs take turns."""
         for engine, devices in self._engines.values():
-            residency.add(engine, devices)
+            gpu_sharing.add(engine, devices)
 
     def wait(self) -> None:
         """Wait until rewards can be computed, where they are."""
@@ -183,7 +183,7 @@ class TeacherEvaluator:
 
 
 def teacher_evaluator(
-    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: Fleet, runner: DriverLoop
+    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: EnginePool, runner: DriverLoop
 ) -> TeacherEvaluator | None:
     """Return what measures the student, or nothing where there is no `evaluation` section."""
     evaluator = prompt_evaluator(config, teachers.scheduler(inference), runner)
@@ -198,10 +198,10 @@ def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[Float
     Log π is what the inference engine reported.
     """
     total = sum(
-        float((sample.behaviour_logprobs - theirs)[sample.sampled].sum(dtype=np.float64))
+        float((sample.behaviour_logprobs - theirs)[sample.loss_mask].sum(dtype=np.float64))
         for sample, theirs in zip(samples, teacher_logprobs, strict=True)
     )
-    tokens = sum(int(sample.sampled.sum()) for sample in samples)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
     return Mean(total / max(tokens, 1), tokens)
 
 

@@ -125,7 +125,7 @@ def _is_cut(sample: Scored) -> bool:
 def _pair(better: Trajectory, worse: Trajectory) -> PairSample:
     origin = better.task.origin
     chosen, rejected = (
-        ConversationSample(token_ids=one.token_ids, trained=one.sampled, origin=origin) for one in (better, worse)
+        ConversationSample(token_ids=one.token_ids, loss_mask=one.sampled, origin=origin) for one in (better, worse)
     )
     return PairSample(chosen=chosen, rejected=rejected, prompt_length=len(better.task.prompt_ids), origin=origin)
 
@@ -143,7 +143,7 @@ def encode_pairs(pairs: Sequence[PairSample], reference_logprobs: FloatArray | N
     np.savez_compressed(
         archive,
         token_ids=np.concatenate([answer.token_ids for answer in answers]),
-        trained=np.concatenate([answer.trained for answer in answers]),
+        trained=np.concatenate([answer.loss_mask for answer in answers]),
         lengths=np.array([len(answer) for answer in answers]),
         prompt_lengths=np.array([pair.prompt_length for pair in pairs]),
         origins=np.array([pair.origin for pair in pairs]),
@@ -162,7 +162,7 @@ def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
         with np.load(io.BytesIO(base64.b64decode(text, validate=True))) as kept:
             ends_P2 = np.cumsum(kept["lengths"]).reshape(-1, 2)  # of each pair's chosen and rejected answer
             lengths_P2 = kept["lengths"].reshape(-1, 2)
-            token_ids, trained = kept["token_ids"], kept["trained"]
+            token_ids, loss_mask = kept["token_ids"], kept["trained"]
             prompt_lengths, origins, logprobs = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, binascii.Error) as error:
         raise CheckpointError(f"the checkpoint's sampled pairs are damaged: {error!r}") from error
@@ -170,7 +170,7 @@ def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
     for ends_2, lengths_2, prompt_length, origin in zip(ends_P2, lengths_P2, prompt_lengths, origins, strict=True):
         chosen, rejected = (
             ConversationSample(
-                token_ids=token_ids[end - length : end], trained=trained[end - length : end], origin=str(origin)
+                token_ids=token_ids[end - length : end], loss_mask=loss_mask[end - length : end], origin=str(origin)
             )
             for end, length in zip(ends_2, lengths_2, strict=True)
         )

@@ -28,7 +28,7 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.data.pairs import load_pairs
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.offline.samples import samples_metrics
-from roll_like.policy_gradient.residency import Residency
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_groups
 from roll_like.policy_gradient.start import start_inference, start_weight_sync
 from roll_like.policy_gradient.workers import start_engines
@@ -69,24 +69,24 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         runner = run.stack.enter_context(DriverLoop())
         state.metrics.phase("starting workers")
         inference = start_inference(config, model, run.resources, run.stack, runner)
-        residency = Residency(runner=runner, engines=inference, resources=config.resources, timer=state.timer)
+        gpu_sharing = GPUSharing(runner=runner, engines=inference, resources=config.resources, timer=state.timer)
         rewards = RewardWorkers(config, run.resources, run.stack)
         mapping = config.resources.device_mapping
-        with residency.starting(alone=config.starts_alone("inference")):
+        with gpu_sharing.starting(alone=config.starts_alone("inference")):
             rewards.start()
             trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
-            residency.add(trainer, mapping.training)
+            gpu_sharing.add(trainer, mapping.training)
             refreshed = RefreshedReference(AnswerLogprobs(trainer)) if _refreshes(config) else None
             reference = refreshed or live_reference(
-                config, run, trainer, lambda engine: residency.add(engine, mapping.reference or mapping.training)
+                config, run, trainer, lambda engine: gpu_sharing.add(engine, mapping.reference or mapping.training)
             )
             # given pairs are compared with the starting policy throughout
             asked = [] if evaluated is None else evaluated.sequences
             for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
         rewards.wait()
         weights = start_weight_sync(config, trainer, inference)
-        residency.follow(weights, trainer)
-        engines = PolicyEngines(state=state, weights=weights, policy=trainer, residency=residency)
+        gpu_sharing.follow(weights, trainer)
+        engines = PolicyEngines(state=state, weights=weights, policy=trainer, gpu_sharing=gpu_sharing)
         scheduler = rewards.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
         source = prompt_groups(config, scheduler, state.metrics.warn)
         rollouts = SynchronousRollouts(source, config.rollout, seed=config.seed, runner=runner, unit="iteration")

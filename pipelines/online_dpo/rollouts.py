@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.policy_gradient.residency import Residency
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.scheduler import GroupPlan
@@ -25,14 +25,14 @@ class PolicyEngines:
         state: The run.
         weights: Trainer to engines.
         policy: The model that is trained.
-        residency: Who holds the memory of GPUs that engines and models share.
+        gpu_sharing: Decides what holds the memory of GPUs that engines and models share.
         behind: Whether the policy has moved since the engines got its weights.
     """
 
     state: RunState
     weights: WeightSync
     policy: TrainingEngine[Any]
-    residency: Residency
+    gpu_sharing: GPUSharing
     behind: bool = True
 
     @property
@@ -51,17 +51,17 @@ class PolicyEngines:
         figures: Metrics = {}
         if self.behind:
             with self.state.timer("sync"):
-                figures = self.residency.push(self.weights, self.policy).metrics
+                figures = self.gpu_sharing.push(self.weights, self.policy).metrics
             self.behind = False
-        self.residency.wake()
+        self.gpu_sharing.wake()
         with self.state.timer("generate"), self.state.interruptible():
             yield figures
-        self.residency.sleep()
+        self.gpu_sharing.sleep()
 
     def fall_behind(self) -> None:
         """Note that the policy is about to move."""
         self.behind = True
-        self.residency.policy_moves()
+        self.gpu_sharing.policy_moves()
 
 
 class OnPolicyEvaluator:

@@ -168,7 +168,7 @@ def _read(tokens: IntArray, group_id: str, shared: int) -> TrainingSample:
         group_id=group_id,
         token_ids=np.append(tokens, tokens[-1]),
         prompt_length=shared,
-        sampled=np.arange(len(tokens) + 1) == len(tokens),
+        loss_mask=np.arange(len(tokens) + 1) == len(tokens),
     )
 
 

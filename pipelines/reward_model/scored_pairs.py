@@ -94,7 +94,7 @@ def _whole(
 
 
 def _read_at_its_end(sample: ConversationSample) -> ConversationSample:
-    return replace(sample, trained=np.arange(len(sample)) == len(sample) - 1)
+    return replace(sample, loss_mask=np.arange(len(sample)) == len(sample) - 1)
 
 
 def _margin(row: Row, source: ScoredPairSource, key: str) -> float:

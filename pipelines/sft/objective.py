@@ -27,8 +27,8 @@ class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], Micro
 
     def updates(self, step: Sequence[TrainingSample], engine: Engine) -> Iterator[Update[MicroBatch]]:
         """Yield one optimizer step."""
-        tokens = sum(int(sample.sampled.sum()) for sample in step)
-        weights = [np.where(sample.sampled, np.float32(1 / tokens), np.float32(0)) for sample in step]
+        tokens = sum(int(sample.loss_mask.sum()) for sample in step)
+        weights = [np.where(sample.loss_mask, np.float32(1 / tokens), np.float32(0)) for sample in step]
         yield Update(shards=micro_batches(step, weights, **engine.layout))
 
     def loss(self, model: RankModel, batch: MicroBatch, shared: None) -> tuple[Tensor, Metrics]:  # noqa: ARG002
@@ -62,7 +62,7 @@ def likelihood_metrics(
         names: The source of each sample.
     """
     losses = [-float(each.sum(dtype=np.float64)) for each in logprobs]
-    counts = [int(sample.sampled.sum()) for sample in samples]
+    counts = [int(sample.loss_mask.sum()) for sample in samples]
     total = sum(losses) / max(sum(counts), 1)
     metrics: dict[str, Metric] = {
         "eval/loss": Mean(total, sum(counts)),

@@ -49,7 +49,7 @@ class EnvironmentLost(EnvError):
 class TurnRouter(Generator, EngineTime, Protocol):
     """Samples the turns of many episodes: a `Router`."""
 
-    def hurry(self, keys: Iterable[Hashable]) -> None:
+    def prioritize(self, keys: Iterable[Hashable]) -> None:
         """Serve turns with these affinity keys before others, those to come included, until `forget`."""
 
     def forget(self, keys: Iterable[Hashable]) -> None:
@@ -242,9 +242,9 @@ class _EpisodeRunner:
         for group in groups:
             await _stopped(self._running.get(group, set()))
 
-    def hurry(self, groups: Collection[int]) -> None:
+    def prioritize(self, groups: Collection[int]) -> None:
         """Let the coming turns of groups go first."""
-        self._manager.engines.hurry([name for group in groups for name in self._names(group)])
+        self._manager.engines.prioritize([name for group in groups for name in self._names(group)])
 
     def describe(self, group: int) -> str:
         """Return how many episodes of a group are under way, and what they wait for."""

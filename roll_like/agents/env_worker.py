@@ -20,7 +20,7 @@ from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.health import Report, to_stderr
-from roll_like.cluster.replacement import Replacements
+from roll_like.cluster.worker_restarts import WorkerRestarts
 from roll_like.config.load import import_plugins
 from roll_like.content.unicode import whole_text, whole_texts
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
@@ -186,7 +186,7 @@ class EnvPool:
 
     def __init__(self, cluster: Cluster[EnvWorker], *, deadline_seconds: float, report: Report = to_stderr) -> None:
         self.cluster = cluster
-        self.replacements = Replacements(cluster, EnvWorker.hosted, "its episodes are played again", report)
+        self.worker_restarts = WorkerRestarts(cluster, EnvWorker.hosted, "its episodes are played again", report)
         self.deadline_seconds = deadline_seconds
         self._workers = [_Worker(rank) for rank in range(len(cluster))]
         self._opened = 0
@@ -194,7 +194,7 @@ class EnvPool:
 
     def open(self, spec: EnvironmentSpec) -> RemoteEnvironment:
         """Return an environment on the worker with the fewest."""
-        worker = min(self._workers, key=lambda one: (self.replacements.pausing(one.rank), one.load))
+        worker = min(self._workers, key=lambda one: (self.worker_restarts.pausing(one.rank), one.load))
         worker.load += 1
         self._opened += 1
         return RemoteEnvironment(self, spec, worker, f"{spec.name}-{self._opened}")
@@ -212,7 +212,7 @@ class EnvPool:
         """
         worker.generation += 1
         self.restarts += 1
-        self.replacements.replace(worker.rank, why, counted=counted)
+        self.worker_restarts.replace(worker.rank, why, counted=counted)
 
 
 class RemoteEnvironment:
@@ -228,7 +228,7 @@ class RemoteEnvironment:
     async def reset(self, seed: int) -> Started:
         """Begin the episode; the time in which its worker starts does not count for the deadline."""
         if self._worker.answered < self._worker.generation:
-            await self._pool.replacements.started(self._worker.rank)
+            await self._pool.worker_restarts.started(self._worker.rank)
             await self._within(self._ask(EnvWorker.hosted), "the process", starting=True)
             self._worker.answered = max(self._worker.answered, self._generation)
         return await self._within(self._ask(EnvWorker.reset, self._episode, self._spec, seed), "reset")
@@ -288,7 +288,7 @@ class RemoteEnvironment:
         if isinstance(answer, Crashed):
             raise EnvError(f"{what} of {self._spec.env_id} failed: {answer.error}")
         if not starting:
-            self._pool.replacements.worked(self._worker.rank)
+            self._pool.worker_restarts.worked(self._worker.rank)
         return answer
 
     def _lost(self, why: str) -> EnvironmentLost:

@@ -35,7 +35,7 @@ def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_resp
         how: `algorithm.aggregation`.
         max_response_tokens: `rollout.max_response_tokens`, the constant of `token_sum_norm`.
     """
-    lengths = [int(sample.sampled.sum()) for sample in samples]
+    lengths = [int(sample.loss_mask.sum()) for sample in samples]
     tokens, sequences = sum(lengths), sum(length > 0 for length in lengths)
     weights = []
     for sample, length in zip(samples, lengths, strict=True):
@@ -46,5 +46,5 @@ def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_resp
             "token_sum_norm": sequences * max_response_tokens,
         }
         weight = 1 / denominators[how] if length else 0.0
-        weights.append(sample.sampled.astype(np.float32) * np.float32(weight))
+        weights.append(sample.loss_mask.astype(np.float32) * np.float32(weight))
     return weights

@@ -134,9 +134,9 @@ def token_penalties(
     check_logprobs(samples, reference_logprobs, "reference model")
     penalties = []
     for sample, reference_T in zip(samples, reference_logprobs, strict=True):
-        log_ratio = (reference_T - sample.behaviour_logprobs)[sample.sampled].astype(np.float64)
+        log_ratio = (reference_T - sample.behaviour_logprobs)[sample.loss_mask].astype(np.float64)
         penalty_T = np.zeros(sample.token_ids.shape, np.float32)
-        penalty_T[sample.sampled] = coefficient * _ESTIMATORS[estimator](torch.from_numpy(log_ratio)).numpy()
+        penalty_T[sample.loss_mask] = coefficient * _ESTIMATORS[estimator](torch.from_numpy(log_ratio)).numpy()
         penalties.append(penalty_T)
     return penalties
 
@@ -158,7 +158,7 @@ def check_logprobs(
                 f"the {model}'s {of_sample} have shape {logprobs_T.shape}; {sample.token_ids.shape} was expected, "
                 "one a token"
             )
-        if not all(np.isfinite(array[sample.sampled]).all() for array in (logprobs_T, sample.behaviour_logprobs)):
+        if not all(np.isfinite(array[sample.loss_mask]).all() for array in (logprobs_T, sample.behaviour_logprobs)):
             raise EngineError(
                 f"the {of_sample} hold infinities or NaN; the {model} and the inference engine report finite ones "
                 "for sampled tokens",

@@ -238,7 +238,7 @@ def shape_advantages(
     samples: Sequence[PolicySample], config: AdvantageShapingConfig
 ) -> tuple[list[PolicySample], dict[str, Metric]]:
     """Return the samples with advantages whitened over their sampled tokens, then clipped, and the figures after it."""
-    actions = [sample.advantages[sample.sampled].astype(np.float64) for sample in samples]
+    actions = [sample.advantages[sample.loss_mask].astype(np.float64) for sample in samples]
     if config.whiten:
         actions = whiten(actions)
     if config.clip is not None:
@@ -258,5 +258,5 @@ def shape_advantages(
 
 def _with_advantages(sample: PolicySample, values: Rewards) -> PolicySample:
     advantages_T = np.zeros(len(sample.token_ids), np.float32)
-    advantages_T[sample.sampled] = values
+    advantages_T[sample.loss_mask] = values
     return replace(sample, advantages=advantages_T)

@@ -1,6 +1,6 @@
 """Who holds how much of each GPU in which phase of a step: by formulas, without a GPU.
 
-Phases and moves are those of `policy_gradient/residency.py`: where inference engines and models share GPUs, engines
+Phases and moves are those of `policy_gradient/gpu_sharing.py`: where inference engines and models share GPUs, engines
 sleep while a model computes, and models are in host memory while engines sample; elsewhere all models stay on their
 GPUs. Not counted: fragmentation of the allocator, CUDA graphs, and models of rewards.
 """

@@ -93,7 +93,7 @@ class Hang:
         phase: What they were asked to do; empty if nothing.
         seconds: How long they have been stopped, or have stood still.
         stopped: Whether they are stopped.
-        doomed: Pages of these workers' processes.
+        to_kill: Pages of these workers' processes.
         witnesses: Pages of all processes of the role.
     """
 
@@ -102,7 +102,7 @@ class Hang:
     phase: str
     seconds: float
     stopped: bool
-    doomed: frozenset[str]
+    to_kill: frozenset[str]
     witnesses: frozenset[str]
 
     def text(self, stacks: Path, left: Sequence[int]) -> str:
@@ -160,7 +160,7 @@ class Hangs:
             roles[one.now.role].append(one)
         hangs = [hang for role, processes in roles.items() if (hang := self._judge(role, processes))]
         for hang in hangs:
-            self._found |= hang.doomed
+            self._found |= hang.to_kill
             # the others waited for these; they get time to notice
             for name in hang.witnesses:
                 self._followed[name] = replace(self._followed[name], still=0.0)
@@ -189,7 +189,7 @@ class Hangs:
             phase=next((one.now.page.phase for one in processes if one.now.rank in ranks and one.now.page.phase), ""),
             seconds=max(one.stopped if stopped else one.still for one in guilty),
             stopped=bool(stopped),
-            doomed=frozenset(one.now.name for one in processes if one.now.rank in ranks),
+            to_kill=frozenset(one.now.name for one in processes if one.now.rank in ranks),
             witnesses=frozenset(one.now.name for one in processes),
         )
 
@@ -373,7 +373,7 @@ class Watchdog:
             self._keep(self._nodes.evidence(hang.witnesses))
         except OSError as error:
             self._warn(f"stacks of {hang.role} cannot be kept: {error}")
-        left = self._nodes.end(hang.doomed)
+        left = self._nodes.end(hang.to_kill)
         self._report(hang, hang.text(self._stacks, left))
 
     def _keep(self, texts: dict[str, str]) -> None:

@@ -73,10 +73,10 @@ def untrained(row: Row, field: str, messages: Sequence[ChatMessage]) -> frozense
         if len(set(flags.values())) > 1:
             said = ", ".join(f"{key}: {entry[key]!r}" for key in flags)
             raise DataError(f"{place}: its flags contradict each other: {said}", fix="keep one of them")
-        trained = next(iter(flags.values()), None)
+        in_loss = next(iter(flags.values()), None)
         if message["role"] == "assistant":
-            found |= {at} if trained is False else set()
-        elif trained and not all(key in ("loss_mask", "loss") for key in flags):
+            found |= {at} if in_loss is False else set()
+        elif in_loss and not all(key in ("loss_mask", "loss") for key in flags):
             key = next(iter(flags))
             raise DataError(
                 f"{place}: {key} is {entry[key]!r}, and the message is of the role {message['role']!r}; only the "

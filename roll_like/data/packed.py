@@ -55,7 +55,7 @@ class Batch:
         origins = [parts[0].origin.encode("utf-8", "surrogatepass") for parts in sequences]
         columns: dict[str, Any] = {
             "token_ids": np.concatenate([each.token_ids for each in flat]) if flat else [],
-            "trained": np.concatenate([each.trained for each in flat]) if flat else [],
+            "trained": np.concatenate([each.loss_mask for each in flat]) if flat else [],
             "sequence_ends": np.cumsum([len(each.token_ids) for each in flat], dtype=np.int64),
             "parts": [each.part for each in flat],
             "values": values,
@@ -139,7 +139,7 @@ class PackedSamples(Sequence[T], Generic[T]):
     Args:
         columns: All samples, as `COLUMNS` says.
         width: Sequences of each sample.
-        make: Makes a sample of its sequences, given as (tokens, trained, origin, part), and of its number.
+        make: Makes a sample of its sequences, given as (tokens, loss_mask, origin, part), and of its number.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class PackedSamples(Sequence[T], Generic[T]):
         """Yield every sample for as long as it takes to look at it: without its origin, and not to be written to."""
         # slices of plain arrays take a third of the time of those of maps
         columns = {name: np.asarray(column) for name, column in self.columns.items()}
-        ends, tokens, trained = columns["sequence_ends"].tolist(), columns["token_ids"], columns["trained"]
+        ends, tokens, loss_mask = columns["sequence_ends"].tolist(), columns["token_ids"], columns["trained"]
         begins, width, parts = [0, *ends], self.width, columns["parts"].tolist()
         for index, value in enumerate(columns["values"].tolist()):
             found = []
             for each in range(index * width, (index + 1) * width):
                 here = slice(begins[each], ends[each])
-                found.append((tokens[here], trained[here], "", parts[each]))
+                found.append((tokens[here], loss_mask[here], "", parts[each]))
             yield self._make(found, value)
 
     def _at(self, index: int) -> T:
@@ -185,8 +185,8 @@ class PackedSamples(Sequence[T], Generic[T]):
         for each in range(index * self.width, (index + 1) * self.width):
             begin, end = _bounds(columns["sequence_ends"], each)
             # copies: what is mapped cannot be written to, which torch warns of
-            tokens, trained = np.array(columns["token_ids"][begin:end]), np.array(columns["trained"][begin:end])
-            parts.append((tokens, trained, origin, int(columns["parts"][each])))
+            tokens, loss_mask = np.array(columns["token_ids"][begin:end]), np.array(columns["trained"][begin:end])
+            parts.append((tokens, loss_mask, origin, int(columns["parts"][each])))
         return self._make(parts, float(columns["values"][index]))
 
 

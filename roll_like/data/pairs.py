@@ -183,7 +183,7 @@ def _pieces(
 
 def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
     # after the cut at the limit, which may take away what they differ in
-    if np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.trained, rejected.trained):
+    if np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.loss_mask, rejected.loss_mask):
         raise identical()
     length = chosen.prompt_length
     if length != rejected.prompt_length or not np.array_equal(chosen.token_ids[:length], rejected.token_ids[:length]):

@@ -20,14 +20,14 @@ class ConversationSample:
 
     Attributes:
         token_ids: The sequence, shape [T]; ends with a trained token.
-        trained: True where the loss applies, shape [T]; never at the first token, which nothing predicts.
+        loss_mask: True where the loss applies, shape [T]; never at the first token, which nothing predicts.
         origin: `file:line` of its row.
         part: Its place among the parts of a conversation that was cut; 0 for one that was not.
         images: The images among its tokens, in order.
     """
 
     token_ids: IntArray
-    trained: BoolArray
+    loss_mask: BoolArray
     origin: str
     part: int = 0
     images: tuple[PlacedImage, ...] = ()
@@ -38,12 +38,12 @@ class ConversationSample:
     @property
     def prompt_length(self) -> int:
         """Tokens before the first trained one."""
-        return int(self.trained.argmax())
+        return int(self.loss_mask.argmax())
 
     @property
     def trained_tokens(self) -> int:
         """Tokens that the loss applies to."""
-        return int(self.trained.sum())
+        return int(self.loss_mask.sum())
 
     @property
     def sequences(self) -> tuple[ConversationSample, ...]:
@@ -53,7 +53,7 @@ class ConversationSample:
     def content(self) -> bytes:
         """Return everything that training sees of it, for fingerprints."""
         images = b"".join(image.picture.digest for image in self.images)
-        return self.token_ids.tobytes() + self.trained.tobytes() + images
+        return self.token_ids.tobytes() + self.loss_mask.tobytes() + images
 
 
 class Sample(Protocol):
@@ -108,8 +108,8 @@ class Reader(ABC, Generic[SampleT]):
         """Return a sample of columns, as `roll_like.data.packed.PackedSamples` gives them."""
         return self.join(
             [
-                ConversationSample(token_ids=tokens, trained=trained, origin=origin, part=part)
-                for tokens, trained, origin, part in parts
+                ConversationSample(token_ids=tokens, loss_mask=loss_mask, origin=origin, part=part)
+                for tokens, loss_mask, origin, part in parts
             ],
             value,
         )

@@ -139,14 +139,14 @@ def fit(sample: ConversationSample, limits: RowLimits, counter: SampleCounter, s
         raise DataError(
             f"{sample.origin}: {found}", fix=f"raise {section}.max_tokens, or set {section}.too_long: skip or cut"
         )
-    trained = sample.trained[: limits.max_tokens]
-    if limits.too_long == "skip" or not trained.any():
+    loss_mask = sample.loss_mask[: limits.max_tokens]
+    if limits.too_long == "skip" or not loss_mask.any():
         raise BadRow(Problem.TOO_LONG, found)
     counter.shorten(sample.origin, len(sample))
-    end = int(np.flatnonzero(trained)[-1]) + 1
+    end = int(np.flatnonzero(loss_mask)[-1]) + 1
     # an image ends before the last trained token, or begins after it
     images = tuple(image for image in sample.images if image.start < end)
-    return replace(sample, token_ids=sample.token_ids[:end], trained=trained[:end], images=images)
+    return replace(sample, token_ids=sample.token_ids[:end], loss_mask=loss_mask[:end], images=images)
 
 
 __all__ = [

@@ -276,12 +276,12 @@ def _joined(
             expanded.append(seen)
             length += len(seen)
         tokens = expanded
-    trained = np.repeat([piece.trained for piece in pieces], [len(ids) for ids in tokens])
-    if len(trained):
-        trained[0] = False  # nothing predicts it
+    loss_mask = np.repeat([piece.trained for piece in pieces], [len(ids) for ids in tokens])
+    if len(loss_mask):
+        loss_mask[0] = False  # nothing predicts it
     return ConversationSample(
         token_ids=np.concatenate(tokens).astype(np.int32),
-        trained=trained,
+        loss_mask=loss_mask,
         origin=row.origin,
         part=part,
         images=tuple(images),

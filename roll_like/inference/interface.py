@@ -285,7 +285,7 @@ class InferenceEngine(ABC):
         """
 
     @abstractmethod
-    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         """Return fingerprints of the weights as they are computed with."""
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:

@@ -71,7 +71,7 @@ class ForwardPass:
 def training_pass(samples: Sequence[TrainingSample]) -> ForwardPass:
     """Return the forward pass of one optimizer step; forward and backward together cost three times its FLOPs."""
     tokens, pairs = _distinct(sample.token_ids[:-1].tolist() for sample in samples)
-    return ForwardPass(tokens, pairs, sum(int(sample.sampled[1:].sum()) for sample in samples))
+    return ForwardPass(tokens, pairs, sum(int(sample.loss_mask[1:].sum()) for sample in samples))
 
 
 def generation_pass(samples: Iterable[tuple[Sequence[int], int]]) -> ForwardPass:

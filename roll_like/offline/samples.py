@@ -13,7 +13,7 @@ def training_samples(conversations: Sequence[ConversationSample]) -> list[Traini
     """Return conversations as the trainer takes them: each for itself."""
     return [
         TrainingSample(
-            group_id=str(index), token_ids=each.token_ids, prompt_length=0, sampled=each.trained, images=each.images
+            group_id=str(index), token_ids=each.token_ids, prompt_length=0, loss_mask=each.loss_mask, images=each.images
         )
         for index, each in enumerate(conversations)
     ]
@@ -21,7 +21,7 @@ def training_samples(conversations: Sequence[ConversationSample]) -> list[Traini
 
 def samples_metrics(samples: Sequence[TrainingSample]) -> dict[str, Metric]:
     """Return how many samples a step has, how many of their tokens are trained, and how long they are."""
-    trained = sum(int(sample.sampled.sum()) for sample in samples)
+    trained = sum(int(sample.loss_mask.sum()) for sample in samples)
     return length_metrics([len(sample.token_ids) for sample in samples], trained=trained)
 
 

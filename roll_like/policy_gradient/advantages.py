@@ -108,7 +108,7 @@ class Advantages:
             samples, self._reference.logprobs(samples), estimator=self._algorithm.kl.estimator, coefficient=1.0
         )
         estimates = joined(flatten(groups), estimates)
-        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         mean = float(sum(estimate.sum(dtype=np.float64) for estimate in estimates)) / max(tokens, 1)
         self._kl.update(mean, len(samples))
         figures: dict[str, Metric] = {

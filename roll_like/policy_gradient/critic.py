@@ -219,9 +219,9 @@ def value_batches(
 
 def _fit(step: ValueStep) -> dict[str, Metric]:
     """Return how well values foretold returns, over the sampled tokens."""
-    sampled = [sample.sampled for sample in step.samples]
-    values_N = np.concatenate([array[mask] for array, mask in zip(step.values, sampled, strict=True)])
-    returns_N = np.concatenate([array[mask] for array, mask in zip(step.returns, sampled, strict=True)])
+    loss_masks = [sample.loss_mask for sample in step.samples]
+    values_N = np.concatenate([array[mask] for array, mask in zip(step.values, loss_masks, strict=True)])
+    returns_N = np.concatenate([array[mask] for array, mask in zip(step.returns, loss_masks, strict=True)])
     tokens = float(len(values_N))
     explained = explained_variance(values_N, returns_N)
     metrics: dict[str, Metric] = {

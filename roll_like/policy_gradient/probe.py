@@ -42,7 +42,8 @@ def trainer_logprobs(trained: Cluster[TrainingRank]) -> Callable[[IntArray], Flo
     """Return what computes log-probabilities of given tokens on all ranks: those of a sharded model need each other."""
 
     def logprobs(tokens: IntArray) -> FloatArray:
-        sample = TrainingSample(group_id="probe", token_ids=tokens, prompt_length=1, sampled=np.arange(len(tokens)) > 0)
+        loss_mask = np.arange(len(tokens)) > 0
+        sample = TrainingSample(group_id="probe", token_ids=tokens, prompt_length=1, loss_mask=loss_mask)
         ((batch,),) = micro_batches([sample], ranks=1, max_tokens=len(tokens), share_prompts=False)
         found = trained.everywhere(TrainingRank.ask, untempered_logprobs, batch)[0]
         return per_sample([sample], [[batch]], [[found]])[0][1:]

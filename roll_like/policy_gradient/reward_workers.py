@@ -29,8 +29,8 @@ from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
+from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
-from roll_like.rollout.fleet import Fleet
 from roll_like.rollout.handles import RewardPool
 from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.rollout.router import Router
@@ -95,11 +95,11 @@ class RewardWorkers:
             self._keeper.start()
         self.pools.wait_until_ready()
 
-    def scheduler(self, inference: Fleet, progress: Progress = lambda done, total: None) -> GenerateScheduler:
+    def scheduler(self, inference: EnginePool, progress: Progress = lambda done, total: None) -> GenerateScheduler:
         """Return what collects groups from the engines and has them scored here."""
         return GenerateScheduler(self.router(inference), self.pools, progress=progress)
 
-    def router(self, inference: Fleet) -> Router:
+    def router(self, inference: EnginePool) -> Router:
         """Return what sends requests to the engines; the base model judges through it, where it does.
 
         Raises:

@@ -37,6 +37,6 @@ def start_rollouts(
     )
     run.stack.callback(rollouts.close)
     mapping = config.resources.device_mapping
-    workers.residency.takes_turns = mapping.training.overlaps(mapping.inference)
+    workers.gpu_sharing.takes_turns = mapping.training.overlaps(mapping.inference)
     workers.on_push.append(rollouts.published)
     return KeptRollouts(rollouts, until_checkpoint=written)

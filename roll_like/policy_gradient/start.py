@@ -20,11 +20,11 @@ from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.policy_gradient.probe import weight_probe
-from roll_like.policy_gradient.residency import Residency
 from roll_like.registry import INFERENCE_ENGINES
-from roll_like.rollout.fleet import Fleet
+from roll_like.rollout.engine_pool import EnginePool
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
 from roll_like.training.language_model import LanguageModelObjective
@@ -34,7 +34,7 @@ from roll_like.types import PolicySample
 
 
 def start_actor(
-    config: PolicyGradientConfig, run: RunContext, model: ResolvedModel, kl: KLController, residency: Residency
+    config: PolicyGradientConfig, run: RunContext, model: ResolvedModel, kl: KLController, gpu_sharing: GPUSharing
 ) -> TrainingEngine[Sequence[PolicySample]]:
     """Start the policy that is trained; `kl` sets the weight of a KL penalty in its loss."""
     devices = config.resources.device_mapping.training
@@ -51,7 +51,7 @@ def start_actor(
         config, model, devices, objective, total_updates=learning_steps * config.algorithm.updates_per_step
     )
     engine = start_engine("training", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
-    residency.add(engine, devices)
+    gpu_sharing.add(engine, devices)
     return engine
 
 
@@ -60,7 +60,7 @@ def start_reference(
     run: RunContext,
     actor_model: ResolvedModel,
     actor: TrainingEngine[Any],
-    residency: Residency,
+    gpu_sharing: GPUSharing,
 ) -> Reference[PolicySample] | None:
     """Start the frozen model that KL terms compare with, where it is not the actor itself; nothing without one."""
     if config.reference is None:
@@ -81,12 +81,12 @@ def start_reference(
     )
     spec = rank_spec(config, model, devices, objective, total_updates=None)
     engine = start_engine("reference", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
-    residency.add(engine, devices)
+    gpu_sharing.add(engine, devices)
     return engine
 
 
 def start_critic(
-    config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel, residency: Residency
+    config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel, gpu_sharing: GPUSharing
 ) -> Critic | None:
     """Start the critic, or nothing where there is no `critic` section."""
     critic = config.critic
@@ -97,7 +97,7 @@ def start_critic(
     objective = ValueObjective(settings=critic)
     spec = rank_spec(config, model, devices, objective, total_updates=config.steps * critic.updates_per_step)
     engine = start_engine("critic", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
-    residency.add(engine, devices)
+    gpu_sharing.add(engine, devices)
     return Critic(engine)
 
 
@@ -109,7 +109,7 @@ def start_inference(
     runner: DriverLoop,
     *,
     follows: bool = True,
-) -> Fleet:
+) -> EnginePool:
     """Start the engines' processes; their models are loaded by `InferenceEngine.start`.
 
     Args:
@@ -157,7 +157,7 @@ def start_inference(
         concurrency=64,
     )
     stack.callback(cluster.close, InferenceEngine.close)
-    return Fleet(cluster, runner, report=resources.report, follows=follows, takes_adapters=adapter is not None)
+    return EnginePool(cluster, runner, report=resources.report, follows=follows, takes_adapters=adapter is not None)
 
 
 class _Sender:
@@ -169,7 +169,7 @@ class _Sender:
         inference: The engines.
     """
 
-    def __init__(self, config: SamplingRunConfig, trained: TrainingEngine[Any], inference: Fleet) -> None:
+    def __init__(self, config: SamplingRunConfig, trained: TrainingEngine[Any], inference: EnginePool) -> None:
         self._config = config
         self._trained = trained
         self._inference = inference
@@ -192,14 +192,14 @@ class _Sender:
             ranks.everywhere(TrainingRank.connect_weights, transfer, self._inference.takes_adapters)
         self._connected = wanted
 
-    def __call__(self, salt: int) -> SendReport:
+    def __call__(self, seed: int) -> SendReport:
         """Send; return what rank 0 says."""
         self.connect()
-        return self._trained.cluster.everywhere(TrainingRank.send_weights, salt)[0]
+        return self._trained.cluster.everywhere(TrainingRank.send_weights, seed)[0]
 
 
 def start_weight_sync(
-    config: SamplingRunConfig, trained: TrainingEngine[Any], inference: Fleet, *, version: int = 0
+    config: SamplingRunConfig, trained: TrainingEngine[Any], inference: EnginePool, *, version: int = 0
 ) -> WeightSync:
     """Connect the ranks of the model that is trained with the engines.
 

@@ -19,7 +19,7 @@ from roll_like.models.load import resolve_model
 from roll_like.models.shape import load_model_shape
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.critic import Critic
-from roll_like.policy_gradient.residency import Residency
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.start import (
     start_actor,
     start_critic,
@@ -28,7 +28,7 @@ from roll_like.policy_gradient.start import (
     start_weight_sync,
 )
 from roll_like.registry import ADVANTAGES
-from roll_like.rollout.fleet import Fleet
+from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.replay import ReplayedRollouts
 from roll_like.run.state import RunContext, RunState
 from roll_like.training.engine import Reference, TrainingEngine
@@ -61,7 +61,7 @@ class Workers:
         advantages: The estimator, with a KL penalty in the reward where configured.
         engines: The engines; None where recorded rollouts are replayed.
         weights: Actor to engines.
-        residency: Who holds the memory of GPUs that engines and models share.
+        gpu_sharing: Decides what holds the memory of GPUs that engines and models share.
         on_push: Called with each new policy version, as soon as the engines sample with it.
     """
 
@@ -71,15 +71,15 @@ class Workers:
     critic: Critic | None
     kl_reference: Reference[PolicySample] | None
     advantages: Advantages
-    engines: Fleet | None
+    engines: EnginePool | None
     weights: WeightSync | VersionCounter
-    residency: Residency
+    gpu_sharing: GPUSharing
     on_push: list[Callable[[int], None]] = field(default_factory=list)
     _moved: bool = False
     _published: int = 0
 
     @property
-    def inference(self) -> Fleet:
+    def inference(self) -> EnginePool:
         """The engines of a run that samples."""
         assert self.engines is not None, "a replay neither samples nor evaluates"
         return self.engines
@@ -107,7 +107,7 @@ class Workers:
         if not isinstance(self.weights, WeightSync) or self.weights.version < self.state.reached:
             return self._counted()
         with self.state.timer("sync"):
-            report = self.residency.push(self.weights, self.actor)
+            report = self.gpu_sharing.push(self.weights, self.actor)
         if report.version > self._published:
             self._published = report.version
             for listener in self.on_push:
@@ -123,8 +123,8 @@ class Workers:
     def training(self) -> Iterator[None]:
         """Give shared devices to the models. Engines that slept meanwhile sample again after `push`."""
         with self.state.timer("train"):
-            self.residency.policy_moves()
-            self.residency.sleep()
+            self.gpu_sharing.policy_moves()
+            self.gpu_sharing.sleep()
             yield
         self._moved = True
 
@@ -152,14 +152,14 @@ def start_workers(
     runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
     inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack, runner)
-    residency = Residency(runner=runner, engines=inference, resources=config.resources, timer=run.state.timer)
-    with residency.starting(alone=config.starts_alone("inference")):
+    gpu_sharing = GPUSharing(runner=runner, engines=inference, resources=config.resources, timer=run.state.timer)
+    with gpu_sharing.starting(alone=config.starts_alone("inference")):
         if auxiliary is not None:
             auxiliary.start()
         kl = KLController(config.algorithm.kl)
-        actor = start_actor(config, run, model, kl, residency)
-        reference = start_reference(config, run, model, actor, residency)
-        critic = start_critic(config, run, model, residency)
+        actor = start_actor(config, run, model, kl, gpu_sharing)
+        reference = start_reference(config, run, model, actor, gpu_sharing)
+        critic = start_critic(config, run, model, gpu_sharing)
     if auxiliary is not None:
         auxiliary.wait()
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
@@ -170,7 +170,7 @@ def start_workers(
     weights: WeightSync | VersionCounter = VersionCounter(version)
     if inference is not None:
         weights = start_weight_sync(config, actor, inference, version=version)
-        residency.follow(weights, actor)
+        gpu_sharing.follow(weights, actor)
     return Workers(
         state=run.state,
         runner=runner,
@@ -188,7 +188,7 @@ def start_workers(
         ),
         engines=inference,
         weights=weights,
-        residency=residency,
+        gpu_sharing=gpu_sharing,
     )
 
 
@@ -220,7 +220,7 @@ def start_replay(
 
 def start_engines(
     config: SamplingRunConfig, resources: ResourceManager, stack: ExitStack, auxiliary: AuxiliaryRole
-) -> tuple[Fleet, DriverLoop]:
+) -> tuple[EnginePool, DriverLoop]:
     """Start engines and auxiliary roles without a trainer, to evaluate a model; return them when they are ready.
 
     Args:

@@ -16,8 +16,8 @@ from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.config.schedule import AsyncSchedule
 from roll_like.inference.interface import derived_seed
 from roll_like.rollout.collection import Collected, SampleCounter
-from roll_like.rollout.ledger import Ledger
 from roll_like.rollout.source import GroupSource, PlanT
+from roll_like.rollout.staleness import StalenessManager
 from roll_like.rollout.storage import read_groups, write_groups
 from roll_like.rollout.stream import GroupStream, Since
 from roll_like.types import Group, Scored, Task
@@ -59,7 +59,7 @@ class AsyncRollouts:
         self._seed = seed
         self._runner = runner
         self._progress = progress
-        self._ledger = Ledger(
+        self._staleness = StalenessManager(
             groups=config.groups,
             max_staleness=schedule.max_staleness,
             ahead=schedule.ahead,
@@ -77,7 +77,7 @@ class AsyncRollouts:
         self._stream = GroupStream(
             source.collector.runner(plan, self._counter),
             self._tasks(),
-            self._ledger,
+            self._staleness,
             source.accept,
             clock=time.monotonic,
             stall_seconds=schedule.stall_seconds,
@@ -122,7 +122,7 @@ class AsyncRollouts:
         assert self._restored is not None, "`load_state` comes first"
         stream = self._restored.get("stream")
         if stream is None:
-            stream = Ledger.beginning(self._restored["returned"])
+            stream = StalenessManager.beginning(self._restored["returned"])
             groups: list[Group[Scored]] = []
         else:
             groups = read_groups(directory / BUFFER)
@@ -133,8 +133,8 @@ class AsyncRollouts:
         self._runner.run(self._stream.close())
 
     def _publish(self, version: int) -> None:
-        if self._ledger.version == 0:  # the first version of this process: a step was trained from each before it
-            self._ledger.taken = version - 1
+        if self._staleness.version == 0:  # the first version of this process: a step was trained from each before it
+            self._staleness.taken = version - 1
         self._stream.published(version)
 
     async def _collect(self, step: int) -> Collected:

@@ -95,7 +95,7 @@ class GroupRunner(Protocol):
     async def stop(self, groups: Collection[int]) -> None:
         """Cancel running groups, and wait until nothing of them generates."""
 
-    def hurry(self, groups: Collection[int]) -> None:
+    def prioritize(self, groups: Collection[int]) -> None:
         """Let the requests of groups go before those of others, from now until each group's end."""
 
     def describe(self, group: int) -> str:
@@ -173,7 +173,7 @@ class GroupCollector:
         """Start groups, and wait for one of them to end, until there are enough or no more may start."""
         try:
             self._start_groups(self._plan.initial_groups)
-            self._runner.hurry(range(min(self._plan.waited_for, self._counter.started)))
+            self._runner.prioritize(range(min(self._plan.waited_for, self._counter.started)))
             while self._open:
                 finished, _ = await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
                 for task in finished:

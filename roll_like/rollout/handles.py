@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.health import Report, to_stderr
-from roll_like.cluster.replacement import Replacements
+from roll_like.cluster.worker_restarts import WorkerRestarts
 from roll_like.errors import RollLikeError
 from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
 from roll_like.rewards.worker import RewardWorker
@@ -97,7 +97,7 @@ class RewardPool:
         report: Report = to_stderr,
     ) -> None:
         self._cluster = cluster
-        self._replacements = Replacements(cluster, RewardWorker.healthy, "its groups are scored again", report)
+        self._worker_restarts = WorkerRestarts(cluster, RewardWorker.healthy, "its groups are scored again", report)
         self._limit = limit_seconds
         self._room = groups_per_worker
         self._load = [0] * len(cluster)
@@ -160,14 +160,14 @@ class RewardPool:
             self._changed.set()
 
     def _burden(self, rank: int) -> tuple[bool, int]:
-        return self._replacements.pausing(rank), self._load[rank]
+        return self._worker_restarts.pausing(rank), self._load[rank]
 
     async def _score_on(self, rank: int, group: Group[Trajectory]) -> Group[Scored] | _Lost:
         self._load[rank] += 1
         self._arrivals[rank] += 1
         arrivals, first = self._arrivals[rank], self._load[rank] == 1
         try:
-            await self._replacements.started(rank)
+            await self._worker_restarts.started(rank)
         except asyncio.CancelledError:
             self._leave(rank)
             raise
@@ -188,7 +188,7 @@ class RewardPool:
             if done and (rank, generation) in self._retired:
                 return _Lost(str(error), "retired")
             return _Lost(str(error), "alone" if alone else "company")
-        self._replacements.worked(rank)
+        self._worker_restarts.worked(rank)
         if len(scored.failures) > len(group.failures):
             await self._retire_if_hung(rank, generation)
         return scored
@@ -208,7 +208,7 @@ class RewardPool:
         if self._generation[rank] == generation:
             self._generation[rank] += 1
             self.restarts += 1
-            self._replacements.replace(rank, why, counted=counted)
+            self._worker_restarts.replace(rank, why, counted=counted)
 
     def _release(self, rank: int, ended: asyncio.Future[Group[Scored]]) -> None:
         if not ended.cancelled():

@@ -88,7 +88,7 @@ class _Rank(IntEnum):
     """The queue that a request waits in; a later one is served when the earlier ones are empty."""
 
     URGENT = 0
-    HURRIED = 1
+    PRIORITIZED = 1
     ORDINARY = 2
 
 
@@ -101,12 +101,12 @@ class _Pending:
     rank: _Rank
     done: asyncio.Future[Generation]
     attempts: int = 0
-    lane: _Lane | None = None  # None: it waits
+    endpoint: _Endpoint | None = None  # None: it waits
     taken_back: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _Endpoint:
     """A replica, and what it was given."""
 
     replica: Replica
@@ -123,40 +123,40 @@ class _Lane:
 
 
 class _ByLoad:
-    """Lanes by their load; finds one of the least loaded without looking at the others.
+    """Endpoints by their load; finds one of the least loaded without looking at the others.
 
     Args:
-        lanes: Lanes without requests.
-        most: Most requests that a lane has.
+        endpoints: Endpoints without requests.
+        most: Most requests that an endpoint has.
     """
 
-    def __init__(self, lanes: Iterable[_Lane], most: int) -> None:
-        self._lanes = [OrderedDict[_Lane, None]() for _ in range(most + 1)]
-        self._lanes[0].update((lane, None) for lane in lanes)
+    def __init__(self, endpoints: Iterable[_Endpoint], most: int) -> None:
+        self._endpoints = [OrderedDict[_Endpoint, None]() for _ in range(most + 1)]
+        self._endpoints[0].update((endpoint, None) for endpoint in endpoints)
         self._least = 0
 
-    def least(self) -> _Lane | None:
-        """Return the lane that has had the least load for longest; None without lanes."""
-        while self._least < len(self._lanes) and not self._lanes[self._least]:
+    def least(self) -> _Endpoint | None:
+        """Return the endpoint that has had the least load for longest; None without endpoints."""
+        while self._least < len(self._endpoints) and not self._endpoints[self._least]:
             self._least += 1
-        if self._least == len(self._lanes):
+        if self._least == len(self._endpoints):
             return None
-        return next(iter(self._lanes[self._least]))
+        return next(iter(self._endpoints[self._least]))
 
-    def moved(self, lane: _Lane, before: int) -> None:
-        """Note that a lane's load was `before` and is another now."""
-        del self._lanes[before][lane]
-        self._lanes[lane.load][lane] = None
-        self._least = min(self._least, lane.load)
+    def moved(self, endpoint: _Endpoint, before: int) -> None:
+        """Note that an endpoint's load was `before` and is another now."""
+        del self._endpoints[before][endpoint]
+        self._endpoints[endpoint.load][endpoint] = None
+        self._least = min(self._least, endpoint.load)
 
-    def add(self, lane: _Lane) -> None:
-        """Take in a lane without requests."""
-        self._lanes[0][lane] = None
+    def add(self, endpoint: _Endpoint) -> None:
+        """Take in an endpoint without requests."""
+        self._endpoints[0][endpoint] = None
         self._least = 0
 
-    def remove(self, lane: _Lane) -> None:
-        """Forget a lane."""
-        del self._lanes[lane.load][lane]
+    def remove(self, endpoint: _Endpoint) -> None:
+        """Forget an endpoint."""
+        del self._endpoints[endpoint.load][endpoint]
 
 
 class Router:
@@ -181,20 +181,20 @@ class Router:
         awaits_more: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lanes = [_Lane(replica) for replica in replicas]
+        self._endpoints = [_Endpoint(replica) for replica in replicas]
         self._most_held = most_held(max_running)
         self._slack = affinity_slack(max_running)
-        self._by_load = _ByLoad(self._lanes, self._most_held)
+        self._by_load = _ByLoad(self._endpoints, self._most_held)
         self._max_in_flight = max_in_flight
         self._retries = retries
         self._awaits_more = awaits_more
         self._clock = clock
         self._unfinished: dict[str, _Pending] = {}
         self._queues = {rank: OrderedDict[str, _Pending]() for rank in _Rank}
-        self._ordinary: dict[Hashable, dict[str, _Pending]] = {}  # what waits and could be hurried, by key
-        self._hurried: set[Hashable] = set()
+        self._ordinary: dict[Hashable, dict[str, _Pending]] = {}  # what waits and could be prioritized, by key
+        self._prioritized: set[Hashable] = set()
         self._in_flight = 0
-        self._affinities: OrderedDict[Hashable, _Lane] = OrderedDict()
+        self._affinities: OrderedDict[Hashable, _Endpoint] = OrderedDict()
         self._busy_seconds = 0.0
         self._woken = False
         self._aborts: set[asyncio.Task[None]] = set()
@@ -236,31 +236,31 @@ class Router:
         """Take requests back, and wait until replicas have let go of them."""
         found = [self._unfinished[request_id] for request_id in request_ids if request_id in self._unfinished]
         wanted = [pending for pending in found if not pending.done.done()]
-        by_lane: dict[_Lane, list[str]] = {}
+        by_endpoint: dict[_Endpoint, list[str]] = {}
         for pending in wanted:
             pending.taken_back = True
-            if pending.lane is None:
+            if pending.endpoint is None:
                 self._dequeue(pending)
                 _fail(pending, _taken_back(pending))
             else:
-                by_lane.setdefault(pending.lane, []).append(pending.request.request_id)
-        await asyncio.gather(*(self._abort_on(lane, ids) for lane, ids in by_lane.items()))
+                by_endpoint.setdefault(pending.endpoint, []).append(pending.request.request_id)
+        await asyncio.gather(*(self._abort_on(endpoint, ids) for endpoint, ids in by_endpoint.items()))
         if wanted:
             await asyncio.wait([pending.done for pending in wanted])
 
-    def hurry(self, keys: Iterable[Hashable]) -> None:
+    def prioritize(self, keys: Iterable[Hashable]) -> None:
         """Serve requests with these affinity keys before ordinary ones, those to come included, until `forget`."""
         for key in keys:
-            self._hurried.add(key)
+            self._prioritized.add(key)
             for request_id, pending in self._ordinary.pop(key, {}).items():
                 del self._queues[_Rank.ORDINARY][request_id]
-                pending.rank = _Rank.HURRIED
-                self._queues[_Rank.HURRIED][request_id] = pending
+                pending.rank = _Rank.PRIORITIZED
+                self._queues[_Rank.PRIORITIZED][request_id] = pending
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop what is known of affinity keys that no further request will have."""
         for key in keys:
-            self._hurried.discard(key)
+            self._prioritized.discard(key)
             self._affinities.pop(key, None)
 
     def unfinished(self, keys: Collection[Hashable]) -> int:
@@ -269,28 +269,28 @@ class Router:
 
     def admit(self, replica: Replica) -> None:
         """Give requests to another replica too, such as one in the place of a lost one."""
-        lane = _Lane(replica)
-        self._lanes.append(lane)
-        self._by_load.add(lane)
+        endpoint = _Endpoint(replica)
+        self._endpoints.append(endpoint)
+        self._by_load.add(endpoint)
         self._wake()
 
     @property
     def replicas(self) -> int:
         """Replicas that are there."""
-        return len(self._lanes)
+        return len(self._endpoints)
 
     def busy_seconds(self) -> float:
         """Return for how long replicas had at least one request so far, all together. Seconds."""
         now = self._clock()
-        return self._busy_seconds + sum(now - lane.busy_since for lane in self._lanes if lane.requests)
+        return self._busy_seconds + sum(now - endpoint.busy_since for endpoint in self._endpoints if endpoint.requests)
 
     # ---- waiting -------------------------------------------------------------------------------
 
     def _enqueue(self, pending: _Pending) -> None:
         request_id, key = pending.request.request_id, pending.affinity_key
         if pending.rank is _Rank.ORDINARY:
-            if key in self._hurried:
-                pending.rank = _Rank.HURRIED
+            if key in self._prioritized:
+                pending.rank = _Rank.PRIORITIZED
             else:
                 self._ordinary.setdefault(key, {})[request_id] = pending
         self._queues[pending.rank][request_id] = pending
@@ -322,7 +322,7 @@ class Router:
     def _dispatch(self) -> None:
         """Give waiting requests to replicas that have room. A slow replica delays no other."""
         self._woken = False
-        batches: dict[_Lane, list[_Pending]] = {}
+        batches: dict[_Endpoint, list[_Pending]] = {}
         while (pending := self._next()) is not None and self._in_flight < self._max_in_flight:
             least = self._by_load.least()
             if least is None or least.load >= self._most_held:
@@ -330,70 +330,70 @@ class Router:
             self._dequeue(pending)
             if pending.done.done():
                 continue
-            lane = self._lane_of(pending.affinity_key, least)
-            self._give(lane, pending)
-            batches.setdefault(lane, []).append(pending)
-        for lane, batch in batches.items():
-            task = asyncio.create_task(self._submit(lane, [pending.request for pending in batch]))
-            lane.submits.add(task)
-            task.add_done_callback(lane.submits.discard)
+            endpoint = self._endpoint_of(pending.affinity_key, least)
+            self._give(endpoint, pending)
+            batches.setdefault(endpoint, []).append(pending)
+        for endpoint, batch in batches.items():
+            task = asyncio.create_task(self._submit(endpoint, [pending.request for pending in batch]))
+            endpoint.submits.add(task)
+            task.add_done_callback(endpoint.submits.discard)
 
-    def _lane_of(self, key: Hashable, least: _Lane) -> _Lane:
+    def _endpoint_of(self, key: Hashable, least: _Endpoint) -> _Endpoint:
         """Return where a request goes: to the replica that has its prefix, unless that is full or ahead of others."""
-        lane = self._affinities.get(key, least)
-        if lane.lost or lane.load >= self._most_held or lane.load > least.load + self._slack:
-            lane = least
-        self._affinities[key] = lane
+        endpoint = self._affinities.get(key, least)
+        if endpoint.lost or endpoint.load >= self._most_held or endpoint.load > least.load + self._slack:
+            endpoint = least
+        self._affinities[key] = endpoint
         self._affinities.move_to_end(key)
         if len(self._affinities) > MAX_AFFINITIES:
             self._affinities.popitem(last=False)
-        return lane
+        return endpoint
 
-    def _give(self, lane: _Lane, pending: _Pending) -> None:
-        if not lane.requests:
-            lane.busy_since = self._clock()
-        pending.lane = lane
-        lane.requests[pending.request.request_id] = pending
-        self._by_load.moved(lane, lane.load - 1)
+    def _give(self, endpoint: _Endpoint, pending: _Pending) -> None:
+        if not endpoint.requests:
+            endpoint.busy_since = self._clock()
+        pending.endpoint = endpoint
+        endpoint.requests[pending.request.request_id] = pending
+        self._by_load.moved(endpoint, endpoint.load - 1)
         self._in_flight += 1
 
-    def _take(self, lane: _Lane, request_id: str) -> _Pending | None:
-        pending = lane.requests.pop(request_id, None)
+    def _take(self, endpoint: _Endpoint, request_id: str) -> _Pending | None:
+        pending = endpoint.requests.pop(request_id, None)
         if pending is not None:
-            pending.lane = None
-            self._by_load.moved(lane, lane.load + 1)
+            pending.endpoint = None
+            self._by_load.moved(endpoint, endpoint.load + 1)
             self._in_flight -= 1
-            if not lane.requests:
-                self._busy_seconds += self._clock() - lane.busy_since
+            if not endpoint.requests:
+                self._busy_seconds += self._clock() - endpoint.busy_since
         return pending
 
-    async def _submit(self, lane: _Lane, requests: Sequence[GenerateRequest]) -> None:
+    async def _submit(self, endpoint: _Endpoint, requests: Sequence[GenerateRequest]) -> None:
         try:
-            await lane.replica.submit(requests)
+            await endpoint.replica.submit(requests)
         except ReplicaLost as error:
-            self._lose(lane, error)
+            self._lose(endpoint, error)
             return
         except Exception as error:  # noqa: BLE001 - raised in every waiting call
             self._break(error)
             return
-        if lane.poller is None or lane.poller.done():
-            lane.poller = asyncio.create_task(self._poll_while_busy(lane))
+        if endpoint.poller is None or endpoint.poller.done():
+            endpoint.poller = asyncio.create_task(self._poll_while_busy(endpoint))
 
     # ---- receiving -----------------------------------------------------------------------------
 
-    async def _poll_while_busy(self, lane: _Lane) -> None:
+    async def _poll_while_busy(self, endpoint: _Endpoint) -> None:
         try:
-            while lane.requests:
-                for result in await lane.replica.poll(POLL_SECONDS):
-                    self._receive(lane, result)
+            while endpoint.requests:
+                for result in await endpoint.replica.poll(POLL_SECONDS):
+                    self._receive(endpoint, result)
                 self._wake()
         except ReplicaLost as error:
-            self._lose(lane, error)
+            self._lose(endpoint, error)
         except Exception as error:  # noqa: BLE001 - raised in every waiting call
             self._break(error)
 
-    def _receive(self, lane: _Lane, result: Generation | FailedGeneration) -> None:
-        pending = self._take(lane, result.request_id)
+    def _receive(self, endpoint: _Endpoint, result: Generation | FailedGeneration) -> None:
+        pending = self._take(endpoint, result.request_id)
         if pending is None or pending.done.done():
             return
         if isinstance(result, Generation):
@@ -412,17 +412,17 @@ class Router:
         elif not pending.done.done():
             self._enqueue(pending)
 
-    def _lose(self, lane: _Lane, error: ReplicaLost) -> None:
+    def _lose(self, endpoint: _Endpoint, error: ReplicaLost) -> None:
         """Queue a lost replica's requests again; this does not count as an attempt of theirs."""
-        if lane.lost:
+        if endpoint.lost:
             return
-        lane.lost = True
-        self._lanes.remove(lane)
-        lost = list(lane.requests.values())
+        endpoint.lost = True
+        self._endpoints.remove(endpoint)
+        lost = list(endpoint.requests.values())
         for pending in lost:
-            self._take(lane, pending.request.request_id)
-        self._by_load.remove(lane)
-        if self._lanes or self._awaits_more():
+            self._take(endpoint, pending.request.request_id)
+        self._by_load.remove(endpoint)
+        if self._endpoints or self._awaits_more():
             for pending in lost:
                 self._try_again(pending)
         else:
@@ -439,19 +439,19 @@ class Router:
         if not done.cancelled():
             return
         pending.taken_back = True
-        if pending.lane is not None:
-            task = asyncio.create_task(self._abort_on(pending.lane, [request_id]))
+        if pending.endpoint is not None:
+            task = asyncio.create_task(self._abort_on(pending.endpoint, [request_id]))
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
         elif self._queues[pending.rank].get(request_id) is pending:
             self._dequeue(pending)
 
-    async def _abort_on(self, lane: _Lane, request_ids: Sequence[str]) -> None:
-        if lane.submits:  # what a replica does not know yet it cannot abort
-            await asyncio.wait(lane.submits)
-        if not lane.lost:
+    async def _abort_on(self, endpoint: _Endpoint, request_ids: Sequence[str]) -> None:
+        if endpoint.submits:  # what a replica does not know yet it cannot abort
+            await asyncio.wait(endpoint.submits)
+        if not endpoint.lost:
             with contextlib.suppress(ReplicaLost):  # its poller finds out, and hands the requests on
-                await lane.replica.abort(request_ids)
+                await endpoint.replica.abort(request_ids)
 
     def _break(self, error: Exception) -> None:
         """Nothing can be generated any more: raise in every waiting call."""
@@ -461,9 +461,9 @@ class Router:
         for queue in self._queues.values():
             queue.clear()
         self._ordinary.clear()
-        for lane in self._lanes:
-            for request_id in list(lane.requests):
-                self._take(lane, request_id)
+        for endpoint in self._endpoints:
+            for request_id in list(endpoint.requests):
+                self._take(endpoint, request_id)
 
 
 def all_gone(error: Exception) -> ReplicaLost:

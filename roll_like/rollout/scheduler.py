@@ -162,9 +162,9 @@ class _PromptRunner:
             drawing.stopped = True
         await self._router.abort([request.request_id for drawing in stopped for request in drawing.requests])
 
-    def hurry(self, groups: Collection[int]) -> None:
+    def prioritize(self, groups: Collection[int]) -> None:
         """Let what groups are still to generate go first."""
-        self._router.hurry([self._key(group) for group in groups])
+        self._router.prioritize([self._key(group) for group in groups])
 
     def describe(self, group: int) -> str:
         """Return how many samples of a group are finished."""

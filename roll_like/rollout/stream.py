@@ -1,8 +1,8 @@
 """Runs groups all the time, while the policy is trained as well: each is an asyncio task.
 
-What may start and what is trained next is the ledger's decision (`ledger.py`). The stream starts groups where there is
-room: after a new policy version, after a group has ended, after a batch was taken. It has no thread and no knowledge
-of Ray; everything in it runs on one event loop.
+The staleness manager (`staleness.py`) decides what may start and what is trained next. The stream starts groups where
+there is room: after a new policy version, after a group has ended, after a batch was taken. It has no thread and no
+knowledge of Ray; everything in it runs on one event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from roll_like.errors import GenerationError
 from roll_like.rollout.collection import GroupRunner
-from roll_like.rollout.ledger import Admitted, Ledger
+from roll_like.rollout.staleness import Admitted, StalenessManager
 from roll_like.types import Failure, Group, Scored, Task
 
 #: Groups that the message about a stalled stream names.
@@ -47,7 +47,7 @@ class GroupStream:
     Args:
         runner: Samples and scores groups.
         tasks: What to attempt, without end.
-        ledger: Decides what starts and what is trained.
+        staleness: Decides what starts and what is trained.
         accept: Whether a scored group is trained on.
         clock: Seconds that pass.
         stall_seconds: How long `batch` waits without any group ending before it is an error.
@@ -57,7 +57,7 @@ class GroupStream:
         self,
         runner: GroupRunner,
         tasks: Iterator[Task],
-        ledger: Ledger,
+        staleness: StalenessManager,
         accept: Callable[[Group[Scored]], bool],
         *,
         clock: Callable[[], float],
@@ -65,7 +65,7 @@ class GroupStream:
     ) -> None:
         self._runner = runner
         self._tasks = tasks
-        self._ledger = ledger
+        self._staleness = staleness
         self._accept = accept
         self._clock = clock
         self._stall_seconds = stall_seconds
@@ -81,18 +81,18 @@ class GroupStream:
     @property
     def running(self) -> int:
         """Groups that run now."""
-        return self._ledger.open
+        return self._staleness.open
 
     @property
     def ready(self) -> int:
         """Groups that wait to be trained."""
-        return self._ledger.ready
+        return self._staleness.ready
 
     def published(self, version: int) -> None:
         """Start what a new policy version makes room for."""
-        self._ledger.version = version
+        self._staleness.version = version
         self._start_groups()
-        self._runner.hurry(self._ledger.due())
+        self._runner.prioritize(self._staleness.due())
 
     async def batch(self) -> list[Admitted]:
         """Return the groups of the next step, in order of admission.
@@ -102,11 +102,11 @@ class GroupStream:
         Raises:
             GenerationError: No group has ended for `stall_seconds`. What a group's task raised is raised as it is.
         """
-        self._runner.hurry(self._ledger.due())
+        self._runner.prioritize(self._staleness.due())
         while True:
             if self._error is not None:
                 raise self._error
-            batch = self._ledger.take()
+            batch = self._staleness.take()
             if batch is not None:
                 self._start_groups()
                 return batch
@@ -124,7 +124,7 @@ class GroupStream:
 
     def snapshot(self) -> tuple[dict[str, Any], list[Group[Scored]]]:
         """Return what a checkpoint keeps: plain JSON, and the groups that are ready."""
-        state, ready = self._ledger.snapshot()
+        state, ready = self._staleness.snapshot()
         state["open"] += [[serial, task.task_id] for serial, task in self._returned]
         return state, ready
 
@@ -136,7 +136,7 @@ class GroupStream:
         Returns:
             Groups that are too old for the configuration as it is now. Their tasks start again as well.
         """
-        late = self._ledger.restore(state, ready)
+        late = self._staleness.restore(state, ready)
         returned = [(serial, find(task_id)) for serial, task_id in state["open"]]
         self._returned = deque(sorted([*returned, *((entry.serial, entry.task) for entry in late)], key=_serial))
         self.since.discarded += len(late)
@@ -151,9 +151,9 @@ class GroupStream:
         await asyncio.gather(*work, return_exceptions=True)
 
     def _start_groups(self) -> None:
-        for _ in range(0 if self._closed else self._ledger.room):
+        for _ in range(0 if self._closed else self._staleness.room):
             serial, task = self._returned.popleft() if self._returned else (None, next(self._tasks))
-            entry = self._ledger.admit(self._ledger.next_serial() if serial is None else serial, task)
+            entry = self._staleness.admit(self._staleness.next_serial() if serial is None else serial, task)
             self.since.started += 1
             self._admitted_at[entry.serial] = self._clock()
             self._work[entry.serial] = asyncio.create_task(self._run(entry.serial, task))
@@ -174,7 +174,7 @@ class GroupStream:
         accepted = self._accept(group)
         if not accepted:
             self.since.rejected.append(group)
-        self._ledger.settle(serial, group, accepted=accepted)
+        self._staleness.settle(serial, group, accepted=accepted)
         self._start_groups()
 
     def _note_blocked(self) -> None:
@@ -182,14 +182,14 @@ class GroupStream:
         now = self._clock()
         if self._blocked_since is not None:
             self.since.blocked_seconds += now - self._blocked_since
-        self._blocked_since = None if self._ledger.open else now
+        self._blocked_since = None if self._staleness.open else now
 
     def _stalled(self) -> GenerationError:
         now = self._clock()
-        running = sorted(self._ledger.running(), key=lambda entry: entry.serial)
+        running = sorted(self._staleness.running(), key=lambda entry: entry.serial)
         named = "\n".join(
             f"- {entry.task.origin}: running for {now - self._admitted_at[entry.serial]:.0f} s, "
-            f"{self._ledger.version - entry.start} versions old, {self._runner.describe(entry.serial)}"
+            f"{self._staleness.version - entry.start} versions old, {self._runner.describe(entry.serial)}"
             for entry in running[:NAMED_GROUPS]
         )
         return GenerationError(

@@ -259,8 +259,8 @@ class CheckpointStore:
         for path in self._all():
             if path.resolve() not in kept:
                 # the rename makes the removal atomic: a half-removed checkpoint has no valid name
-                doomed = path.rename(path.with_name(f"{TEMPORARY}old-{path.name}"))
-                shutil.rmtree(doomed)
+                outdated = path.rename(path.with_name(f"{TEMPORARY}old-{path.name}"))
+                shutil.rmtree(outdated)
 
     def _remember_best(self, path: Path, score: float) -> None:
         if math.isnan(score):

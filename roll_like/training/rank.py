@@ -337,17 +337,17 @@ class TrainingRank:
         self._sender = transfer.connect(self, self.rank)
 
     @shared_phase
-    def send_weights(self, salt: int) -> SendReport:
+    def send_weights(self, seed: int) -> SendReport:
         """Take part in moving what engines are sent; rank 0's report says what that was.
 
         The first report after `connect_weights` also has fingerprints of frozen weights that engines loaded themselves.
         """
         if self._sender is None:
             raise EngineError("weights are sent before connect_weights")
-        report = self._sender.send(salt)
+        report = self._sender.send(seed)
         if self._sends_adapters and not self._base_is_known:
             self._base_is_known = True
-            report = replace(report, fingerprints={**report.fingerprints, **self._base_fingerprints(salt)})
+            report = replace(report, fingerprints={**report.fingerprints, **self._base_fingerprints(seed)})
         # an engine may keep buffers in another precision, and nothing trains them
         buffers = self._buffers()
         if not buffers:
@@ -364,12 +364,12 @@ class TrainingRank:
             tensor for group in self._tensor_groups() if names & {*group.parameters} for tensor in group.tensors
         )
 
-    def _base_fingerprints(self, salt: int) -> dict[str, str]:
+    def _base_fingerprints(self, seed: int) -> dict[str, str]:
         """Return the fingerprints of the weights without adapters, on rank 0; the others take part in gathering."""
         found = {}
         for name, tensor in self._checkpoint(merged=False):
             if self.rank == 0:
-                found[name] = fingerprint(tensor, salt)
+                found[name] = fingerprint(tensor, seed)
         return found
 
     @shared_phase

@@ -67,7 +67,7 @@ def common_prefix(samples: Sequence[TrainingSample]) -> int:
     [1 2 3 4 5], [1 2 3 9], nothing of them trained before their ends  →  2, which leaves two tokens of the second
     """
     limit = min(len(sample.token_ids) - 2 for sample in samples)
-    limit = min([limit, *(int(sample.sampled.argmax()) for sample in samples if sample.sampled.any())])
+    limit = min([limit, *(int(sample.loss_mask.argmax()) for sample in samples if sample.loss_mask.any())])
     # placeholders are alike, whatever image they stand for
     limit = min([limit, *(sample.images[0].start for sample in samples if sample.images)])
     first = samples[0].token_ids

@@ -153,7 +153,7 @@ def build_rows(
     rows: list[_Open] = []
     open_rows: dict[str | int, _Open] = {}
     for index, sample in enumerate(samples):
-        if not sample.sampled.any():
+        if not sample.loss_mask.any():
             continue
         key = sample.group_id if plan is None else plan.rows[index]
         prompt = sample.token_ids[: sample.prompt_length if plan is None else plan.prefix]
@@ -254,7 +254,7 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
             own = _Piece(sample, own_begin, max(len(sample.token_ids) - 1, own_begin), segment + PREFIX_STRIDE * number)
             pieces.append(own)
             show(index, own_begin, len(sample.token_ids), start)
-            at = np.flatnonzero(sample.sampled)
+            at = np.flatnonzero(sample.loss_mask)
             # token t is predicted by t-1, which is in the prompt or the prefix for the first token of a response
             previous = at - 1
             sources.append(

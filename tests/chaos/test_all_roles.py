@@ -21,7 +21,7 @@ from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import Teache
 from roll_like.cluster import Cluster, watchdog
 from roll_like.errors import RETRY
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.policy_gradient.residency import Residency
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.workers import Workers
 from roll_like.run.state import RunState
 from roll_like.training.engine import TrainingEngine
@@ -156,7 +156,7 @@ def test_a_trainer_that_dies_while_the_only_engine_waits_for_its_weights(
     tmp_path: Path, model: Path, undisturbed: Ended, workers: dict[str, Cluster[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(monkeypatch, *PHASES["generating"], lambda _: kill(workers["inference"]._actors[0]))
-    at(monkeypatch, Residency, "_catch_up", 1, lambda _: kill(workers["training"]._actors[0]))
+    at(monkeypatch, GPUSharing, "_catch_up", 1, lambda _: kill(workers["training"]._actors[0]))
     run = ended(all_roles(tmp_path, model))
     same(run, undisturbed)
     assert "engine 0 was replaced in" in run.output
@@ -176,7 +176,7 @@ def test_an_engine_that_dies_again_before_it_serves(
     tmp_path: Path, model: Path, undisturbed: Ended, workers: dict[str, Cluster[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(monkeypatch, *PHASES["generating"], lambda _: kill(workers["inference"]._actors[0]))
-    at(monkeypatch, Residency, "_catch_up", 1, lambda _: kill(workers["inference"]._actors[0]))
+    at(monkeypatch, GPUSharing, "_catch_up", 1, lambda _: kill(workers["inference"]._actors[0]))
     same(ended(all_roles(tmp_path, model)), undisturbed)
 
 

@@ -166,7 +166,7 @@ def test_sigterm_cuts_the_wait_short_and_nothing_is_lost(
 
     def stop_while_waiting(rollouts: AsyncRollouts, done: int, total: int) -> None:
         show(rollouts, done, total)
-        if rollouts._collecting and rollouts._ledger.taken == 2 and not stopped:
+        if rollouts._collecting and rollouts._staleness.taken == 2 and not stopped:
             stopped.append(done)
             os.kill(os.getpid(), signal.SIGTERM)
 

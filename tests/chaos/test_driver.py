@@ -71,7 +71,7 @@ for number, fault in enumerate(FAULTS):
 sys.exit(main())
 """
 PHASES = {
-    "starting": [("roll_like.policy_gradient.residency.Residency.starting", 1, "driver")],
+    "starting": [("roll_like.policy_gradient.gpu_sharing.GPUSharing.starting", 1, "driver")],
     "generating": [("roll_like.policy_gradient.workers.Workers.generating", 3, "driver")],
     "rewarding": [("roll_like.rollout.handles.RewardPool.score", 9, "driver")],
     "training": [("roll_like.training.engine.TrainingEngine.train_step", 3, "driver")],

@@ -25,8 +25,8 @@ from tiny_model import make_tiny_model
 from roll_like.cluster import RaySession
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.policy_gradient.workers import Workers
+from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.fleet import Fleet
 from roll_like.run.state import RunState
 from roll_like.training import engine as training_engine
 from roll_like.training.engine import TrainingEngine
@@ -99,10 +99,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Ended:
 
 
 @pytest.fixture
-def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Fleet]:
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[EnginePool]:
     """The engines of the run, once it has started."""
-    found: list[Fleet] = []
-    at(monkeypatch, Fleet, "__init__", 1, found.append)
+    found: list[EnginePool] = []
+    at(monkeypatch, EnginePool, "__init__", 1, found.append)
     return found
 
 
@@ -121,9 +121,14 @@ ENGINE_PHASES = {
 
 @pytest.mark.parametrize("phase", [phase if phase == "generating" else nightly(phase) for phase in ENGINE_PHASES])
 def test_an_engine_that_dies_is_replaced(
-    tmp_path: Path, model: Path, undisturbed: Ended, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str
+    tmp_path: Path,
+    model: Path,
+    undisturbed: Ended,
+    pools: list[EnginePool],
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
 ) -> None:
-    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: kill(fleets[0].cluster._actors[0]))
+    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: kill(pools[0].cluster._actors[0]))
     run = ended(rlvr(tmp_path, model))
     assert run.weights == undisturbed.weights
     assert run.series == undisturbed.series
@@ -302,9 +307,9 @@ def test_an_error_that_comes_again_ends_the_run(tmp_path: Path, model: Path, mon
 @pytest.mark.parametrize("fault", [kill, kill_engine_core])
 @pytest.mark.parametrize("phase", ["generating", "syncing"])
 def test_vllm_is_replaced_and_gets_the_version_that_was_current(
-    tmp_path: Path, model: Path, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str, fault: Any
+    tmp_path: Path, model: Path, pools: list[EnginePool], monkeypatch: pytest.MonkeyPatch, phase: str, fault: Any
 ) -> None:
-    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: fault(fleets[0].cluster._actors[0]))
+    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: fault(pools[0].cluster._actors[0]))
     engine = {"type": "vllm", "kv_cache_gib": 0.1, "max_running": 8}
     run = ended(rlvr(tmp_path, model, inference=engine, evaluation=None))
     assert run.total("health/restarts/inference") == 1
@@ -316,7 +321,7 @@ def test_vllm_is_replaced_and_gets_the_version_that_was_current(
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["generating", "syncing"])
 def test_vllm_with_adapters_is_replaced_and_the_run_resumes(
-    tmp_path: Path, model: Path, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str
+    tmp_path: Path, model: Path, pools: list[EnginePool], monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     """A new engine has the newest adapter, and what it holds is compared, the base model included."""
     reports: list[tuple[bool, SyncReport]] = []
@@ -327,7 +332,7 @@ def test_vllm_with_adapters_is_replaced_and_the_run_resumes(
         return reports[-1][1]
 
     monkeypatch.setattr(WeightSync, "push", recorded)
-    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: kill_engine_core(fleets[0].cluster._actors[0]))
+    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: kill_engine_core(pools[0].cluster._actors[0]))
     config = rlvr(
         tmp_path,
         model,

@@ -160,7 +160,7 @@ class Compared:
         found = Counter(turn for sequence in sequences for turn in turns_of(sequence))
         episodes = [sample for group in groups for sample in group.samples]
         differences = [
-            np.abs(mine - one.behaviour_logprobs)[one.sampled] for one, mine in zip(samples, logprobs, strict=True)
+            np.abs(mine - one.behaviour_logprobs)[one.loss_mask] for one, mine in zip(samples, logprobs, strict=True)
         ]
         return cls(
             episodes=len(episodes),

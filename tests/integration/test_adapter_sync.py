@@ -85,9 +85,9 @@ class AdapterTrainer:
     def sync(self, engine: EngineThread, probe: Probe | None = None) -> WeightSync:
         sender = SharedMemoryTransfer(engine, 1 << 12).connect(self, rank=0)
 
-        def send(salt: int) -> SendReport:
-            report = sender.send(salt)
-            base = {name: fingerprint(tensor, salt) for name, tensor in self.base.named_parameters()}
+        def send(seed: int) -> SendReport:
+            report = sender.send(seed)
+            base = {name: fingerprint(tensor, seed) for name, tensor in self.base.named_parameters()}
             return replace(report, fingerprints={**report.fingerprints, **base})
 
         return WeightSync(send, engine, probe=probe)

@@ -148,16 +148,16 @@ def sample(engine: Cluster[InferenceEngine], prompts: Prompts, name: str, versio
 def sample_of(request: GenerateRequest, generation: Any, version: int) -> PolicySample:
     assert {segment.policy_version for segment in generation.segments} == {version}
     tokens, prompt_length = np.concatenate([request.prompt_ids, generation.token_ids]), len(request.prompt_ids)
-    sampled = np.arange(len(tokens)) >= prompt_length
+    loss_mask = np.arange(len(tokens)) >= prompt_length
     return PolicySample(
         group_id=request.request_id.rpartition("-")[0],
         token_ids=tokens.astype(np.int32),
         prompt_length=prompt_length,
-        sampled=sampled,
+        loss_mask=loss_mask,
         images=request.images,
-        turns=np.where(sampled, 0, -1).astype(np.int32),
+        turns=np.where(loss_mask, 0, -1).astype(np.int32),
         behaviour_logprobs=np.concatenate([np.zeros(prompt_length), generation.logprobs]).astype(np.float32),
-        advantages=np.where(sampled, -1.0 if request.seed else 1.0, 0.0).astype(np.float32),
+        advantages=np.where(loss_mask, -1.0 if request.seed else 1.0, 0.0).astype(np.float32),
         reward=0.0,
         policy_version=version,
     )
@@ -181,8 +181,8 @@ def sync_of(
     transfer = plugin.weight_transfer("shared_memory", engine, 1, lambda: ranks.on(0, TrainingRank.address))
     ranks.everywhere(TrainingRank.connect_weights, transfer)
 
-    def send(salt: int) -> SendReport:
-        return ranks.everywhere(TrainingRank.send_weights, salt)[0]
+    def send(seed: int) -> SendReport:
+        return ranks.everywhere(TrainingRank.send_weights, seed)[0]
 
     probe = Probe(tokens=tokens, trainer=trainer_logprobs(ranks), tolerance=TOLERANCE, every=1)
     return WeightSync(send, engine, version=version, probe=probe)
@@ -203,7 +203,7 @@ def in_transformers(cell: Cell, model: Path, samples: Sequence[PolicySample]) ->
     with torch.no_grad():
         found = [plain_logprobs(loaded, model, each.token_ids, each.images).numpy() for each in samples]
     return [
-        np.where(each.sampled, np.concatenate([[0.0], logprobs]), 0)
+        np.where(each.loss_mask, np.concatenate([[0.0], logprobs]), 0)
         for each, logprobs in zip(samples, found, strict=True)
     ]
 

@@ -79,12 +79,12 @@ def plain(models: tuple[Path, Path, Path]) -> tuple[list[float], dict[str, torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
     losses = []
     for samples in batches():
-        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         optimizer.zero_grad()
         total = 0.0
         for index, sample in enumerate(samples):
             ids = torch.from_numpy(sample.token_ids).long()
-            at = torch.from_numpy(sample.sampled[1:])
+            at = torch.from_numpy(sample.loss_mask[1:])
             with torch.no_grad():
                 theirs = teachers[index % 2](ids[None]).logits[0, :-1][at]
             logits = model(ids[None]).logits[0, :-1][at]

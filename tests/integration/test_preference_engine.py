@@ -42,7 +42,7 @@ def pairs(count: int = 5, vocabulary: int = 400, seed: int = 0) -> list[Training
                     group_id=str(index),
                     token_ids=tokens,
                     prompt_length=len(prompt),
-                    sampled=np.arange(len(tokens)) >= len(prompt),
+                    loss_mask=np.arange(len(tokens)) >= len(prompt),
                 )
             )
     return samples
@@ -51,13 +51,13 @@ def pairs(count: int = 5, vocabulary: int = 400, seed: int = 0) -> list[Training
 def reference_of(samples: list[TrainingSample]) -> FloatArray:
     """What a reference model could have said: near what a random model says."""
     noise = np.random.default_rng(1).normal(size=len(samples))
-    return np.array([-6.0 * sample.sampled.sum() for sample in samples], np.float32) + noise.astype(np.float32)
+    return np.array([-6.0 * sample.loss_mask.sum() for sample in samples], np.float32) + noise.astype(np.float32)
 
 
 def answer_logprob(model: Any, sample: TrainingSample) -> torch.Tensor:
     ids = torch.from_numpy(sample.token_ids).long()
     logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return logprobs[torch.from_numpy(sample.sampled[1:])].sum()
+    return logprobs[torch.from_numpy(sample.loss_mask[1:])].sum()
 
 
 def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[PairStep]:
@@ -74,7 +74,7 @@ def plain(float_model: Path) -> tuple[float, dict[str, torch.Tensor]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
     samples = pairs()
     reference = reference_of(samples)
-    tokens = sum(int(sample.sampled.sum()) for sample in samples[::2])
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples[::2])
     loss = torch.tensor(0.0)
     for at in range(0, len(samples), 2):
         chosen, rejected = (answer_logprob(model, samples[at + side]) for side in (0, 1))

@@ -96,7 +96,7 @@ def test_two_ranks_compute_with_the_given_experts(tmp_path: Path, settings: dict
         router.give(torch.from_numpy(sample.routes[:-1].astype(np.int64)))
         tokens = torch.from_numpy(sample.token_ids.astype(np.int64))
         logprobs = torch.log_softmax(model(tokens[None, :-1], use_cache=False).logits[0], -1)
-        sampled = logprobs.gather(1, tokens[1:, None])[:, 0] * torch.from_numpy(sample.sampled[1:])
+        sampled = logprobs.gather(1, tokens[1:, None])[:, 0] * torch.from_numpy(sample.loss_mask[1:])
         total = total + sampled.sum()
         expected.append(np.concatenate([[0.0], sampled.detach().numpy()]))
     total.backward()

@@ -149,7 +149,7 @@ def test_each_of_two_ranks_loads_a_half(tmp_path: Path, backend: str, frozen: bo
         with torch.no_grad():
             logprobs = plain(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         expected = np.concatenate([[0.0], logprobs.numpy()])
-        np.testing.assert_allclose(mine, np.where(sample.sampled, expected, 0), atol=2e-5)
+        np.testing.assert_allclose(mine, np.where(sample.loss_mask, expected, 0), atol=2e-5)
     for each in found:
         assert each["held"] == pytest.approx(size / 2, rel=0.02)
         assert each["moved"] == 0, "a whole model was moved to a device"

@@ -34,7 +34,7 @@ def batches() -> list[list[TrainingSample]]:
             group_id=sample.group_id,
             token_ids=np.concatenate([beginning, sample.token_ids]),
             prompt_length=0,
-            sampled=np.concatenate([np.zeros(len(beginning), np.bool_), sample.sampled]),
+            loss_mask=np.concatenate([np.zeros(len(beginning), np.bool_), sample.loss_mask]),
         )
         for sample in ragged_policy_samples(seed=1)
     ]
@@ -56,13 +56,13 @@ def plain(float_model: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
     losses = []
     for samples in batches():
-        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         optimizer.zero_grad()
         total = 0.0
         for sample in samples:
             ids = torch.from_numpy(sample.token_ids).long()
             logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-            loss = -logprobs[torch.from_numpy(sample.sampled[1:])].sum() / tokens
+            loss = -logprobs[torch.from_numpy(sample.loss_mask[1:])].sum() / tokens
             loss.backward()
             total += float(loss.detach())
         optimizer.step()
@@ -106,8 +106,8 @@ def test_updates_are_those_of_a_plain_loop(
     ids = torch.from_numpy(first[0].token_ids).long()
     with torch.no_grad():
         expected = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    mask = first[0].sampled
+    mask = first[0].loss_mask
     assert torch.from_numpy(logprobs[0][mask]).sub(expected[torch.from_numpy(mask[1:])]).abs().max() < 1e-4
     values = reduce(likelihood_metrics(first, logprobs, ["all"] * len(first)))
-    tokens = sum(int(sample.sampled.sum()) for sample in first)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in first)
     assert values["eval/loss"] == pytest.approx(-sum(float(each.sum()) for each in logprobs) / tokens, rel=1e-5)

@@ -142,9 +142,9 @@ class Retokenising(Conversation):
 def with_glue(sample: PolicySample) -> PolicySample:
     """What must be found: the token behind the first turn counts as the turn's, where there is one."""
     end = int(np.flatnonzero(sample.turns == sample.turns[sample.prompt_length])[-1]) + 1
-    sampled, turns = sample.sampled.copy(), sample.turns.copy()
-    sampled[end:][:1], turns[end:][:1] = True, turns[end - 1]
-    return replace(sample, sampled=sampled, turns=turns)
+    loss_mask, turns = sample.loss_mask.copy(), sample.turns.copy()
+    loss_mask[end:][:1], turns[end:][:1] = True, turns[end - 1]
+    return replace(sample, loss_mask=loss_mask, turns=turns)
 
 
 @dataclass(frozen=True)

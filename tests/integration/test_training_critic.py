@@ -44,7 +44,7 @@ def critic_engine(
 def returns_of(samples: Sequence[PolicySample], seed: int = 0) -> list[FloatArray]:
     random = np.random.default_rng(seed)
     return [
-        np.where(sample.sampled, random.normal(0.5, 1.0, len(sample.token_ids)), 0).astype(np.float32)
+        np.where(sample.loss_mask, random.normal(0.5, 1.0, len(sample.token_ids)), 0).astype(np.float32)
         for sample in samples
     ]
 
@@ -79,17 +79,17 @@ class PlainCritic:
     def values(self, sample: PolicySample) -> torch.Tensor:
         """V of the state before each sampled token."""
         hidden = self.backbone(torch.from_numpy(sample.token_ids).long()[None]).last_hidden_state[0]
-        return self.head(hidden[np.flatnonzero(sample.sampled) - 1])[:, 0]
+        return self.head(hidden[np.flatnonzero(sample.loss_mask) - 1])[:, 0]
 
     def step(self, seed: int = 0) -> None:
         samples = ragged_policy_samples(seed=seed)
         targets = returns_of(samples, seed)
-        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         with torch.no_grad():
             old = [self.values(sample) for sample in samples]
         self.optimizer.zero_grad()
         for sample, before, target in zip(samples, old, targets, strict=True):
-            goal = torch.from_numpy(target[sample.sampled])
+            goal = torch.from_numpy(target[sample.loss_mask])
             values = self.values(sample)
             bounded = before + torch.clamp(values - before, -CLIP, CLIP)
             loss = 0.5 * torch.maximum((values - goal) ** 2, (bounded - goal) ** 2)
@@ -145,8 +145,8 @@ def test_values_and_updates_equal_a_plain_loop(
         with torch.no_grad():
             expected = plain.values(sample).numpy()
         assert np.abs(expected).max() > 0.01
-        np.testing.assert_allclose(mine[sample.sampled], expected, atol=1e-5)
-        assert not mine[~sample.sampled].any()
+        np.testing.assert_allclose(mine[sample.loss_mask], expected, atol=1e-5)
+        assert not mine[~sample.loss_mask].any()
     assert first["critic/value_mean"] == 0.0, "a critic begins with values of 0"
     assert first["critic/explained_variance"] == pytest.approx(0.0)
     assert second["critic/lr"] == 1e-2
@@ -180,7 +180,7 @@ def test_a_resumed_critic_goes_on_bit_for_bit(
 def test_a_critic_learns_to_explain_returns(resources: ResourceManager, float_model: Path) -> None:
     samples = ragged_policy_samples()
     # a return that can be read off the prompt
-    targets = [np.where(sample.sampled, float(sample.token_ids[0]) / 400, 0).astype(np.float32) for sample in samples]
+    targets = [np.where(sample.loss_mask, float(sample.token_ids[0]) / 400, 0).astype(np.float32) for sample in samples]
     with critic_engine(resources, float_model, updates_per_step=2) as critic:
         explained = [
             reduce(critic.learn(samples, critic.values(samples), targets))["critic/explained_variance"]
@@ -239,7 +239,7 @@ def test_a_critic_with_adapters_learns_as_with_peft_and_goes_on_where_it_was(
         with torch.no_grad():
             expected = plain.values(sample).numpy()
         assert np.abs(expected).max() > 0.01
-        np.testing.assert_allclose(mine[sample.sampled], expected, atol=1e-5)
+        np.testing.assert_allclose(mine[sample.loss_mask], expected, atol=1e-5)
     moved = {name for name, weight in merged.items() if float((weight - frozen[name]).abs().max()) > 1e-7}
     assert moved == {name for name in merged if "_proj" in name or name.startswith("head.")}
     # adapters, head and two moments each: the frozen backbone is in no checkpoint

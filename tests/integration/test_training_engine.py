@@ -255,7 +255,7 @@ def test_log_probabilities_equal_a_plain_forward_pass(
         with torch.no_grad():
             logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         expected = np.concatenate([[0.0], logprobs.numpy()])
-        np.testing.assert_allclose(mine, np.where(sample.sampled, expected, 0), atol=2e-5)
+        np.testing.assert_allclose(mine, np.where(sample.loss_mask, expected, 0), atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def plain_loop(model: Path) -> tuple[list[float], list[float], Weights]:
     losses, norms = [], []
     for seed in range(3):
         samples = ragged_policy_samples(seed=seed)
-        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         loss = -sum(_answer_logprobs(policy, sample).sum() for sample in samples) / tokens
         optimizer.zero_grad()
         loss.backward()
@@ -104,7 +104,7 @@ def plain_loop(model: Path) -> tuple[list[float], list[float], Weights]:
 def _answer_logprobs(policy: Any, sample: Any) -> torch.Tensor:
     ids = torch.from_numpy(sample.token_ids).long()
     logprobs = policy(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return logprobs[torch.from_numpy(sample.sampled[1:])]
+    return logprobs[torch.from_numpy(sample.loss_mask[1:])]
 
 
 def largest_difference(left: Weights, right: Weights) -> float:

@@ -70,7 +70,7 @@ def largest_difference(left: Weights, right: Weights) -> float:
 def answer_logprobs(model: Any, sample: TrainingSample | PolicySample) -> torch.Tensor:
     ids = torch.from_numpy(sample.token_ids).long()
     logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return logprobs[torch.from_numpy(sample.sampled[1:])]
+    return logprobs[torch.from_numpy(sample.loss_mask[1:])]
 
 
 def plain_loop(model: Path, updates: Sequence[Callable[[Any], torch.Tensor]]) -> tuple[list[float], Weights]:
@@ -96,7 +96,7 @@ def batches() -> list[list[PolicySample]]:
 
 
 def likelihood(samples: Sequence[PolicySample]) -> Callable[[Any], torch.Tensor]:
-    tokens = sum(int(sample.sampled.sum()) for sample in samples)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
     return lambda model: -sum(answer_logprobs(model, sample).sum() for sample in samples) / tokens
 
 
@@ -242,18 +242,18 @@ def test_a_resumed_engine_goes_on_bit_for_bit_and_its_adapter_is_the_export(
         with torch.no_grad():
             whole, beside = answer_logprobs(merged, sample), answer_logprobs(adapted, sample)
         assert float((whole - beside).abs().max()) < tolerance
-        assert float((whole - torch.from_numpy(mine[sample.sampled])).abs().max()) < 3 * tolerance
+        assert float((whole - torch.from_numpy(mine[sample.loss_mask])).abs().max()) < 3 * tolerance
 
 
 def weighted_advantages(samples: Sequence[PolicySample]) -> Callable[[Any], torch.Tensor]:
     """The policy gradient on its own samples: no ratio is clipped, because there was no update since."""
-    tokens = sum(int(sample.sampled.sum()) for sample in samples)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
 
     def loss_of(model: Any) -> torch.Tensor:
         loss = torch.zeros(())
         for sample in samples:
             logprobs = answer_logprobs(model, sample)
-            advantages = torch.from_numpy(sample.advantages[sample.sampled])
+            advantages = torch.from_numpy(sample.advantages[sample.loss_mask])
             loss = loss - ((logprobs - logprobs.detach()).exp() * advantages).sum() / tokens
         return loss
 
@@ -290,7 +290,7 @@ def test_policy_updates_are_those_of_peft_and_the_base_stays_within_reach(
     for sample, mine, moved in zip(samples, before, after, strict=True):
         with torch.no_grad():
             expected = answer_logprobs(frozen, sample).numpy()
-        np.testing.assert_allclose(mine[sample.sampled], expected, atol=2e-5)
+        np.testing.assert_allclose(mine[sample.loss_mask], expected, atol=2e-5)
         assert np.abs(moved - mine).max() > 1e-3
 
 
@@ -298,7 +298,7 @@ def pairs() -> list[TrainingSample]:
     """Two of the three samples of each prompt."""
     return [
         TrainingSample(
-            group_id=each.group_id, token_ids=each.token_ids, prompt_length=each.prompt_length, sampled=each.sampled
+            group_id=each.group_id, token_ids=each.token_ids, prompt_length=each.prompt_length, loss_mask=each.loss_mask
         )
         for index, each in enumerate(ragged_policy_samples())
         if index % 3

@@ -42,8 +42,8 @@ def batch(vocabulary: int = 400) -> LabelledStep:
     labelled = []
     for prompt, label in zip(PROMPTS, LABELS, strict=True):
         tokens = np.concatenate([prompts[prompt], random.integers(5, vocabulary, random.integers(2, 12))])
-        trained = np.arange(len(tokens)) >= len(prompts[prompt])
-        sample = ConversationSample(token_ids=tokens.astype(np.int32), trained=trained, origin="")
+        loss_mask = np.arange(len(tokens)) >= len(prompts[prompt])
+        sample = ConversationSample(token_ids=tokens.astype(np.int32), loss_mask=loss_mask, origin="")
         labelled.append(LabelledSample(sample=sample, label=label))
     return labelled_step(labelled, max_tokens=64, baseline=True)
 
@@ -51,7 +51,7 @@ def batch(vocabulary: int = 400) -> LabelledStep:
 def reference_of(samples: list[TrainingSample]) -> FloatArray:
     """What a reference model could have said: a little less than what a random model says."""
     noise = np.random.default_rng(1).normal(size=len(samples))
-    return np.array([-6.5 * sample.sampled.sum() for sample in samples], np.float32) + noise.astype(np.float32)
+    return np.array([-6.5 * sample.loss_mask.sum() for sample in samples], np.float32) + noise.astype(np.float32)
 
 
 def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[LabelledStep]:

@@ -121,8 +121,8 @@ def sync_of(kind: str, trainer: TrainingEngine[Any], engine: Cluster[InferenceEn
     transfer = plugin.weight_transfer("shared_memory", engine, 1, lambda: ranks.on(0, TrainingRank.address))
     ranks.everywhere(TrainingRank.connect_weights, transfer, alone)
 
-    def send(salt: int) -> SendReport:
-        return ranks.everywhere(TrainingRank.send_weights, salt)[0]
+    def send(seed: int) -> SendReport:
+        return ranks.everywhere(TrainingRank.send_weights, seed)[0]
 
     return WeightSync(send, engine)
 
@@ -153,7 +153,7 @@ def computed(loaded: Any, folder: Path, samples: Sequence[PolicySample]) -> list
     with torch.no_grad():
         found = [plain_logprobs(loaded, folder, each.token_ids, each.images).numpy() for each in samples]
     return [
-        np.where(each.sampled, np.concatenate([[0.0], logprobs]), 0)
+        np.where(each.loss_mask, np.concatenate([[0.0], logprobs]), 0)
         for each, logprobs in zip(samples, found, strict=True)
     ]
 

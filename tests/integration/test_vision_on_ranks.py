@@ -124,7 +124,7 @@ def in_transformers(model: Any, folder: Path) -> tuple[list[list[np.ndarray]], t
         own = []
         for group in groups:
             for index, sample in enumerate(each for each in samples_of(folder) if each.group_id == group):
-                logprobs = plain_logprobs(model, folder, sample.token_ids, sample.images)[sample.sampled[1:]]
+                logprobs = plain_logprobs(model, folder, sample.token_ids, sample.images)[sample.loss_mask[1:]]
                 total = total + float(signs(np.array(index))) * logprobs.sum()
                 own.append(logprobs.detach().numpy())
         found.append(own)

@@ -137,13 +137,13 @@ def test_a_tensor_larger_than_the_buffer_arrives_whole(host_memory: HostMemory) 
     # every rank walks when it connects, so that none waits for another one later
     assert source.walks == 1
     assert engines.packed == [True, True]
-    for salt in (1, 2):
-        source.weights = {name: tensor + salt for name, tensor in source.weights.items()}
-        report = sender.send(salt)
+    for seed in (1, 2):
+        source.weights = {name: tensor + seed for name, tensor in source.weights.items()}
+        report = sender.send(seed)
         for received in engines.received:
             assert received.keys() == source.weights.keys()
             assert all(torch.equal(received[name], tensor) for name, tensor in source.weights.items())
-        assert report.fingerprints == {name: fingerprint(tensor, salt) for name, tensor in source.weights.items()}
+        assert report.fingerprints == {name: fingerprint(tensor, seed) for name, tensor in source.weights.items()}
     assert source.walks == 3
     assert [len(buffer) for buffer in host_memory.buffers] == [6400, 6400]
     assert engines.chunks == 4  # the embedding alone, then the rest, twice
@@ -308,6 +308,6 @@ def test_the_peak_of_a_workers_gpu_is_noted_with_every_check_of_its_weights(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for peak in (3, 5):
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda peak=peak: peak * 2**30)
-        extension.weight_fingerprints([], salt=1)
+        extension.weight_fingerprints([], seed=1)
         metrics = memory_metrics(NodeWatch(tmp_path).memory())
         assert metrics["memory/inference_gpu_gib"] == Max(peak)

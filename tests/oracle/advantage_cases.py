@@ -145,7 +145,7 @@ class Critic:
 
     def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         return [
-            np.where(sample.sampled, np.concatenate([np.zeros(PROMPT), values]), 0).astype(np.float32)
+            np.where(sample.loss_mask, np.concatenate([np.zeros(PROMPT), values]), 0).astype(np.float32)
             for sample, values in zip(samples, self.step.values, strict=True)
         ]
 

@@ -253,7 +253,7 @@ def test_the_baseline_has_the_same_answers_after_the_same_prompts(prompts: list[
     samples = [
         ConversationSample(
             token_ids=np.array([ord(letter) for letter in prompt + answer], np.int32),
-            trained=np.arange(len(prompt + answer)) >= len(prompt),
+            loss_mask=np.arange(len(prompt + answer)) >= len(prompt),
             origin=prompt,
         )
         for prompt, answer in rows

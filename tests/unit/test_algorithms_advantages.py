@@ -34,7 +34,7 @@ def estimator(name: str, **settings: object) -> AdvantageEstimator:
 
 
 def values_at_sampled(samples: list[PolicySample]) -> list[list[float]]:
-    return [sample.advantages[sample.sampled].round(5).tolist() for sample in samples]
+    return [sample.advantages[sample.loss_mask].round(5).tolist() for sample in samples]
 
 
 def test_hand_computed_groups():

@@ -114,7 +114,7 @@ def test_the_parts_of_a_cut_episode_share_its_return() -> None:
     assert [sample.advantages.max() for sample in estimator("dr_grpo").assign([group])] == [0.5, 0.5, 0]
     # trajectory-level credit of agents is this: GRPO over whole episodes, the same for all of an episode's parts
     half = 0.5 / (math.sqrt(0.5) + 1e-6)
-    whole = [sample.advantages[sample.sampled].tolist() for sample in estimator("grpo").assign([group])]
+    whole = [sample.advantages[sample.loss_mask].tolist() for sample in estimator("grpo").assign([group])]
     assert whole == [pytest.approx(values) for values in ([half], [half, half], [-half])]
 
 
@@ -143,7 +143,7 @@ class Reference:
 
     def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         return [
-            np.where(sample.sampled, sample.behaviour_logprobs - np.array(distance), 0).astype(np.float32)
+            np.where(sample.loss_mask, sample.behaviour_logprobs - np.array(distance), 0).astype(np.float32)
             for sample, distance in zip(samples, self.distances, strict=True)
         ]
 
@@ -170,7 +170,7 @@ def test_a_penalty_in_the_reward_is_paid_where_it_arose(advantage: dict[str, Any
         .assign([group])
         .samples
     )
-    found = [sample.advantages[sample.sampled].tolist() for sample in samples]
+    found = [sample.advantages[sample.loss_mask].tolist() for sample in samples]
     assert found == [pytest.approx(values, abs=1e-6) for values in expected]
 
 

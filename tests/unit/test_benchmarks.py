@@ -248,7 +248,7 @@ def test_the_bare_loop_learns_what_the_engine_learns(load, tiny_model: Path, tas
     losses.append(sum(float(loop.loss(part).detach()) for part in loop.steps[0]))
     expected = math.log(2)
     if task == "sft":
-        trained = sum(int(sample.sampled.sum()) for sample in batch)
+        trained = sum(int(sample.loss_mask.sum()) for sample in batch)
         expected = -sum(plain_logprob(tiny_model, sample) for sample in batch) / trained
     assert losses[0] == pytest.approx(expected, rel=1e-4)
     assert losses[1] < losses[0]
@@ -259,7 +259,7 @@ def plain_logprob(model_path: Path, sample: TrainingSample) -> float:
     ids = torch.from_numpy(sample.token_ids).long()
     with torch.no_grad():
         logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return float(logprobs[torch.from_numpy(sample.sampled[1:])].sum())
+    return float(logprobs[torch.from_numpy(sample.loss_mask[1:])].sum())
 
 
 def test_samples_of_a_step_go_to_the_peer_longest_first_and_pairs_stay_together(load) -> None:

@@ -91,7 +91,7 @@ def errors(config: RLVRConfig, shape: ModelShape, memory: int = 80 * GIB) -> lis
     return [(found.key, found.message) for found in check_gpus(config, report) if found.level == "error"]
 
 
-def test_shared_gpus_hold_what_residency_says() -> None:
+def test_shared_gpus_hold_what_gpu_sharing_says() -> None:
     """Engines and models take turns; the weights of both meet during an update only."""
     (made,) = plans(gpus(2))
     found = phases(made)

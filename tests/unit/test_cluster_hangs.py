@@ -97,7 +97,7 @@ def test_a_stopped_worker_is_found_whatever_it_does() -> None:
     scene.states["rewards_1"] = "T"
     (hang,) = scene.looks(60, "training_0")
     assert (hang.role, hang.ranks, hang.stopped, hang.seconds) == ("rewards", (1,), True, 16)
-    assert hang.doomed == {"rewards_1"}
+    assert hang.to_kill == {"rewards_1"}
     assert hang.witnesses == {"rewards_0", "rewards_1"}
     assert hang.text(Path("runs/x/stacks"), []) == "rewards 1 was stopped for 16 s; killed; stacks in runs/x/stacks"
 
@@ -138,7 +138,7 @@ def test_the_rank_that_did_least_is_the_one_that_others_wait_for() -> None:
     scene = Scene(training_0=(4, *work), training_1=(3, *work), training_2=(4, *work))
     (hang,) = scene.looks(190)
     assert (hang.ranks, hang.phase) == ((1,), "forward_backward")
-    assert hang.doomed == {"training_1"}
+    assert hang.to_kill == {"training_1"}
     assert hang.witnesses == {"training_0", "training_1", "training_2"}
     (others,) = scene.looks(100)  # they did not notice that it is gone
     assert others.ranks == (0, 2)
@@ -181,7 +181,7 @@ def test_all_processes_of_a_worker_go_with_it() -> None:
     scene.states["inference_0b"] = "T"
     (hang,) = scene.looks(20, "inference_0a", "inference_1a")
     assert (hang.ranks, hang.phase, hang.stopped) == ((0,), "generate", True)
-    assert hang.doomed == {"inference_0a", "inference_0b"}
+    assert hang.to_kill == {"inference_0a", "inference_0b"}
 
 
 def test_what_was_seen_of_a_phase_counts() -> None:

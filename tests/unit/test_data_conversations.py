@@ -41,7 +41,7 @@ def load(path: Path, render: Renderer, source: dict[str, Any] | None = None, **s
 
 
 def trained(render: Renderer, sample: Any) -> str:
-    return render.decode(sample.token_ids[sample.trained])
+    return render.decode(sample.token_ids[sample.loss_mask])
 
 
 def test_messages_and_prompt_with_completion_are_the_same_sample(tmp_path: Path, render: Renderer) -> None:
@@ -57,8 +57,8 @@ def test_messages_and_prompt_with_completion_are_the_same_sample(tmp_path: Path,
     first = samples[0]
     assert render.decode(first.token_ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>"
     assert trained(render, first) == "Hello<|im_end|>"
-    assert (first.token_ids.dtype, first.trained.dtype) == (np.int32, np.bool_)
-    assert first.trained.tolist() == [False] * first.prompt_length + [True] * first.trained_tokens
+    assert (first.token_ids.dtype, first.loss_mask.dtype) == (np.int32, np.bool_)
+    assert first.loss_mask.tolist() == [False] * first.prompt_length + [True] * first.trained_tokens
 
 
 LONGER = {"messages": [HI, HELLO, {"role": "user", "content": "How?"}, {"role": "assistant", "content": "Well"}, HI]}
@@ -247,7 +247,7 @@ def test_long_samples_are_left_out_cut_or_refused(tmp_path: Path, render: Render
     assert [len(sample) for sample in samples] == [len(whole[0]), 40, len(whole[2]), 40]
     for sample, full in zip(samples, whole, strict=True):
         assert sample.token_ids.tolist() == full.token_ids[: len(sample)].tolist()
-        assert sample.trained.tolist() == full.trained[: len(sample)].tolist()
+        assert sample.loss_mask.tolist() == full.loss_mask[: len(sample)].tolist()
     assert (report.shortened, report.left_out) == (2, ())
     assert report.first_shortened == f"{file}:2 ({len(whole[1])} tokens)"
     assert "; 2 shortened, first" in str(report)

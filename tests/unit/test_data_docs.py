@@ -35,7 +35,7 @@ def test_the_python_works(
     exec(block("python").replace("path/to/a/model", str(tiny_model)).replace("=128", "=1024"), names)
     (report,) = names["samples"].report
     assert capsys.readouterr().out == f"{report}\n"
-    assert names["sample"].trained.any()
+    assert names["sample"].loss_mask.any()
 
 
 def test_the_rows_are_read(tmp_path: Path) -> None:

@@ -107,11 +107,11 @@ def test_rows_as_they_are_published(values: dict[str, Any], render: Renderer, tm
     if pipeline == "sft":
         (sample,) = load_conversations(ConversationData(sources=sources, **data), render).samples
         assert render.decode(sample.token_ids[: sample.prompt_length]) == prompt
-        assert render.decode(sample.token_ids[sample.trained]) == "42<|im_end|>"
+        assert render.decode(sample.token_ids[sample.loss_mask]) == "42<|im_end|>"
     else:
         (pair,) = load_pairs(PairData(sources=sources, **data), render).samples
         assert render.decode(pair.chosen.token_ids[: pair.prompt_length]) == prompt
-        answers = [render.decode(each.token_ids[each.trained]) for each in pair.sequences]
+        answers = [render.decode(each.token_ids[each.loss_mask]) for each in pair.sequences]
         assert answers == ["42<|im_end|>", "41<|im_end|>"]
 
 

@@ -144,7 +144,7 @@ def test_conversations_of_others_are_those_with_roles(
     found = load_conversations(data, renderer)
     (one,), (other,) = (source.samples for source in found.sources)
     assert one.token_ids.tolist() == other.token_ids.tolist()
-    assert one.trained.tolist() == other.trained.tolist()
+    assert one.loss_mask.tolist() == other.loss_mask.tolist()
     (task,) = load_tasks(
         [DataSource(path=str(write(tmp_path / "c.json", json.dumps([{field: messages[:2]}]))), prompt_field=field)],
         renderer,

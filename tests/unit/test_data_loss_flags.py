@@ -55,7 +55,7 @@ def load(tmp_path: Path, *rows: Any, template: str = CHAT_TEMPLATE, **settings: 
 
 def trained(tmp_path: Path, row: Any, **settings: Any) -> list[str]:
     (sample,) = load(tmp_path, row, **settings).samples
-    text = renderer().decode(sample.token_ids[sample.trained])
+    text = renderer().decode(sample.token_ids[sample.loss_mask])
     return [part for part in text.split("<|im_end|>") if part]
 
 
@@ -98,7 +98,7 @@ def test_flags_of_completions_and_with_a_system_prompt_are_those_of_their_messag
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = ConversationData.model_validate({"sources": [{"path": str(file), "system_prompt": "Be brief."}]})
     for sample in load_conversations(data, renderer()).samples:
-        assert renderer().decode(sample.token_ids[sample.trained]) == "second<|im_end|>"
+        assert renderer().decode(sample.token_ids[sample.loss_mask]) == "second<|im_end|>"
 
 
 def test_the_last_turn_is_not_another_one_because_it_is_left_out(tmp_path: Path) -> None:

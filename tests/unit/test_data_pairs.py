@@ -40,7 +40,7 @@ def load(path: Path, render: Renderer, source: dict[str, Any] | None = None, **s
 
 
 def said(render: Renderer, sample: Any) -> str:
-    return render.decode(sample.token_ids[sample.trained])
+    return render.decode(sample.token_ids[sample.loss_mask])
 
 
 @pytest.mark.parametrize(

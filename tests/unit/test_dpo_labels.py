@@ -22,7 +22,7 @@ def sequence(prompt: int, answer: list[int]) -> ConversationSample:
     """A prompt of so many tokens, all of that number, and an answer."""
     tokens = np.array([*[PROMPT + prompt] * (prompt + 1), *answer], np.int32)
     return ConversationSample(
-        token_ids=tokens, trained=np.arange(len(tokens)) > prompt, origin=f"rows.jsonl:{prompt + 1}"
+        token_ids=tokens, loss_mask=np.arange(len(tokens)) > prompt, origin=f"rows.jsonl:{prompt + 1}"
     )
 
 
@@ -36,9 +36,9 @@ def mismatched(labelled: Sequence[Preference], max_tokens: int = 99) -> list[tup
     assert made.trained == made.answers
     found = []
     for sample in made.sequences[len(made.answers) :]:
-        tokens = sample.token_ids.tolist()
-        assert sample.sampled.tolist() == [False] * sample.prompt_length + [True] * (len(tokens) - sample.prompt_length)
-        found.append((tokens[: sample.prompt_length], tokens[sample.prompt_length :]))
+        tokens, prompt = sample.token_ids.tolist(), sample.prompt_length
+        assert sample.loss_mask.tolist() == [False] * prompt + [True] * (len(tokens) - prompt)
+        found.append((tokens[:prompt], tokens[prompt:]))
     return found
 
 
@@ -101,12 +101,12 @@ def test_what_is_too_long_after_a_longer_prompt_is_cut() -> None:
 
 def test_untrained_tokens_of_an_answer_are_scored_as_context_only() -> None:
     tokens = np.array([5, 60, 61, 62, 63], np.int32)  # a call, what a tool said, the answer
-    whole = ConversationSample(token_ids=tokens, trained=np.array([False, True, False, False, True]), origin="")
+    whole = ConversationSample(token_ids=tokens, loss_mask=np.array([False, True, False, False, True]), origin="")
     labelled = [LabelledSample(sample=whole, label=True), verdict(1, [70])]
     made = labelled_step(labelled, max_tokens=99, baseline=True)
     (moved,) = [each for each in made.mismatched if 60 in each.token_ids]
     assert moved.token_ids.tolist() == [6, 6, 60, 61, 62, 63]
-    assert moved.sampled.tolist() == [False, False, True, False, False, True]
+    assert moved.loss_mask.tolist() == [False, False, True, False, False, True]
     made = labelled_step(labelled, max_tokens=4, baseline=True)
     (moved,) = [each for each in made.mismatched if 60 in each.token_ids]
     assert moved.token_ids.tolist() == [6, 6, 60]  # nothing after it would be trained

@@ -39,7 +39,7 @@ def sample(*token_ids: int, prompt: int) -> TrainingSample:
         group_id="g",
         token_ids=np.array(token_ids, np.int32),
         prompt_length=prompt,
-        sampled=np.arange(len(token_ids)) >= prompt,
+        loss_mask=np.arange(len(token_ids)) >= prompt,
     )
 
 

@@ -190,7 +190,7 @@ def test_groups_without_a_pair_are_sampled_again_but_not_for_ever() -> None:
         Rig(FakeRollouts(barren=range(9))).take()
 
 
-class FakeResidency:
+class FakeGPUSharing:
     """Remembers what engines and policy are told."""
 
     def __init__(self) -> None:
@@ -211,19 +211,19 @@ class FakeResidency:
 
 
 def test_engines_get_weights_when_they_are_behind_and_sleep_between_samplings() -> None:
-    residency: Any = FakeResidency()
+    gpu_sharing: Any = FakeGPUSharing()
     state: Any = SimpleNamespace(timer=nullcontext, interruptible=nullcontext)
     weights: Any = "weights of"
     policy: Any = "policy"
-    engines = PolicyEngines(state=state, weights=weights, policy=policy, residency=residency)
+    engines = PolicyEngines(state=state, weights=weights, policy=policy, gpu_sharing=gpu_sharing)
     for _ in range(2):
         with engines.sampling() as figures:
-            residency.said.append(f"sample {len(figures)}")
+            gpu_sharing.said.append(f"sample {len(figures)}")
     engines.fall_behind()
     with engines.sampling():
-        residency.said.append("sample")
+        gpu_sharing.said.append("sample")
     push = "push weights of policy"
-    assert residency.said == [
+    assert gpu_sharing.said == [
         *(push, "wake", "sample 1", "sleep"),
         *("wake", "sample 0", "sleep"),
         *(push, "wake", "sample", "sleep"),

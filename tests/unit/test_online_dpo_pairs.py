@@ -48,7 +48,7 @@ def test_the_best_is_chosen_and_the_worst_rejected_token_by_token() -> None:
     assert found.margins == pytest.approx((0.8, 1.0))
     pair = found.pairs[1]
     assert pair.chosen.token_ids.tolist() == [7, 7, 100, 100, 100]
-    assert pair.chosen.trained.tolist() == [False, False, True, True, True]
+    assert pair.chosen.loss_mask.tolist() == [False, False, True, True, True]
     assert pair.rejected.token_ids.tolist() == [7, 7, 101, 101, 101, 101]
     assert (pair.prompt_length, pair.origin) == (2, "fake.jsonl:8")
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_holds_pairs_as_they_are() -> None:
     assert same_pairs(read, pairs)
     assert told is not None
     assert told.tolist() == sums.tolist()
-    assert [answer.trained.dtype for pair in read for answer in pair.sequences] == [np.bool_] * 8
+    assert [answer.loss_mask.dtype for pair in read for answer in pair.sequences] == [np.bool_] * 8
     assert decode_pairs(encode_pairs(pairs, None))[1] is None
 
 

@@ -64,7 +64,7 @@ def test_conversations_are_the_tokens_that_the_reward_reads(name: str) -> None:
     for pair, row in list(zip(pairs, rows, strict=True))[::10]:
         assert pair.chosen.token_ids.tolist() == rewards_tokens(render, row["prompt"], row["chosen"])
         assert pair.rejected.token_ids.tolist() == rewards_tokens(render, row["prompt"], row["rejected"])
-        assert np.flatnonzero(pair.chosen.trained).tolist() == [len(pair.chosen) - 1]
+        assert np.flatnonzero(pair.chosen.loss_mask).tolist() == [len(pair.chosen) - 1]
         assert pair.margin == 0
 
 
@@ -104,7 +104,7 @@ def pair_of(chosen: list[int], rejected: list[int]) -> ScoredPair:
 
     def sample(ids: list[int]) -> ConversationSample:
         tokens = np.array(ids, np.int32)
-        return ConversationSample(token_ids=tokens, trained=np.arange(len(ids)) == len(ids) - 1, origin="f:1")
+        return ConversationSample(token_ids=tokens, loss_mask=np.arange(len(ids)) == len(ids) - 1, origin="f:1")
 
     return ScoredPair(chosen=sample(chosen), rejected=sample(rejected), margin=0.0, origin="f:1")
 

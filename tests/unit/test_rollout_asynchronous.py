@@ -66,7 +66,7 @@ class FakeCollector:
     async def stop(self, groups: Collection[int]) -> None:
         raise AssertionError("a stream cancels its tasks")
 
-    def hurry(self, groups: Collection[int]) -> None:
+    def prioritize(self, groups: Collection[int]) -> None:
         pass
 
     def describe(self, group: int) -> str:

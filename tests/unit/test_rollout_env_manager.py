@@ -52,7 +52,7 @@ class Speaker(Unqueued):
     async def generate(self, request: GenerateRequest, affinity_key: Any, urgent: bool = False) -> Generation:
         self.requests.append(request)
         self.urgent.append(urgent)
-        self.had_priority.append(affinity_key in self.hurried)
+        self.had_priority.append(affinity_key in self.prioritized)
         self.homes.append(affinity_key)
         await asyncio.sleep(0)
         if self._losses:
@@ -276,7 +276,7 @@ def test_a_group_that_hangs_says_whether_in_its_environment_or_at_the_policy(sil
     assert asyncio.run(work()) == f"2 of its episodes under way, {in_a_turn} of them in a turn of the policy"
 
 
-def test_urgent_plans_ask_for_urgent_turns_and_groups_that_are_waited_for_are_hurried() -> None:
+def test_urgent_plans_ask_for_urgent_turns_and_groups_that_are_waited_for_are_prioritized() -> None:
     measured, trained = Speaker(), Speaker()
     collect(Pool(), measured, urgent=True)
     assert len(measured.urgent) == 6
@@ -287,4 +287,4 @@ def test_urgent_plans_ask_for_urgent_turns_and_groups_that_are_waited_for_are_hu
         "0-0-0", "0-0-1", "0-0-2",
     }  # fmt: skip
     assert any(home.startswith("0-1-") for home in trained.homes)
-    assert not trained.hurried  # the groups have ended
+    assert not trained.prioritized  # the groups have ended

@@ -223,14 +223,14 @@ def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_r
             cluster.dead.add(0)
             with pytest.raises(EnvError, match="died in reset"):
                 await pool.open(SPEC).reset(1)
-            await asyncio.wait(pool.replacements._tasks)
+            await asyncio.wait(pool.worker_restarts._tasks)
         assert said == ["worker 0 is gone; it was replaced in 0 s, and its episodes are played again"] * 8
         for _ in range(4):
-            await pool.replacements.started(0)
+            await pool.worker_restarts.started(0)
             cluster.dead.add(0)
             with pytest.raises(EnvError, match="died in the process"):
                 await pool.open(SPEC).reset(1)
-        await pool.replacements.started(0)
+        await pool.worker_restarts.started(0)
         cluster.dead.add(0)
         with pytest.raises(WorkerDied, match="replaced too often in an hour"):
             await pool.open(SPEC).reset(1)

@@ -377,7 +377,7 @@ def test_a_cancelled_request_leaves_its_queue_at_once() -> None:
     run(work())
 
 
-def test_urgent_requests_go_before_hurried_ones_and_these_before_others() -> None:
+def test_urgent_requests_go_before_prioritized_ones_and_these_before_others() -> None:
     async def work() -> None:
         rig = Rig(max_running=1, max_in_flight=1)
         rig.ask("first")
@@ -385,7 +385,7 @@ def test_urgent_requests_go_before_hurried_ones_and_these_before_others() -> Non
         for name in ("a0", "b0", "b1", "a1"):
             rig.ask(name, key=name[0])
         rig.ask("measured", urgent=True)
-        rig.router.hurry("b")
+        rig.router.prioritize("b")
         rig.ask("b2", key="b")  # a later turn
         for name in ("first", "measured", "b0", "b1", "b2", "a0"):
             await rig.finish(name)
@@ -497,7 +497,7 @@ def test_a_replica_that_is_slow_to_take_requests_delays_no_other() -> None:
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["ask", "ask", "ask", "urgent", "finish", "finish", "fail", "abort", "cancel", "hurry", "forget", "lose"]
+            ["ask"] * 3 + ["urgent", "finish", "finish", "fail", "abort", "cancel", "prioritize", "forget", "lose"]
         ),
         st.integers(0, 4),
     ),
@@ -511,8 +511,8 @@ class Script(Rig):
 
     def __init__(self, *args: Any, **changes: Any) -> None:
         super().__init__(*args, **changes)
-        self.ranks: dict[str, int] = {}  # 0 urgent, 1 hurried, 2 ordinary
-        self.hurried: set[int] = set()
+        self.ranks: dict[str, int] = {}  # 0 urgent, 1 prioritized, 2 ordinary
+        self.prioritized: set[int] = set()
 
     @property
     def running(self) -> list[str]:
@@ -526,9 +526,9 @@ class Script(Rig):
         names = self.running if what in ("finish", "fail") else self.unfinished
         name = names[choice % len(names)] if names else None
         if what in ("ask", "urgent"):
-            self.ranks[f"{number}-{choice}"] = 0 if what == "urgent" else 1 if choice in self.hurried else 2
+            self.ranks[f"{number}-{choice}"] = 0 if what == "urgent" else 1 if choice in self.prioritized else 2
             self.ask(f"{number}-{choice}", key=choice, urgent=what == "urgent")
-        elif what in ("hurry", "forget", "lose"):
+        elif what in ("prioritize", "forget", "lose"):
             getattr(self, what)(choice)
         elif name is not None and what == "abort":
             await self.router.abort([name, "unknown"])
@@ -538,16 +538,16 @@ class Script(Rig):
             await self.finish(name, failed=what == "fail")
         await self.settle()
 
-    def hurry(self, key: int) -> None:
-        self.router.hurry([key])
-        self.hurried.add(key)
+    def prioritize(self, key: int) -> None:
+        self.router.prioritize([key])
+        self.prioritized.add(key)
         self.ranks |= {one: 1 for one in self.unfinished if self.ranks[one] == 2 and one.endswith(f"-{key}")}
 
     def forget(self, key: int) -> None:
         if any(name.endswith(f"-{key}") for name in self.unfinished):
             return  # a key is forgotten when its group has ended
         self.router.forget([key])
-        self.hurried.discard(key)
+        self.prioritized.discard(key)
 
     def lose(self, choice: int) -> None:
         alive = [replica for replica in self.replicas if not replica.lost]

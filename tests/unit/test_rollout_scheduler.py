@@ -320,7 +320,7 @@ def both(replica: FakeReplica, **changes: object) -> list[str]:
             scheduler.collect(tasks(), plain),
             scheduler.collect(tasks(), replace(plain, **changes)),  # type: ignore[arg-type]
         )
-        assert not scheduler.engines._hurried
+        assert not scheduler.engines._prioritized
         assert not scheduler.engines._affinities
 
     asyncio.run(asyncio.wait_for(work(), timeout=5))

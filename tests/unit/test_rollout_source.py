@@ -185,7 +185,7 @@ class Turns:
         for number in groups:
             self._stops[number].set()
 
-    def hurry(self, groups: Collection[int]) -> None:
+    def prioritize(self, groups: Collection[int]) -> None:
         pass
 
     def describe(self, group: int) -> str:

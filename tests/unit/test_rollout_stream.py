@@ -15,7 +15,7 @@ from tests_support import group, task
 from virtual_time import run_virtually
 
 from roll_like.errors import GenerationError
-from roll_like.rollout.ledger import Ledger
+from roll_like.rollout.staleness import StalenessManager
 from roll_like.rollout.stream import GroupStream
 from roll_like.types import Failure, Group, Scored, Task
 
@@ -28,7 +28,7 @@ class FakeRunner:
         self.result = result or (lambda owner: group(owner, [0.0, 1.0]))
         self.begun: list[int] = []
         self.running: set[int] = set()
-        self.hurried: list[int] = []
+        self.prioritized: list[int] = []
 
     async def run(self, serial: int, owner: Task) -> Group[Scored]:
         self.begun.append(serial)
@@ -42,8 +42,8 @@ class FakeRunner:
     async def stop(self, groups: Collection[int]) -> None:
         raise AssertionError("a stream cancels its tasks")
 
-    def hurry(self, groups: Collection[int]) -> None:
-        self.hurried += groups
+    def prioritize(self, groups: Collection[int]) -> None:
+        self.prioritized += groups
 
     def describe(self, group: int) -> str:
         return "sampling"
@@ -77,9 +77,11 @@ def stream(
     stall_seconds: float = 1000.0,
     accept: Callable[[Group[Scored]], bool] = lambda group: bool(group.samples),
 ) -> GroupStream:
-    books = Ledger(groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered)
+    manager = StalenessManager(
+        groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered
+    )
     clock = asyncio.get_running_loop().time
-    return GroupStream(runner, iter(tasks or CountedTasks()), books, accept, clock=clock, stall_seconds=stall_seconds)
+    return GroupStream(runner, iter(tasks or CountedTasks()), manager, accept, clock=clock, stall_seconds=stall_seconds)
 
 
 def in_virtual_time(test: Callable[..., Any]) -> Callable[[], None]:
@@ -109,7 +111,7 @@ async def test_groups_run_while_the_policy_is_trained() -> None:
 
 
 @in_virtual_time
-async def test_the_trainer_waits_for_a_straggler_at_its_deadline_only_and_hurries_it() -> None:
+async def test_the_trainer_waits_for_a_straggler_at_its_deadline_only_and_prioritizes_it() -> None:
     runner = FakeRunner(lambda serial: 100.0 if serial == 0 else 1.0)
     flow = stream(runner, staleness=2)
     now = asyncio.get_running_loop().time
@@ -120,7 +122,7 @@ async def test_the_trainer_waits_for_a_straggler_at_its_deadline_only_and_hurrie
     assert trained[0] == [1, 2]
     assert trained[2][0] == 0
     assert now() == 100
-    assert 0 in runner.hurried
+    assert 0 in runner.prioritized
     await flow.close()
 
 

@@ -160,7 +160,7 @@ def samples() -> list[TrainingSample]:
                     group_id=str(group),
                     token_ids=tokens,
                     prompt_length=length,
-                    sampled=np.arange(len(tokens)) >= length,
+                    loss_mask=np.arange(len(tokens)) >= length,
                     routes=own,
                 )
             )
@@ -175,7 +175,7 @@ def alone(model: Any, router: Router, sample: TrainingSample) -> Tensor:
     router.give(torch.from_numpy(routes[:-1]))
     tokens = torch.from_numpy(sample.token_ids.astype(np.int64))
     logprobs = torch.log_softmax(logits_of(model, tokens[:-1]).float(), -1)
-    return logprobs.gather(1, tokens[1:, None])[:, 0][sample.sampled[1:]]
+    return logprobs.gather(1, tokens[1:, None])[:, 0][sample.loss_mask[1:]]
 
 
 LAYOUTS = {
@@ -207,7 +207,7 @@ def test_every_token_of_a_row_has_its_own_routes(layout: str) -> None:
         logprobs.square().sum().backward()
         found.append(logprobs.detach().numpy())
     for sample, mine, theirs in zip(given, per_sample(given, [batches], [found]), expected, strict=True):
-        np.testing.assert_allclose(mine[sample.sampled], theirs.detach().numpy(), atol=2e-5)
+        np.testing.assert_allclose(mine[sample.loss_mask], theirs.detach().numpy(), atol=2e-5)
     for (name, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
         largest = float(other.grad.abs().max())
         torch.testing.assert_close(one.grad, other.grad, atol=1e-4 * largest + 1e-6, rtol=0, msg=name)
@@ -218,7 +218,7 @@ def test_every_token_of_a_row_has_its_own_routes(layout: str) -> None:
     with torch.no_grad():
         chosen = [policy(*tensors_of(batch, torch.device("cpu")), 1.0)[0].numpy() for batch in batches]
     moved = [
-        np.abs(mine[sample.sampled] - theirs.detach().numpy()).max()
+        np.abs(mine[sample.loss_mask] - theirs.detach().numpy()).max()
         for sample, mine, theirs in zip(given, per_sample(given, [batches], [chosen]), expected, strict=True)
     ]
     assert max(moved) > 0.01

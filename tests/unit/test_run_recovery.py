@@ -262,7 +262,7 @@ class Pushes(WeightSync):
         self.version = 0
 
 
-class FakeResidency:
+class FakeGPUSharing:
     """Notes which weights engines get as which version."""
 
     def __init__(self, model: Model) -> None:
@@ -287,12 +287,12 @@ class PushingRun(Run):
 
     def __init__(self, folder: Path, model: Model) -> None:
         super().__init__(folder, model, Model("critic"))
-        self.residency: Any = FakeResidency(model)
+        self.gpu_sharing: Any = FakeGPUSharing(model)
         self.published: list[int] = []
         nothing: Any = None
         self.workers = Workers(
             state=self.state, runner=nothing, actor=model, critic=nothing, kl_reference=nothing, advantages=nothing,
-            engines=nothing, weights=Pushes(), residency=self.residency, on_push=[self.published.append],
+            engines=nothing, weights=Pushes(), gpu_sharing=self.gpu_sharing, on_push=[self.published.append],
         )  # fmt: skip
         self.versions: list[int] = []
 
@@ -314,7 +314,7 @@ def test_engines_get_each_version_with_its_weights_and_none_that_is_older(tmp_pa
     expected.to_the_end()
     run = PushingRun(tmp_path / "run", Model(deaths={call: error_of("training")}))
     run.to_the_end()
-    assert Counter(expected.residency.got) == Counter(set(run.residency.got)), "the same weights by version"
-    versions = [version for version, _ in run.residency.got]
+    assert Counter(expected.gpu_sharing.got) == Counter(set(run.gpu_sharing.got)), "the same weights by version"
+    versions = [version for version, _ in run.gpu_sharing.got]
     assert versions == sorted(versions), "never an older one"
     assert run.published == expected.published == list(range(1, STEPS + 2))

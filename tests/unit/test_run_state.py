@@ -243,7 +243,7 @@ def test_a_guard_that_may_stop_ends_the_run_also_after_a_resumption(tmp_path: Pa
 def test_hangs_are_told_and_counted_whichever_thread_finds_them(tmp_path: Path) -> None:
     state, metrics = make(tmp_path, 30)
     state.keep([])
-    hang = Hang("training", (0, 1), "save", 60.0, stopped=False, doomed=frozenset(), witnesses=frozenset())
+    hang = Hang("training", (0, 1), "save", 60.0, stopped=False, to_kill=frozenset(), witnesses=frozenset())
     finding = threading.Thread(target=lambda: [state.note_hang(hang, "it hung") for _ in range(200)])
     finding.start()
     for step in state.steps():

@@ -29,7 +29,7 @@ class Scores:
 
     def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         self.asked += len(samples)
-        return [np.where(sample.sampled, self.logprob, 0).astype(np.float32) for sample in samples]
+        return [np.where(sample.loss_mask, self.logprob, 0).astype(np.float32) for sample in samples]
 
 
 def groups() -> list[Group[Scored]]:
@@ -67,7 +67,7 @@ def test_each_domain_has_its_teacher() -> None:
     scored = teachers.score(samples, groups())
     assert (maths.asked, general.asked) == (2, 1)
     # −(log π − log π_teacher): −(−1 + 3) where it found the answer unlikely, −(−1 + ½) where likely
-    advantages = [sample.advantages[sample.sampled].tolist() for sample in scored.samples]
+    advantages = [sample.advantages[sample.loss_mask].tolist() for sample in scored.samples]
     assert advantages == [[-2.0] * 3, [-2.0] * 3, [0.5] * 3]
     assert [type(sample) for sample in scored.samples] == [PolicySample] * 3
     figure = scored.metrics["distill/reverse_kl"]

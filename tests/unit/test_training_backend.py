@@ -266,7 +266,7 @@ def test_a_model_with_a_state_starts_without_packing_only(tmp_path: Path) -> Non
     for sample, mine in zip(samples, trainer.logprobs(samples), strict=True):
         tokens = torch.from_numpy(sample.token_ids).long()[None]
         expected = make_family("qwen3_next")(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
-        np.testing.assert_allclose(mine[1:], expected.detach().numpy() * sample.sampled[1:], atol=1e-4)
+        np.testing.assert_allclose(mine[1:], expected.detach().numpy() * sample.loss_mask[1:], atol=1e-4)
 
 
 def test_an_unknown_backend_suggests_the_nearest() -> None:

@@ -46,7 +46,7 @@ def samples_of(prompts: Sequence[int], *, head: int = 0) -> list[TrainingSample]
                     group_id=str(group),
                     token_ids=tokens,
                     prompt_length=len(prompt),
-                    sampled=np.arange(len(tokens)) >= len(prompt),
+                    loss_mask=np.arange(len(tokens)) >= len(prompt),
                 )
             )
     return samples
@@ -72,7 +72,7 @@ def alone(model: Any, samples: Sequence[TrainingSample]) -> Computed:
     for index, sample in enumerate(samples):
         tokens = torch.from_numpy(sample.token_ids).long()[None]
         logprobs_LV = model(input_ids=tokens, use_cache=False).logits[0].log_softmax(-1)
-        at = np.flatnonzero(sample.sampled)
+        at = np.flatnonzero(sample.loss_mask)
         chosen = logprobs_LV[at - 1, tokens[0, at]]
         weights = torch.tensor([weight_of(index, int(token)) for token in at])
         found.append(chosen.detach())

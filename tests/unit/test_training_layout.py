@@ -23,7 +23,7 @@ def make_sample(group: str, prompt: list[int], response: list[int], sampled: lis
         group_id=group,
         token_ids=tokens,
         prompt_length=len(prompt),
-        sampled=mask,
+        loss_mask=mask,
         turns=np.where(mask, tokens % 3, -1).astype(np.int32),
         behaviour_logprobs=np.where(mask, -tokens / 10, 0).astype(np.float32),
         advantages=np.where(mask, tokens, 0).astype(np.float32),
@@ -33,7 +33,7 @@ def make_sample(group: str, prompt: list[int], response: list[int], sampled: lis
 
 
 def weights_of(samples: list[PolicySample]) -> list[np.ndarray]:
-    return [sample.sampled.astype(np.float32) for sample in samples]
+    return [sample.loss_mask.astype(np.float32) for sample in samples]
 
 
 def test_shared_prompt_by_hand() -> None:
@@ -119,7 +119,7 @@ def test_every_target_is_computed_exactly_once(
             assert batch.behaviour_logprobs[index] == pytest.approx(samples[sample].behaviour_logprobs[at])
             assert visible_tokens(batch, int(batch.sources[index])) == samples[sample].token_ids[:at].tolist()
     assert set(seen) == {
-        (index, int(at)) for index, sample in enumerate(samples) for at in np.flatnonzero(sample.sampled)
+        (index, int(at)) for index, sample in enumerate(samples) for at in np.flatnonzero(sample.loss_mask)
     }
 
 

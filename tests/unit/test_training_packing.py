@@ -32,7 +32,7 @@ def sample(length: int, index: int = 0) -> TrainingSample:
         group_id=str(index),
         token_ids=np.arange(length, dtype=np.int32) + 100 * index,
         prompt_length=0,
-        sampled=np.arange(length) > 0,
+        loss_mask=np.arange(length) > 0,
     )
 
 
@@ -87,7 +87,7 @@ def of_two(prompt: Sequence[int], response: Sequence[int], index: int, *, shared
         group_id="shared" if shared else str(index),
         token_ids=tokens,
         prompt_length=len(prompt) if shared else 0,
-        sampled=np.arange(len(tokens)) >= len(prompt),
+        loss_mask=np.arange(len(tokens)) >= len(prompt),
     )
 
 

@@ -25,7 +25,7 @@ def sample(tokens: Sequence[int], trained_from: int | None = None) -> TrainingSa
     ids = np.array(tokens, np.int32)
     start = len(ids) - 1 if trained_from is None else trained_from
     group = str(next(GROUPS))
-    return TrainingSample(group_id=group, token_ids=ids, prompt_length=0, sampled=np.arange(len(ids)) >= start)
+    return TrainingSample(group_id=group, token_ids=ids, prompt_length=0, loss_mask=np.arange(len(ids)) >= start)
 
 
 def laid_out(samples: list[TrainingSample], *, max_tokens: int, ranks: int = 1) -> list[MicroBatch]:

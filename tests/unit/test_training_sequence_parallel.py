@@ -92,7 +92,7 @@ def samples() -> list[TrainingSample]:
                     group_id=str(group),
                     token_ids=tokens,
                     prompt_length=length,
-                    sampled=np.arange(len(tokens)) >= length,
+                    loss_mask=np.arange(len(tokens)) >= length,
                 )
             )
     return made

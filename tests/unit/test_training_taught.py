@@ -12,9 +12,9 @@ from roll_like.training.layout import micro_batches
 def test_answers_follow_their_targets_through_any_layout() -> None:
     samples = ragged_policy_samples(seed=3)
     targets = Targets(samples)
-    assert targets.count == sum(int(sample.sampled.sum()) for sample in samples)
+    assert targets.count == sum(int(sample.loss_mask.sum()) for sample in samples)
     # a teacher that says the token itself, and its place in the sample
-    truth = np.concatenate([np.stack([s.token_ids, np.arange(len(s.token_ids))], 1)[s.sampled] for s in samples])
+    truth = np.concatenate([np.stack([s.token_ids, np.arange(len(s.token_ids))], 1)[s.loss_mask] for s in samples])
     for packing, ranks, budget in ((True, 2, 64), (False, 1, 200), (True, 3, 100)):
         shards = micro_batches(samples, ranks=ranks, max_tokens=budget, share_prompts=True, packing=packing)
         parts = [

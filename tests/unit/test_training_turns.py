@@ -31,7 +31,7 @@ def episode(name: str, group: str) -> PolicySample:
         group_id=group,
         token_ids=(np.arange(len(turns)) * 5 % 11).astype(np.int32),
         prompt_length=2,
-        sampled=turns >= 0,
+        loss_mask=turns >= 0,
         turns=turns,
         behaviour_logprobs=np.where(turns >= 0, -1, 0).astype(np.float32),
         # which token of which sample it is
@@ -75,7 +75,7 @@ def test_the_loss_sees_each_turn_as_one(
         found |= dict(zip(inputs.advantages_N.tolist(), sums.tolist(), strict=True))
     expected = {}
     for sample in samples:
-        for turn in set(sample.turns[sample.sampled].tolist()):
+        for turn in set(sample.turns[sample.loss_mask].tolist()):
             tokens = sample.advantages[sample.turns == turn].tolist()
             expected |= dict.fromkeys(tokens, sum(tokens))
     assert found == expected

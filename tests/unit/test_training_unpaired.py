@@ -63,7 +63,7 @@ def labelled(verdicts: Sequence[tuple[int, list[int], bool]]) -> list[LabelledSa
     samples = []
     for prompt, answer, label in verdicts:
         tokens = np.array([prompt, *answer], np.int32)
-        sample = ConversationSample(token_ids=tokens, trained=np.arange(len(tokens)) > 0, origin="")
+        sample = ConversationSample(token_ids=tokens, loss_mask=np.arange(len(tokens)) > 0, origin="")
         samples.append(LabelledSample(sample=sample, label=label))
     return samples
 
@@ -112,11 +112,11 @@ def test_all_ranks_get_the_same_mismatched_answers() -> None:
     assert first is not None
     assert second is not None
     # this model does not look at prompts, so that an answer is as likely after any
-    expected = [-float(sample.token_ids[sample.sampled].sum()) / 10 for sample in samples.mismatched]
+    expected = [-float(sample.token_ids[sample.loss_mask].sum()) / 10 for sample in samples.mismatched]
     for each in (first, second):
         assert each.logprobs_M.tolist() == pytest.approx(expected)
         assert each.reference_logprobs_M.tolist() == REFERENCE[5:].tolist()
-        assert each.tokens_M.tolist() == [int(sample.sampled.sum()) for sample in samples.mismatched]
+        assert each.tokens_M.tolist() == [int(sample.loss_mask.sum()) for sample in samples.mismatched]
 
 
 def test_figures_without_a_step_by_hand() -> None:

@@ -64,7 +64,7 @@ class Actor:
     """A trainer that answers with the engine's log-probabilities, less an eighth."""
 
     def logprobs(self, samples: list[PolicySample]) -> list[np.ndarray]:
-        return [np.where(one.sampled, one.behaviour_logprobs - LESS, 0).astype(np.float32) for one in samples]
+        return [np.where(one.loss_mask, one.behaviour_logprobs - LESS, 0).astype(np.float32) for one in samples]
 
 
 def values_of(groups: list[Group[Scored]], trained: list[bool], **state: Any) -> TrainingValues | None:
@@ -72,7 +72,7 @@ def values_of(groups: list[Group[Scored]], trained: list[bool], **state: Any) ->
     parts = policy_samples(groups)
     kept = [one for one, stays in zip(parts, [trained[0], trained[1], *trained[1:]], strict=True) if stays]
     used = [
-        replace(one, advantages=np.where(one.sampled, number, 0).astype(np.float32))
+        replace(one, advantages=np.where(one.loss_mask, number, 0).astype(np.float32))
         for number, one in enumerate(kept, start=1)
     ]
     pipeline: Any = SimpleNamespace(

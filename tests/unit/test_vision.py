@@ -204,7 +204,7 @@ def test_conversations_and_pairs_hold_their_images(rows: Path, folder: Path) -> 
     places = [place for image in sample.images for place in range(image.start, image.start + image.length)]
     assert np.flatnonzero(sample.token_ids == token).tolist() == places
     assert [image.length for image in sample.images] == [2, 4]
-    assert render.decode(sample.token_ids[sample.trained]) == "red<|im_end|>blue<|im_end|>"
+    assert render.decode(sample.token_ids[sample.loss_mask]) == "red<|im_end|>blue<|im_end|>"
     rows.write_text(json.dumps({"prompt": turns[:1], "chosen": "red", "rejected": "blue"}) + "\n")
     (pair,) = load_pairs(PairData(sources=[{"path": str(rows)}]), render)
     assert pair.chosen.images == pair.rejected.images == sample.images[:1]
@@ -218,7 +218,7 @@ def test_rows_with_images_give_what_transformers_gives_alone(layout: dict[str, A
     theirs = load_causal_lm(folder, "float32").eval()
     expected, loss = [], torch.zeros(())
     for index, sample in enumerate(samples):
-        found = plain_logprobs(theirs, folder, sample.token_ids, sample.images)[sample.sampled[1:]]
+        found = plain_logprobs(theirs, folder, sample.token_ids, sample.images)[sample.loss_mask[1:]]
         expected.append(found.detach())
         loss = loss + np.sin(index + 1) * found.sum()
     loss.backward()

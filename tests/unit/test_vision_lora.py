@@ -87,7 +87,7 @@ def trainer_logprobs(model: Any, folder: Path) -> torch.Tensor:
 def transformers_logprobs(model: Any, folder: Path) -> torch.Tensor:
     """The same, each sample by itself, by transformers' own forward pass."""
     found = [
-        plain_logprobs(model, folder, each.token_ids, each.images)[each.sampled[1:]] for each in samples_of(folder)
+        plain_logprobs(model, folder, each.token_ids, each.images)[each.loss_mask[1:]] for each in samples_of(folder)
     ]
     return torch.cat(found)
 

@@ -56,7 +56,7 @@ def sync_of(engines: Engines, every: int = 10, *, probes: bool = True) -> Weight
     report = SendReport(fingerprints={"a": "same", "b": "same"}, bytes=8, buckets=1)
     probe = Probe(tokens=TOKENS, trainer=trainer, tolerance=0.1, every=every)
     handle: Any = engines
-    return WeightSync(lambda salt: report, handle, version=7, probe=probe if probes else None)
+    return WeightSync(lambda seed: report, handle, version=7, probe=probe if probes else None)
 
 
 def probed(sync: WeightSync, pushes: int) -> list[bool]:

@@ -74,9 +74,9 @@ class DictEngines:
         self.held = {name: view.clone() for name, view in self.views.items()}
         self.views = {}
 
-    def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         self.calls.append("check")
-        return Fingerprints(tensors={name: fingerprint(self.held[name], salt) for name in names}, tied={})
+        return Fingerprints(tensors={name: fingerprint(self.held[name], seed) for name in names}, tied={})
 
     def resume(self) -> None:
         self.calls.append("resume")
@@ -240,15 +240,15 @@ def test_buckets_keep_order_and_size() -> None:
 
 def test_a_fingerprint_sees_every_row_of_the_columns_it_looks_at() -> None:
     matrix = torch.randn(30, 200, generator=torch.Generator().manual_seed(0))
-    for salt in (1, 2):
-        columns = checked_columns(200, salt)
+    for seed in (1, 2):
+        columns = checked_columns(200, seed)
         assert len(set(columns.tolist())) == CHECKED_COLUMNS
         changed = matrix.clone()
         changed[29, columns[-1]] += 1e-6
-        assert fingerprint(changed, salt) != fingerprint(matrix, salt)
-        assert fingerprint(matrix.clone(), salt) == fingerprint(matrix, salt)
+        assert fingerprint(changed, seed) != fingerprint(matrix, seed)
+        assert fingerprint(matrix.clone(), seed) == fingerprint(matrix, seed)
     assert not torch.equal(checked_columns(200, 1), checked_columns(200, 2))
-    looked_at = {int(column) for salt in range(120) for column in checked_columns(200, salt)}
+    looked_at = {int(column) for seed in range(120) for column in checked_columns(200, seed)}
     assert looked_at == set(range(200)), "over many syncs every column has its turn"
     vector = torch.zeros(9)
     assert fingerprint(-vector, 1) == fingerprint(vector, 1)
@@ -284,11 +284,11 @@ def test_a_drifted_engine_never_goes_on() -> None:
 @pytest.mark.parametrize(("fingerprints", "message"), [({}, "no tensor at all"), ({"a": "1"}, "cannot be verified")])
 def test_a_sync_that_proves_nothing_is_an_error(fingerprints: dict[str, str], message: str) -> None:
     class Blind(DictEngines):
-        def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+        def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
             return Fingerprints(tensors={}, tied={})
 
     with pytest.raises(WeightSyncError, match=message):
-        WeightSync(lambda salt: SendReport(fingerprints=fingerprints, bytes=1, buckets=1), Blind()).push()
+        WeightSync(lambda seed: SendReport(fingerprints=fingerprints, bytes=1, buckets=1), Blind()).push()
 
 
 class OtherMachine(DictEngines):
@@ -309,10 +309,10 @@ class OtherMachine(DictEngines):
 def test_buckets_travel_with_their_content_where_memory_is_not_shared() -> None:
     policy, engine = Policy(), OtherMachine()
     sender = SharedMemoryTransfer(engine, bucket_bytes=6000, by_value=True).connect(policy, rank=0)  # type: ignore[arg-type]
-    for salt in (1, 2):
-        policy.tensors = {name: tensor + salt for name, tensor in policy.tensors.items()}
-        assert sender.send(salt).buckets == 2
-        engine.finish_weight_update(salt)
+    for seed in (1, 2):
+        policy.tensors = {name: tensor + seed for name, tensor in policy.tensors.items()}
+        assert sender.send(seed).buckets == 2
+        engine.finish_weight_update(seed)
         assert engine.held.keys() == policy.tensors.keys()
         assert all(torch.equal(engine.held[name], tensor) for name, tensor in policy.tensors.items())
         assert engine.buckets._memory

@@ -55,12 +55,12 @@ def teacher_advantages(
     advantages = []
     for sample, teacher_T in zip(samples, teacher_logprobs, strict=True):
         ours_S, theirs_S = (
-            torch.from_numpy(array[sample.sampled].astype(np.float64))
+            torch.from_numpy(array[sample.loss_mask].astype(np.float64))
             for array in (sample.behaviour_logprobs, teacher_T)
         )
         costs_S = divergence(ours_S, theirs_S, estimator).numpy()
         advantages_T = np.zeros(sample.token_ids.shape, np.float32)
-        advantages_T[sample.sampled] = -discounted_returns([costs_S], discount)[0]
+        advantages_T[sample.loss_mask] = -discounted_returns([costs_S], discount)[0]
         advantages.append(advantages_T)
     return advantages
 

@@ -165,9 +165,9 @@ class RAFTLoss(PolicyLoss):
 
     def selects(self, sample: PolicySample) -> bool:
         """Return whether the sample's mean advantage is above the threshold."""
-        if not sample.sampled.any():
+        if not sample.loss_mask.any():
             return False
-        return bool(sample.advantages[sample.sampled].mean() > self.config.min_advantage)
+        return bool(sample.advantages[sample.loss_mask].mean() > self.config.min_advantage)
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Return the negative log-likelihood of each token."""

@@ -305,21 +305,21 @@ class HFEngine(PolledEngine):
         self._frozen = False
         self._work.set()
 
-    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         """Return fingerprints of the model's parameters."""
-        held: Fingerprints = await self._compute(self._fingerprints, names, salt)
+        held: Fingerprints = await self._compute(self._fingerprints, names, seed)
         return held
 
-    def _fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    def _fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         parameters = dict(self._model.named_parameters())
-        tensors = {name: fingerprint(tensor, salt) for name, tensor in self._weights.read(names)}
+        tensors = {name: fingerprint(tensor, seed) for name, tensor in self._weights.read(names)}
         if HEAD in parameters:
             return Fingerprints(tensors=tensors, tied={})
         head, embedding = self._model.get_output_embeddings().weight, self._model.get_input_embeddings().weight
         source = next((name for name in names if parameters.get(name) is embedding), None)
         if source is None:
             return Fingerprints(tensors=tensors, tied={})
-        return Fingerprints(tensors={**tensors, HEAD: fingerprint(head, salt)}, tied={HEAD: source})
+        return Fingerprints(tensors={**tensors, HEAD: fingerprint(head, seed)}, tied={HEAD: source})
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`."""

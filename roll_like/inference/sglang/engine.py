@@ -378,9 +378,9 @@ class SGLangEngine(TaskEngine):
             if not waiting.done():
                 waiting.set_result(True)
 
-    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         """Return none: SGLang does not tell its numbers bit by bit, so every sync is followed by a probe."""
-        del names, salt
+        del names, seed
         self._require_alive()
         return Fingerprints(tensors={}, tied={})
 

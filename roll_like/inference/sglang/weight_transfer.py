@@ -93,7 +93,7 @@ class SGLangSender:
             )
             joining.result()
 
-    def send(self, salt: int) -> SendReport:
+    def send(self, seed: int) -> SendReport:
         """Gather on every rank; announce and broadcast on rank 0."""
         buckets = buckets_of(self._source.full_weights(), self._transfer.bucket_bytes)
         if self._rank != 0:
@@ -105,7 +105,7 @@ class SGLangSender:
             with ThreadPoolExecutor(1, thread_name_prefix="weight-sync") as thread:
                 for tensors in buckets:
                     self._broadcast(thread, tensors)
-                    fingerprints.update((name, fingerprint(tensor, salt)) for name, tensor in tensors)
+                    fingerprints.update((name, fingerprint(tensor, seed)) for name, tensor in tensors)
                     total += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
                     count += 1
         except BaseException:

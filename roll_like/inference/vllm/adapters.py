@@ -95,7 +95,7 @@ class HeldAdapter:
         whole, index = self._part_of.get(path, (path, None))
         return whole, index, is_down
 
-    def fingerprints(self, names: Sequence[str], salt: int) -> Iterator[tuple[str, str]]:
+    def fingerprints(self, names: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
         """Yield (name, fingerprint) of the adapter's tensors among `names`, as they are computed with.
 
         With tensor parallelism a worker computes with a share of a tensor. It compares the share with what it should
@@ -122,7 +122,7 @@ class HeldAdapter:
             expected = torch.zeros_like(computed)
             expected[:rows, :columns] = share
             # the rest of the buffer is zero too, or the product would have more terms
-            yield name, fingerprint(whole if torch.equal(computed, expected) else computed, salt)
+            yield name, fingerprint(whole if torch.equal(computed, expected) else computed, seed)
 
 
 def is_adapter(name: str) -> bool:

@@ -306,10 +306,10 @@ class VLLMEngine(TaskEngine):
                 await self._answered(self._llm.resume_generation())
         self._freeze(False)
 
-    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         """Return fingerprints of the weights as vLLM computes with them."""
         with self._weight_errors():
-            ranks = await self._answered(self._llm.collective_rpc("weight_fingerprints", args=(list(names), salt)))
+            ranks = await self._answered(self._llm.collective_rpc("weight_fingerprints", args=(list(names), seed)))
         return Fingerprints(tensors=agreed([rank["tensors"] for rank in ranks]), tied=ranks[0]["tied"])
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:

@@ -60,19 +60,19 @@ class ExpertLayers:
             if isinstance(layer, RoutedExperts)
         }
 
-    def fingerprint(self, name: str, salt: int) -> str | None:
+    def fingerprint(self, name: str, seed: int) -> str | None:
         """Return the fingerprint of a checkpoint's tensor as the kernel computes with it; None if that is unknown.
 
         Args:
             name: `….experts.3.gate_proj.weight` (or w1, w2, w3), `….experts.gate_up_proj`, `….experts.down_proj_bias`.
-            salt: Chooses the columns.
+            seed: Chooses the columns.
         """
         path = next((path for path in self._layers if name.startswith(f"{path}.")), None)
         if path is None:
             return None
         layer, leaf = self._layers[path], name.removeprefix(f"{path}.")
         readable = _Readable.of(layer)
-        return None if readable is None else readable.fingerprint(leaf, salt)
+        return None if readable is None else readable.fingerprint(leaf, seed)
 
 
 class _Readable:
@@ -111,7 +111,7 @@ class _Readable:
         ]
         return cls(layer, places[0], places[1], gate_first=True) if None not in places else None
 
-    def fingerprint(self, leaf: str, salt: int) -> str | None:
+    def fingerprint(self, leaf: str, seed: int) -> str | None:
         """Return the fingerprint of what a checkpoint calls `leaf` below the experts."""
         config = self.layer.moe_config
         inner, width = config.intermediate_size_per_partition_unpadded, config.hidden_dim_unpadded
@@ -119,14 +119,14 @@ class _Readable:
         if first.isdecimal():
             part = rest.removesuffix(".weight")
             if part == self.layer.ckpt_down_proj_name:
-                return digest(self._down(int(first), torch.arange(width)[:, None], checked_columns(inner, salt)))
+                return digest(self._down(int(first), torch.arange(width)[:, None], checked_columns(inner, seed)))
             rows = self._rows(part, inner)
             return (
-                None if rows is None else digest(self._gate_up(int(first), rows[:, None], checked_columns(width, salt)))
+                None if rows is None else digest(self._gate_up(int(first), rows[:, None], checked_columns(width, seed)))
             )
         if leaf in ("gate_up_proj", "down_proj"):
-            return self._fused(leaf, inner, width, salt)
-        return self._bias(leaf, inner, width, salt)
+            return self._fused(leaf, inner, width, seed)
+        return self._bias(leaf, inner, width, seed)
 
     def _rows(self, part: str, inner: int) -> Tensor | None:
         """Return the rows of w13 that are an expert's gate or up projection."""
@@ -137,7 +137,7 @@ class _Readable:
         above = (part == names[0]) == self.gate_first
         return torch.arange(inner) + (0 if above else half)
 
-    def _fused(self, leaf: str, inner: int, width: int, salt: int) -> str | None:
+    def _fused(self, leaf: str, inner: int, width: int, seed: int) -> str | None:
         """Return the fingerprint of a tensor that a checkpoint has for all experts of a layer together."""
         experts = len(self.layer.w13_weight)
         transposed = transposed_on_disk(self.layer)
@@ -148,20 +148,20 @@ class _Readable:
             rows, columns, read = 2 * inner, width, self._gate_up
         else:
             half, rows, columns, read = width, width, inner, self._down
-        chosen = checked_columns(rows * columns, salt)
+        chosen = checked_columns(rows * columns, seed)
         row, column = (chosen % rows, chosen // rows) if transposed else (chosen // columns, chosen % columns)
         if leaf == "gate_up_proj":
             row = torch.where(row < inner, row, row - inner + half)  # padding is between gates and ups
         return digest(torch.stack([read(expert, row, column) for expert in range(experts)]))
 
-    def _bias(self, leaf: str, inner: int, width: int, salt: int) -> str | None:
+    def _bias(self, leaf: str, inner: int, width: int, seed: int) -> str | None:
         name, rows = {"gate_up_proj_bias": ("w13_bias", 2 * inner), "down_proj_bias": ("w2_bias", width)}.get(
             leaf, ("", 0)
         )
         bias = getattr(self.layer, name, None) if name else None
         if bias is None or bias.shape[1] != rows or not self.gate_first:
             return None
-        return fingerprint(bias, salt)
+        return fingerprint(bias, seed)
 
     def _gate_up(self, expert: int, rows: Tensor, columns: Tensor) -> Tensor:
         return _read(self.layer.w13_weight[expert], self.places_13, rows, columns)

@@ -82,9 +82,9 @@ class VLLMSender:
             transfer.init_info(rank, largest), client=_SyncClient(transfer), source=self._weights
         )
 
-    def send(self, salt: int) -> SendReport:
+    def send(self, seed: int) -> SendReport:
         """Let vLLM's engine walk through the weights, and note what goes by."""
-        self._weights.begin(salt, recording=self._rank == 0)
+        self._weights.begin(seed, recording=self._rank == 0)
         self._engine.send_weights()
         seen = self._weights
         return SendReport(fingerprints=dict(seen.fingerprints), bytes=seen.bytes, buckets=1 if seen.bytes else 0)
@@ -128,13 +128,13 @@ def _recording_source(source: WeightSource) -> Any:
     class RecordingSource(VLLMSource):  # type: ignore[misc]
         def __init__(self) -> None:
             self._metadata: list[Any] = []
-            self._salt = 0
+            self._seed = 0
             self._recording = False
             self.fingerprints: dict[str, str] = {}
             self.bytes = 0
 
-        def begin(self, salt: int, *, recording: bool) -> None:
-            self._salt, self._recording = salt, recording
+        def begin(self, seed: int, *, recording: bool) -> None:
+            self._seed, self._recording = seed, recording
             self.fingerprints, self.bytes = {}, 0
 
         def metadata(self) -> list[Any]:
@@ -146,7 +146,7 @@ def _recording_source(source: WeightSource) -> Any:
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             for name, tensor in source.full_weights():
                 if self._recording:
-                    self.fingerprints[name] = fingerprint(tensor, self._salt)
+                    self.fingerprints[name] = fingerprint(tensor, self._seed)
                     self.bytes += tensor.numel() * tensor.element_size()
                 yield name, tensor
 

@@ -164,7 +164,7 @@ class WorkerExtension:
         return self._adapter
 
     @torch.inference_mode()
-    def weight_fingerprints(self, names: list[str], salt: int) -> dict[str, dict[str, str]]:
+    def weight_fingerprints(self, names: list[str], seed: int) -> dict[str, dict[str, str]]:
         """Return fingerprints of the tensors that the trainer calls `names`, as this engine computes with them.
 
         Tensors of layers that this function cannot read back are left out.
@@ -175,7 +175,7 @@ class WorkerExtension:
         layers, experts = _Layers(model), ExpertLayers(model)
         pieces: dict[str, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
         for name in names:
-            found = experts.fingerprint(name, salt)
+            found = experts.fingerprint(name, seed)
             if found is not None:
                 tensors[name] = found
                 continue
@@ -185,19 +185,19 @@ class WorkerExtension:
             layer, leaf, index = place.layer, place.leaf, place.part
             if isinstance(layer, LinearBase) and leaf == "weight":
                 if place.path not in pieces:
-                    pieces = {place.path: linear_columns(layer, salt)}
+                    pieces = {place.path: linear_columns(layer, seed)}
                 if index is None or index < len(pieces[place.path]):
                     own = pieces[place.path] if index is None else [pieces[place.path][index]]
                     tensors[name] = digest(torch.cat(own))
             elif isinstance(layer, VocabParallelEmbedding) and leaf == "weight":
-                tensors[name] = digest(embedding_columns(layer, salt))
+                tensors[name] = digest(embedding_columns(layer, seed))
             elif (parameter := _plain(layer, leaf, index)) is not None:
-                tensors[name] = fingerprint(parameter, salt)
+                tensors[name] = fingerprint(parameter, seed)
         if self._adapter is not None:
-            tensors.update(self._adapter.fingerprints(names, salt))
+            tensors.update(self._adapter.fingerprints(names, seed))
         head = output_head(model)
         if isinstance(head, VocabParallelEmbedding):
-            tensors[HEAD] = digest(head_columns(head, salt))
+            tensors[HEAD] = digest(head_columns(head, seed))
             if HEAD not in names:
                 tied.update((HEAD, name) for name in names if layers.is_input(name))
         PROGRESS.note_memory()  # once a sync
@@ -249,19 +249,19 @@ class _Layers:
         return None if layer is None or not leaf else _Place(layer, path, leaf, index)
 
 
-def unit_vectors(width: int, salt: int, like: Tensor | None, dtype: torch.dtype) -> Tensor:
+def unit_vectors(width: int, seed: int, like: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the unit vectors of the checked columns, shape [C, width]."""
-    columns = checked_columns(width, salt)
+    columns = checked_columns(width, seed)
     device = None if like is None else like.device
     vectors = torch.zeros(len(columns), width, dtype=dtype, device=device)
     vectors[torch.arange(len(columns)), columns] = 1
     return vectors
 
 
-def linear_columns(layer: LinearBase, salt: int) -> list[Tensor]:
+def linear_columns(layer: LinearBase, seed: int) -> list[Tensor]:
     """Return the checked columns of every matrix of a (fused) layer, as it multiplies, shape [out, C] each."""
     weight = next(layer.parameters(), None)
-    inputs = unit_vectors(layer.input_size, salt, weight, layer.params_dtype)
+    inputs = unit_vectors(layer.input_size, seed, weight, layer.params_dtype)
     if isinstance(layer, RowParallelLinear) and layer.tp_size > 1:
         share = layer.input_size_per_partition
         inputs = inputs[:, layer.tp_rank * share : (layer.tp_rank + 1) * share].contiguous()
@@ -284,18 +284,18 @@ def _whole(piece: Tensor, layer: LinearBase, index: int) -> Tensor:
     return gathered.view(len(gathered), -1, copies, piece.shape[1])[:, :, 0].reshape(len(gathered), -1)
 
 
-def embedding_columns(layer: VocabParallelEmbedding, salt: int) -> Tensor:
+def embedding_columns(layer: VocabParallelEmbedding, seed: int) -> Tensor:
     """Return the checked columns of an embedding, shape [vocabulary, C]."""
-    columns = checked_columns(layer.weight.shape[1], salt).to(layer.weight.device)
+    columns = checked_columns(layer.weight.shape[1], seed).to(layer.weight.device)
     rows: Tensor = layer.weight[:, columns]
     if layer.tp_size > 1:
         rows = tensor_model_parallel_all_gather(rows.contiguous(), dim=0)
     return rows[: layer.org_vocab_size]
 
 
-def head_columns(layer: VocabParallelEmbedding, salt: int) -> Tensor:
+def head_columns(layer: VocabParallelEmbedding, seed: int) -> Tensor:
     """Return the checked columns of the output head, as logits are computed with it, shape [vocabulary, C]."""
-    inputs = unit_vectors(layer.embedding_dim, salt, layer.weight, layer.weight.dtype)
+    inputs = unit_vectors(layer.embedding_dim, seed, layer.weight, layer.weight.dtype)
     logits: Tensor = layer.quant_method.apply(layer, inputs)
     if layer.tp_size > 1:
         logits = tensor_model_parallel_all_gather(logits.contiguous(), dim=-1)

@@ -3,7 +3,7 @@
 A fingerprint hashes some columns of a matrix, bit by bit, and the whole of a vector. Columns, because an
 engine that keeps a matrix packed in a layout of its own can still compute a column, by multiplying it
 with a unit vector, and in any precision that gives the column's numbers exactly. So the fingerprint is of
-the numbers that the engine computes with, not of a copy beside them. The columns change with the salt:
+the numbers that the engine computes with, not of a copy beside them. The columns change with the seed:
 over a few syncs a difference has nowhere to hide.
 """
 
@@ -20,20 +20,20 @@ from torch import Tensor
 CHECKED_COLUMNS = 16
 
 
-def checked_columns(width: int, salt: int) -> Tensor:
+def checked_columns(width: int, seed: int) -> Tensor:
     """Return which columns of a matrix with `width` of them are looked at, ascending, shape [C]."""
     if width <= CHECKED_COLUMNS:
         return torch.arange(width)
-    chosen = np.random.default_rng([salt, width]).choice(width, CHECKED_COLUMNS, replace=False)
+    chosen = np.random.default_rng([seed, width]).choice(width, CHECKED_COLUMNS, replace=False)
     return torch.from_numpy(np.sort(chosen))
 
 
-def fingerprint(tensor: Tensor, salt: int) -> str:
+def fingerprint(tensor: Tensor, seed: int) -> str:
     """Return the fingerprint of a whole tensor; more than two dimensions count as [first, rest]."""
     if tensor.ndim < 2:
         return digest(tensor)
     matrix = tensor.flatten(1)
-    return digest(matrix[:, checked_columns(matrix.shape[1], salt).to(matrix.device)])
+    return digest(matrix[:, checked_columns(matrix.shape[1], seed).to(matrix.device)])
 
 
 def digest(numbers: Tensor) -> str:

@@ -42,11 +42,11 @@ class SendReport:
 class WeightSender(Protocol):
     """One rank's end of a connected transfer."""
 
-    def send(self, salt: int) -> SendReport:
+    def send(self, seed: int) -> SendReport:
         """Take part in moving all weights. Every rank calls it.
 
         Args:
-            salt: Chooses what the fingerprints look at.
+            seed: Chooses what the fingerprints look at.
 
         Raises:
             WeightSyncError: An engine refused a bucket.

@@ -230,13 +230,13 @@ class SharedMemorySender:
         self._rank = rank
         self._kept: list[SharedMemory] = []
 
-    def send(self, salt: int) -> SendReport:
+    def send(self, seed: int) -> SendReport:
         """Gather on every rank; write and announce buckets on rank 0."""
         buckets = buckets_of(self._source.full_weights(), self._transfer.bucket_bytes)
         if self._rank != 0:
             deque(buckets, maxlen=0)
             return SendReport(fingerprints={}, bytes=0, buckets=0)
-        with _Send(self._transfer, salt, self._kept) as sending:
+        with _Send(self._transfer, seed, self._kept) as sending:
             try:
                 for tensors in buckets:
                     sending.put(tensors)
@@ -261,10 +261,10 @@ class _Send:
     is loaded when all its tensors are there.
     """
 
-    def __init__(self, transfer: SharedMemoryTransfer, salt: int, kept: list[SharedMemory]) -> None:
+    def __init__(self, transfer: SharedMemoryTransfer, seed: int, kept: list[SharedMemory]) -> None:
         self._engines = transfer.engines
         self._by_value = transfer.by_value
-        self._salt = salt
+        self._seed = seed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weight-sync")
         self._loading: Future[list[None]] | None = None
         self._kept = kept  # from the send before, not written to yet
@@ -288,7 +288,7 @@ class _Send:
         payload = with_content(info, memory) if self._by_value else as_payload(info)
         self._wait()
         self._loading = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, payload)
-        self._fingerprints.update((name, fingerprint(tensor, self._salt)) for name, tensor in tensors)
+        self._fingerprints.update((name, fingerprint(tensor, self._seed)) for name, tensor in tensors)
         self._bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         self._buckets += 1
 

@@ -80,7 +80,7 @@ class WeightSync:
     get tokens meanwhile, which go nowhere if the probe ends the run.
 
     Args:
-        send: Lets every trainer rank take part in one `WeightSender.send(salt)`; returns rank 0's report.
+        send: Lets every trainer rank take part in one `WeightSender.send(seed)`; returns rank 0's report.
         engines: The inference engines.
         version: Number of the last version; the next push makes it one more. A resumed run gives that of its
             checkpoint, so that numbers go on.

@@ -46,7 +46,7 @@ class Admitted:
     group: Group[Scored] | None = None
 
 
-class Ledger:
+class StalenessManager:
     """Groups between admission and training. Synchronous, without a clock; every method is O(1) but for `take`.
 
     Args:
@@ -163,7 +163,7 @@ class Ledger:
 
     @staticmethod
     def beginning(task_ids: Sequence[str]) -> dict[str, Any]:
-        """Return the state, as of `snapshot`, of a ledger that has to begin with these tasks."""
+        """Return the state, as of `snapshot`, of a manager that has to begin with these tasks."""
         waiting = [[serial, task_id] for serial, task_id in enumerate(task_ids)]
         return {"taken": 0, "serial": len(waiting), "open": waiting, "ready": []}
 

@@ -43,7 +43,7 @@ class ReplicaState(StrEnum):
     RETIRED = "retired"
 
 
-class Fleet:
+class EnginePool:
     """Speaks to the engines that are there, and replaces those whose process is gone.
 
     Methods may be called from any thread. Engines are replaced on the driver's event loop, while the others go on.
@@ -147,7 +147,7 @@ class Fleet:
         """Call a method of every engine that is there.
 
         Raises:
-            WorkerDied: One of them died; `bury` has it replaced.
+            WorkerDied: One of them died; `replace_dead` has it replaced.
             EngineDied: The same, of an engine whose worker lives.
         """
         return self.engines().everywhere(method, *args, **kwargs)
@@ -159,7 +159,7 @@ class Fleet:
         calls = [engines.ask(place, method) for place in range(len(engines))]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, RollLikeError):
-                self._bury(outcome, called)
+                self._replace_dead(outcome, called)
             elif outcome is not None:
                 raise outcome
 
@@ -179,12 +179,12 @@ class Fleet:
 
     # ---- death and replacement -----------------------------------------------------------------
 
-    def bury(self, error: RollLikeError) -> None:
+    def replace_dead(self, error: RollLikeError) -> None:
         """Have the engine replaced that an error of a weight sync speaks of; raise the error if it speaks of none."""
         with self._changed:
-            self._bury(error, set(self.membership) if self._addressed is None else self._addressed)
+            self._replace_dead(error, set(self.membership) if self._addressed is None else self._addressed)
 
-    def _bury(self, error: RollLikeError, called: Collection[tuple[int, int]]) -> None:
+    def _replace_dead(self, error: RollLikeError, called: Collection[tuple[int, int]]) -> None:
         """Do so where these were called: rank, and how often it was replaced. It may have been replaced since."""
         role, rank = error.worker or ("", 0)
         if not isinstance(error, (WorkerDied, EngineDied)) or role != self.cluster.name:

@@ -30,9 +30,9 @@ from roll_like.inference.interface import (
 )
 from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.policy_gradient.residency import Residency
-from roll_like.rollout import fleet as fleet_module
-from roll_like.rollout.fleet import Fleet
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
+from roll_like.rollout import engine_pool as engine_pool_module
+from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.router import ReplicaLost, Router
 from roll_like.types import Segment, StopReason
 
@@ -87,7 +87,7 @@ class FakeEngine:
     async def finish_weight_update(self, version: int) -> None:
         self.weights, self.version = self.staged, version
 
-    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+    async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         return Fingerprints(tensors=dict.fromkeys(names, str(self.weights)), tied={})
 
     async def resume(self) -> None:
@@ -164,34 +164,34 @@ class Run:
         self.cluster = FakeCluster(replicas)
         self.told: list[str] = []
         cluster: Any = self.cluster
-        self.fleet = Fleet(cluster, runner, report=self.report, follows=follows)
+        self.pool = EnginePool(cluster, runner, report=self.report, follows=follows)
         self.trained = 0
         self.sends = 0
-        self.sync = WeightSync(self.send, self.fleet)
+        self.sync = WeightSync(self.send, self.pool)
         resources = ResourcesConfig(
             device="cpu", devices_per_node=2, device_mapping={"training": "0", "inference": "1"}
         )
-        self.residency = Residency(runner=runner, engines=self.fleet, resources=resources)
+        self.gpu_sharing = GPUSharing(runner=runner, engines=self.pool, resources=resources)
         self.policy: Any = object()
         if follows:
-            self.residency.follow(self.sync, self.policy)
-        self.router = self.fleet.router(LIMITS, LIMITS)
+            self.gpu_sharing.follow(self.sync, self.policy)
+        self.router = self.pool.router(LIMITS, LIMITS)
 
     def report(self, role: str, text: str, *, seconds: float | None) -> None:
         assert role == "inference"
         self.told.append(text)
 
-    def send(self, salt: int) -> SendReport:
+    def send(self, seed: int) -> SendReport:
         self.sends += 1
-        self.fleet.everywhere(InferenceEngine.update_weights, {"weights": self.trained})
+        self.pool.everywhere(InferenceEngine.update_weights, {"weights": self.trained})
         return SendReport(fingerprints={"w": str(self.trained)}, bytes=4, buckets=1)
 
     def push(self) -> None:
-        self.residency.push(self.sync, self.policy)
+        self.gpu_sharing.push(self.sync, self.policy)
 
     def train(self) -> None:
         """Move the weights, which no engine may get before the next push."""
-        self.residency.policy_moves()
+        self.gpu_sharing.policy_moves()
         self.trained += 1
 
     def sample(self, *names: str) -> list[int]:
@@ -218,7 +218,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_like.cluster.health.PAUSES", (0.0,) * 5)
-    monkeypatch.setattr(fleet_module, "TURN_SECONDS", 0.002)
+    monkeypatch.setattr(engine_pool_module, "TURN_SECONDS", 0.002)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_an_engine_gets_no_requests_while_the_weights_move(runner: DriverLoop) -
     asked.start()
     run.until(lambda: bool(engine.requests))
     engine.die()
-    run.until(lambda: run.cluster.engines[0] is not engine and run.fleet.reachable() == [0])
+    run.until(lambda: run.cluster.engines[0] is not engine and run.pool.reachable() == [0])
     assert not run.cluster.engines[0].requests
     assert run.sends == 1, "these weights are no version"
     run.push()
@@ -288,14 +288,14 @@ def test_the_only_engine_dies_in_a_push(runner: DriverLoop, verb: str) -> None:
 @pytest.mark.parametrize("verb", ["sleep", "wake", "resume"])
 def test_an_engine_dies_while_engines_take_turns_with_the_trainer(runner: DriverLoop, verb: str) -> None:
     run = Run(runner, 2)
-    run.residency.takes_turns = True
+    run.gpu_sharing.takes_turns = True
     run.push()
     run.cluster.engines[0].dies_in = verb
     run.train()
-    run.residency.sleep()
+    run.gpu_sharing.sleep()
     run.push()
     assert run.sample(*"abcdef") == [1] * 6
-    run.until(lambda: run.cluster.fenced == [0] and len(run.fleet.reachable()) == 2)
+    run.until(lambda: run.cluster.fenced == [0] and len(run.pool.reachable()) == 2)
 
 
 def test_an_engine_that_died_counts_as_a_death_of_its_worker(runner: DriverLoop) -> None:
@@ -303,9 +303,9 @@ def test_an_engine_that_died_counts_as_a_death_of_its_worker(runner: DriverLoop)
     run.push()
     error = EngineDied("vLLM's engine process died")
     error.worker = ("inference", 0)
-    run.fleet._bury(error, {(0, 0)})
+    run.pool._replace_dead(error, {(0, 0)})
     run.until(lambda: bool(run.told))
-    run.fleet._bury(error, {(0, 0)})  # a second call met the same death
+    run.pool._replace_dead(error, {(0, 0)})  # a second call met the same death
     time.sleep(0.05)
     assert run.cluster.fenced == [0]
 
@@ -315,23 +315,23 @@ def test_other_errors_are_not_an_engines_death(runner: DriverLoop, error: Any) -
     run = Run(runner)
     error.worker = ("training", 0) if isinstance(error, WorkerDied) else ("inference", 0)
     with pytest.raises(type(error), match=str(error)):
-        run.fleet.bury(error)
-    assert run.fleet.reachable() == [0]
+        run.pool.replace_dead(error)
+    assert run.pool.reachable() == [0]
 
 
 def test_a_start_that_fails_is_tried_again_and_then_given_up(runner: DriverLoop) -> None:
     run = Run(runner, 2)
     run.push()
     run.cluster.failures = [GenerationError("no memory"), WorkerDied("again")]
-    run.fleet.bury(death(0))
+    run.pool.replace_dead(death(0))
     run.until(lambda: bool(run.told))
     assert run.cluster.fenced == [0, 0, 0]
     assert "its process is gone; engine 0 was replaced" in run.told[0]
     run.cluster.failures = [GenerationError("no memory")] * 9
-    run.fleet.bury(death(0))
+    run.pool.replace_dead(death(0))
     run.until(lambda: len(run.told) == 2)
     assert run.told[1].endswith("is not replaced again; the last error: no memory")
-    assert run.fleet.reachable() == [1]
+    assert run.pool.reachable() == [1]
     assert run.sample("a") == [0]
     run.cluster.engines[1].die()
     with pytest.raises(ReplicaLost, match="every inference replica is gone"):
@@ -357,7 +357,7 @@ def test_nobody_waits_for_an_engine_that_cannot_be_replaced(
     assert run.told == [
         "inference engine 0 could not be replaced; the last error: its process is gone; OSError: Ray is gone"
     ]
-    run.fleet.hold_starts()  # nor does it count as one that starts
+    run.pool.hold_starts()  # nor does it count as one that starts
 
 
 def test_engines_without_a_trainer_serve_at_once(runner: DriverLoop) -> None:
@@ -370,31 +370,31 @@ def test_engines_without_a_trainer_serve_at_once(runner: DriverLoop) -> None:
 def test_engines_start_when_there_is_room(runner: DriverLoop) -> None:
     run = Run(runner)
     run.push()
-    run.fleet.hold_starts()
-    run.fleet.bury(death(0))
+    run.pool.hold_starts()
+    run.pool.replace_dead(death(0))
     run.until(lambda: run.cluster.fenced == [0])
     time.sleep(0.05)
-    assert run.fleet.reachable() == []
-    run.fleet.allow_starts()
+    assert run.pool.reachable() == []
+    run.pool.allow_starts()
     assert run.sample("a") == [0]
 
 
 def test_a_trainer_that_dies_while_the_only_engine_waits_for_its_weights(runner: DriverLoop) -> None:
     run = Run(runner)
     run.push()
-    catch_up = run.fleet.catch_up
+    catch_up = run.pool.catch_up
 
     def fail() -> None:
         error = WorkerDied("training worker 0 is gone")
         error.worker = ("training", 0)
         raise error
 
-    run.fleet.catch_up = fail
+    run.pool.catch_up = fail
     run.cluster.engines[0].answers = False
     threading.Timer(0.02, run.cluster.engines[0].die).start()
     with pytest.raises(WorkerDied, match="training worker 0 is gone"):  # as it is: the run starts the trainer again
         run.sample("a")
-    run.fleet.catch_up = catch_up
+    run.pool.catch_up = catch_up
     run.train()
     run.push()
     assert run.sample("a", "b") == [1, 1]
@@ -403,11 +403,11 @@ def test_a_trainer_that_dies_while_the_only_engine_waits_for_its_weights(runner:
 def test_a_new_router_knows_the_engines_that_serve(runner: DriverLoop) -> None:
     run = Run(runner, 2)
     run.push()
-    run.fleet.hold_starts()
-    run.fleet.bury(death(0))
-    router: Router = run.fleet.router(LIMITS, LIMITS)
+    run.pool.hold_starts()
+    run.pool.replace_dead(death(0))
+    router: Router = run.pool.router(LIMITS, LIMITS)
     assert router.replicas == 1
-    run.fleet.allow_starts()
+    run.pool.allow_starts()
     run.until(lambda: router.replicas == 2)
 
 
@@ -421,7 +421,7 @@ def test_no_request_is_lost_and_none_is_sampled_with_other_weights(
 ) -> None:
     with DriverLoop() as runner:
         run = Run(runner, replicas)
-        run.fleet._budget = RestartBudget(clock=lambda: next(hours))
+        run.pool._budget = RestartBudget(clock=lambda: next(hours))
         hours = iter(range(0, 10**9, 3600))
         run.push()
         for number, (action, rank) in enumerate(actions):

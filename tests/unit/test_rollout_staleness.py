@@ -9,29 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests_support import group, task
 
-from roll_like.rollout.ledger import Admitted, Ledger
+from roll_like.rollout.staleness import Admitted, StalenessManager
 
 LIMITS = settings(deadline=None, max_examples=150)
 
 
-def ledger(groups: int = 2, staleness: int = 1, ahead: float = 1.0, batches: int = 100, filtered: int = 0) -> Ledger:
-    made = Ledger(groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered)
+def make_manager(
+    groups: int = 2, staleness: int = 1, ahead: float = 1.0, batches: int = 100, filtered: int = 0
+) -> StalenessManager:
+    made = StalenessManager(groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered)
     made.version = 1
     return made
 
 
-def fill(books: Ledger) -> list[int]:
+def fill(manager: StalenessManager) -> list[int]:
     serials = []
-    while books.room:
-        serial = books.next_serial()
-        books.admit(serial, task(serial))
+    while manager.room:
+        serial = manager.next_serial()
+        manager.admit(serial, task(serial))
         serials.append(serial)
     return serials
 
 
-def settle(books: Ledger, *serials: int, accepted: bool = True) -> None:
+def settle(manager: StalenessManager, *serials: int, accepted: bool = True) -> None:
     for serial in serials:
-        books.settle(serial, group(task(serial), [0.0, 1.0]), accepted=accepted)
+        manager.settle(serial, group(task(serial), [0.0, 1.0]), accepted=accepted)
 
 
 def serials_of(batch: list[Admitted] | None) -> list[int]:
@@ -40,105 +42,105 @@ def serials_of(batch: list[Admitted] | None) -> list[int]:
 
 
 def test_a_step_and_what_runs_ahead_are_admitted_at_once() -> None:
-    books = ledger(groups=4, staleness=2, ahead=1.5)
-    assert len(fill(books)) == 4 + 6
-    assert books.open == 10
-    assert books.room == 0
+    manager = make_manager(groups=4, staleness=2, ahead=1.5)
+    assert len(fill(manager)) == 4 + 6
+    assert manager.open == 10
+    assert manager.room == 0
 
 
 def test_a_batch_is_the_groups_that_ended_and_leaves_the_others() -> None:
-    books = ledger(groups=2, staleness=1)
-    assert fill(books) == [0, 1, 2, 3]
-    settle(books, 3)
-    assert books.take() is None
-    settle(books, 1)
-    assert serials_of(books.take()) == [1, 3]
-    assert (books.open, books.ready, books.taken) == (2, 0, 1)
+    manager = make_manager(groups=2, staleness=1)
+    assert fill(manager) == [0, 1, 2, 3]
+    settle(manager, 3)
+    assert manager.take() is None
+    settle(manager, 1)
+    assert serials_of(manager.take()) == [1, 3]
+    assert (manager.open, manager.ready, manager.taken) == (2, 0, 1)
 
 
 def test_a_batch_waits_for_the_group_that_can_wait_no_longer() -> None:
-    books = ledger(groups=2, staleness=1)
-    fill(books)
-    settle(books, 1, 3)
-    books.take()
-    books.version = 2
-    assert fill(books) == [4, 5]
-    assert books.due() == [0, 2]  # version 2 − 1 = 1 is the bound
-    settle(books, 4, 5)
-    assert books.take() is None
-    settle(books, 2)
-    assert books.take() is None
-    settle(books, 0)
-    assert serials_of(books.take()) == [0, 2]
-    assert books.ready == 2
+    manager = make_manager(groups=2, staleness=1)
+    fill(manager)
+    settle(manager, 1, 3)
+    manager.take()
+    manager.version = 2
+    assert fill(manager) == [4, 5]
+    assert manager.due() == [0, 2]  # version 2 − 1 = 1 is the bound
+    settle(manager, 4, 5)
+    assert manager.take() is None
+    settle(manager, 2)
+    assert manager.take() is None
+    settle(manager, 0)
+    assert serials_of(manager.take()) == [0, 2]
+    assert manager.ready == 2
 
 
 def test_a_filtered_group_makes_room_until_the_filter_has_turned_down_too_many() -> None:
-    books = ledger(groups=2, staleness=1, filtered=1)
-    fill(books)
-    settle(books, 0, accepted=False)
-    assert fill(books) == [4]
-    settle(books, 1, accepted=False)
-    assert fill(books) == []
-    settle(books, 2)
-    assert books.take() is None  # two more are running
-    settle(books, 3, 4, accepted=False)
-    assert serials_of(books.take()) == [2]  # short, because nothing runs any more
-    assert books.room == 2
-    books.version = 2
-    assert len(fill(books)) == 4
+    manager = make_manager(groups=2, staleness=1, filtered=1)
+    fill(manager)
+    settle(manager, 0, accepted=False)
+    assert fill(manager) == [4]
+    settle(manager, 1, accepted=False)
+    assert fill(manager) == []
+    settle(manager, 2)
+    assert manager.take() is None  # two more are running
+    settle(manager, 3, 4, accepted=False)
+    assert serials_of(manager.take()) == [2]  # short, because nothing runs any more
+    assert manager.room == 2
+    manager.version = 2
+    assert len(fill(manager)) == 4
 
 
 def test_a_run_in_which_every_group_is_lost_comes_to_an_end() -> None:
-    books = ledger(groups=2, staleness=1)
+    manager = make_manager(groups=2, staleness=1)
     started = 0
-    while serials := fill(books):
+    while serials := fill(manager):
         started += len(serials)
         for serial in serials:
-            books.settle(serial, group(task(serial), []), accepted=False)
+            manager.settle(serial, group(task(serial), []), accepted=False)
     assert started <= 6
-    assert books.take() == []
+    assert manager.take() == []
 
 
 def test_no_group_starts_that_no_step_is_left_for() -> None:
-    books = ledger(groups=3, staleness=2, ahead=2.0, batches=2)
-    assert len(fill(books)) == 6
-    settle(books, 0, 1, 2)
-    books.take()
-    books.version = 2
-    assert fill(books) == []
+    manager = make_manager(groups=3, staleness=2, ahead=2.0, batches=2)
+    assert len(fill(manager)) == 6
+    settle(manager, 0, 1, 2)
+    manager.take()
+    manager.version = 2
+    assert fill(manager) == []
 
 
 def test_more_ahead_than_can_be_trained_in_time_is_refused() -> None:
     with pytest.raises(ValueError, match="the bound could not be kept"):
-        ledger(staleness=1, ahead=1.5)
+        make_manager(staleness=1, ahead=1.5)
 
 
 def test_admitting_without_room_is_refused() -> None:
-    books = ledger(groups=1, staleness=1)
-    fill(books)
+    manager = make_manager(groups=1, staleness=1)
+    fill(manager)
     with pytest.raises(ValueError, match="no room"):
-        books.admit(9, task(9))
+        manager.admit(9, task(9))
 
 
 def test_a_snapshot_has_what_runs_by_id_and_what_is_ready_whole() -> None:
-    books = ledger(groups=2, staleness=2)
-    fill(books)
-    settle(books, 1)
-    state, ready = books.snapshot()
+    manager = make_manager(groups=2, staleness=2)
+    fill(manager)
+    settle(manager, 1)
+    state, ready = manager.snapshot()
     assert state["open"] == [[0, "fake/0"], [2, "fake/2"], [3, "fake/3"]]
     assert state["ready"] == [[1, 1]]
     assert [one.task.task_id for one in ready] == ["fake/1"]
 
 
 def test_a_lower_bound_gives_back_what_cannot_be_trained_in_time() -> None:
-    books = ledger(groups=1, staleness=3, ahead=3.0)
-    fill(books)
-    settle(books, 0, 1, 2, 3)
-    assert serials_of(books.take()) == [0]
-    books.version = 2
-    state, ready = books.snapshot()
-    lowered = ledger(groups=1, staleness=2, ahead=1.0)
+    manager = make_manager(groups=1, staleness=3, ahead=3.0)
+    fill(manager)
+    settle(manager, 0, 1, 2, 3)
+    assert serials_of(manager.take()) == [0]
+    manager.version = 2
+    state, ready = manager.snapshot()
+    lowered = make_manager(groups=1, staleness=2, ahead=1.0)
     late = lowered.restore(state, ready)
     lowered.version = 2
     assert [entry.serial for entry in late] == [3]  # versions 2 and 3 train 1 and 2; 3 would be 3 versions old
@@ -146,13 +148,13 @@ def test_a_lower_bound_gives_back_what_cannot_be_trained_in_time() -> None:
 
 
 def test_what_was_filtered_before_a_restore_does_not_keep_the_batch_from_being_filled() -> None:
-    books = ledger(groups=2, filtered=1)
-    fill(books)
+    manager = make_manager(groups=2, filtered=1)
+    fill(manager)
     for serial in (0, 1):
-        books.settle(serial, group(task(serial), [1.0]), accepted=False)
-    assert books.room == 0  # 2 and 3 still run, and are a batch
-    restored = ledger(groups=2, filtered=1)
-    restored.restore(*books.snapshot())
+        manager.settle(serial, group(task(serial), [1.0]), accepted=False)
+    assert manager.room == 0  # 2 and 3 still run, and are a batch
+    restored = make_manager(groups=2, filtered=1)
+    restored.restore(*manager.snapshot())
     restored.version = 1
     assert restored.take() is None
     assert restored.room == 4
@@ -193,32 +195,34 @@ def simulate(
     chance = random.Random(seed)
     batches = 40
 
-    def make() -> Ledger:
-        return Ledger(groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered)
+    def make() -> StalenessManager:
+        return StalenessManager(
+            groups=groups, max_staleness=staleness, ahead=ahead, batches=batches, max_filtered=filtered
+        )
 
-    books, now = make(), 0.0
+    manager, now = make(), 0.0
     ends: dict[int, float] = {}
     starts: dict[int, int] = {}
     waiting: list[int] = []
     ended: dict[int, str] = {}
     ages: list[int] = []
     for batch in range(batches):
-        books.version = batch + 1
+        manager.version = batch + 1
         if restore and chance.random() < 0.3:
-            state, ready = books.snapshot()
-            books = make()
-            assert books.restore(state, ready) == []
-            books.version = batch + 1
+            state, ready = manager.snapshot()
+            manager = make()
+            assert manager.restore(state, ready) == []
+            manager.version = batch + 1
             waiting += [serial for serial, _ in state["open"]]
             ends = {}
         while True:
-            while books.room:
-                serial = waiting.pop(0) if waiting else books.next_serial()
+            while manager.room:
+                serial = waiting.pop(0) if waiting else manager.next_serial()
                 assert serial not in ended
-                books.admit(serial, task(serial))
-                starts[serial] = books.version
+                manager.admit(serial, task(serial))
+                starts[serial] = manager.version
                 ends[serial] = now + chance.paretovariate(1.1)
-            taken = books.take()
+            taken = manager.take()
             if taken is not None:
                 break
             assert ends, "the batch is not complete, and nothing runs"
@@ -227,30 +231,30 @@ def simulate(
             lost = chance.random() < losses
             kept = not lost and chance.random() >= filters
             ended[serial] = "ready" if kept else "dropped"
-            books.settle(serial, group(task(serial), [] if lost else [0.0]), accepted=kept)
+            manager.settle(serial, group(task(serial), [] if lost else [0.0]), accepted=kept)
         assert len(taken) <= groups
         for entry in taken:
             assert ended[entry.serial] == "ready", "trained twice, or while it ran"
             ended[entry.serial] = "trained"
             assert starts[entry.serial] == entry.start
-            ages.append(books.version - entry.start)
+            ages.append(manager.version - entry.start)
         now += chance.uniform(0.0, 2.0)  # the trainer
     assert max(ages, default=0) <= staleness
-    assert books.open == books.ready == 0 or filters or losses
+    assert manager.open == manager.ready == 0 or filters or losses
     assert sorted(starts) == list(range(len(starts)))  # every task that was drawn was started
 
 
 def test_the_bound_is_reached_so_that_stragglers_are_waited_for_as_late_as_possible() -> None:
-    books = ledger(groups=1, staleness=2, ahead=2.0)
-    fill(books)
+    manager = make_manager(groups=1, staleness=2, ahead=2.0)
+    fill(manager)
     for version in (1, 2):
-        books.version = version
-        fill(books)
-        settle(books, version)
-        assert serials_of(books.take()) == [version]
-    books.version = 3
-    fill(books)
-    settle(books, 3)
-    assert books.take() is None
-    settle(books, 0)
-    assert serials_of(books.take()) == [0]  # three versions: 3 − 1 = 2
+        manager.version = version
+        fill(manager)
+        settle(manager, version)
+        assert serials_of(manager.take()) == [version]
+    manager.version = 3
+    fill(manager)
+    settle(manager, 3)
+    assert manager.take() is None
+    settle(manager, 0)
+    assert serials_of(manager.take()) == [0]  # three versions: 3 − 1 = 2

@@ -15,7 +15,7 @@ from roll_like.config.inference import engines_share_gpus
 from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
-from roll_like.rollout.fleet import Fleet, ReplicaState
+from roll_like.rollout.engine_pool import EnginePool, ReplicaState
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import State
 
@@ -28,7 +28,7 @@ def untimed(_: str) -> AbstractContextManager[None]:
 
 
 @dataclass
-class _Tenant:
+class _SharedModel:
     """A model that shares GPUs with the engines, and what it holds there."""
 
     engine: TrainingEngine[Any]
@@ -57,7 +57,7 @@ class _Tenant:
 
 
 @dataclass(kw_only=True)
-class Residency:
+class GPUSharing:
     """Lets inference engines and models take turns with the memory of the GPUs that they share.
 
     The engines hold weights and key-value cache, or they sleep and one model at a time holds what it computes with.
@@ -81,11 +81,11 @@ class Residency:
     """
 
     runner: DriverLoop
-    engines: Fleet | None
+    engines: EnginePool | None
     resources: SamplingResourcesConfig
     takes_turns: bool = False
     timer: Timer = untimed
-    _tenants: list[_Tenant] = field(default_factory=list)
+    _models: list[_SharedModel] = field(default_factory=list)
     _asleep: bool = False
     _syncing: threading.RLock = field(default_factory=threading.RLock)
     _pushed: bool = False
@@ -117,11 +117,11 @@ class Residency:
         shared = self.shares_gpus and devices.overlaps(self.resources.device_mapping.inference)
         if not shared or engine.objective.settings.sleep is False:
             return
-        tenant = _Tenant(engine, devices, set(get_args(State)), self.timer)
-        tenant.leave(*get_args(State))
-        self._tenants.append(tenant)
-        engine.resident = partial(self._resident, tenant)
-        engine.rebuilding = partial(self._rebuilding, tenant)
+        model = _SharedModel(engine, devices, set(get_args(State)), self.timer)
+        model.leave(*get_args(State))
+        self._models.append(model)
+        engine.resident = partial(self._resident, model)
+        engine.rebuilding = partial(self._rebuilding, model)
 
     def sleep(self) -> None:
         """Freeze the engines; on shared GPUs they free their memory."""
@@ -173,7 +173,7 @@ class Residency:
                 try:
                     self._push(weights, policy, again=True)
                 except (WorkerDied, EngineDied) as error:
-                    self.engines.bury(error)
+                    self.engines.replace_dead(error)
                 else:
                     self.engines.synced()
 
@@ -187,18 +187,18 @@ class Residency:
                 try:
                     report = self._push(weights, policy, again=again)
                 except (WorkerDied, EngineDied) as error:
-                    self.engines.bury(error)
+                    self.engines.replace_dead(error)
                 else:
                     self.engines.synced()
                     return report
 
     def _push(self, weights: WeightSync, policy: TrainingEngine[Any], *, again: bool) -> SyncReport:
-        for tenant in self._tenants:
-            if tenant.engine is policy:
+        for model in self._models:
+            if model.engine is policy:
                 self.sleep()
-                self._vacate(but=tenant)
-                tenant.leave("optimizer")
-                tenant.take("weights")
+                self._vacate(but=model)
+                model.leave("optimizer")
+                model.take("weights")
         if self._asleep:
             self._tell(InferenceEngine.wake)
         report = weights.push(self._vacate, again=again)
@@ -211,35 +211,35 @@ class Residency:
         self.engines.allow_starts()
 
     @contextmanager
-    def _resident(self, tenant: _Tenant, *states: State) -> Iterator[None]:
+    def _resident(self, model: _SharedModel, *states: State) -> Iterator[None]:
         """Hold states of a model on its GPUs; engines that were awake are awake again afterwards."""
         sampling = not self._asleep
         self.sleep()
-        self._vacate(but=tenant)
-        tenant.take(*states)
+        self._vacate(but=model)
+        model.take(*states)
         yield
         if sampling:
             self.wake()
 
     @contextmanager
-    def _rebuilding(self, tenant: _Tenant | None) -> Iterator[None]:
+    def _rebuilding(self, model: _SharedModel | None) -> Iterator[None]:
         """Make room for a model whose ranks start anew, and keep its weights from engines until the next push."""
-        if not (tenant and tenant.engine.frozen):
+        if not (model and model.engine.frozen):
             self.policy_moves()
-        if tenant is None:
+        if model is None:
             yield
             return
         self.sleep()
-        self._vacate(but=tenant)
+        self._vacate(but=model)
         yield
-        tenant.held = set(get_args(State))
-        tenant.leave(*get_args(State))
+        model.held = set(get_args(State))
+        model.leave(*get_args(State))
 
-    def _vacate(self, *, but: _Tenant | None = None) -> None:
+    def _vacate(self, *, but: _SharedModel | None = None) -> None:
         """Move everything of the models to host memory, but that of one and of those on other GPUs than it."""
-        for tenant in self._tenants:
-            if but is None or (tenant is not but and tenant.devices.overlaps(but.devices)):
-                tenant.leave(*get_args(State))
+        for model in self._models:
+            if but is None or (model is not but and model.devices.overlaps(but.devices)):
+                model.leave(*get_args(State))
 
     def _tell(self, method: Any) -> None:
         assert self.engines is not None

@@ -14,7 +14,7 @@ from roll_like.errors import RollLikeError
 W = TypeVar("W")
 
 
-class Replacements(Generic[W]):
+class WorkerRestarts(Generic[W]):
     """Starts lost workers of a pool anew and tells about it; pauses where one is lost again and again.
 
     Workers of a pool run code of users, which may end any process: its sample or episode fails then, and failures have

@@ -19,7 +19,7 @@ from roll_like.config.sections import DeviceRange, ResourcesConfig
 from roll_like.inference.interface import InferenceEngine, JudgeServer
 from roll_like.metrics.timing import StepTimer
 from roll_like.policy_gradient import reward_workers, workers
-from roll_like.policy_gradient.residency import Residency
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.reward_workers import RewardWorkers
 
 WEIGHTS, CACHE, OPTIMIZER, BUFFER = 2, 12, 12, 1
@@ -168,21 +168,21 @@ class Run:
         self.gpu = GPU()
         self.engines = Engines(self.gpu)
         runner: Any = SimpleNamespace(run=lambda told: told())
-        self.residency = Residency(runner=runner, engines=self.engines, resources=resources("0", "0"))  # type: ignore[arg-type]
+        self.gpu_sharing = GPUSharing(runner=runner, engines=self.engines, resources=resources("0", "0"))  # type: ignore[arg-type]
         one = DeviceRange.model_validate("0")
-        with self.residency.starting(alone=True):
+        with self.gpu_sharing.starting(alone=True):
             self.policy = Model(self.gpu, "policy", optimizer=OPTIMIZER)
-            self.residency.add(self.policy, one)  # type: ignore[arg-type]
+            self.gpu_sharing.add(self.policy, one)  # type: ignore[arg-type]
             self.critic = Model(self.gpu, "critic", optimizer=OPTIMIZER)
-            self.residency.add(self.critic, one)  # type: ignore[arg-type]
+            self.gpu_sharing.add(self.critic, one)  # type: ignore[arg-type]
             self.reference = Model(self.gpu, "reference", optimizer=0)
-            self.residency.add(self.reference, one)  # type: ignore[arg-type]
+            self.gpu_sharing.add(self.reference, one)  # type: ignore[arg-type]
         assert self.gpu.held == {}
         self.sync = Sync(self.gpu, self.engines, self.policy)
         self.push()
 
     def push(self) -> None:
-        assert self.residency.push(self.sync, self.policy) == "report"  # type: ignore[arg-type]
+        assert self.gpu_sharing.push(self.sync, self.policy) == "report"  # type: ignore[arg-type]
 
     def sample(self) -> None:
         assert not self.engines.frozen
@@ -191,7 +191,7 @@ class Run:
 
     def step(self) -> None:
         self.sample()
-        self.residency.sleep()
+        self.gpu_sharing.sleep()
         self.critic.compute()
         self.reference.compute()
         self.critic.train()
@@ -207,8 +207,8 @@ ACTIONS: dict[str, Callable[[Run], None]] = {
     "checkpoint": lambda run: (run.policy.save(), run.critic.save(), None)[-1],
     "weights again": Run.push,
     "reference": lambda run: run.reference.compute(),
-    "engines sleep and wake": lambda run: (run.residency.sleep(), run.residency.wake(), None)[-1],
-    "nothing asleep, wake": lambda run: run.residency.wake(),
+    "engines sleep and wake": lambda run: (run.gpu_sharing.sleep(), run.gpu_sharing.wake(), None)[-1],
+    "nothing asleep, wake": lambda run: run.gpu_sharing.wake(),
 }
 
 
@@ -223,7 +223,7 @@ def test_whatever_happens_everything_fits_and_only_new_weights_sample(actions: l
 @pytest.mark.parametrize("order", [("policy", "critic"), ("critic", "policy")])
 def test_models_that_die_at_once_make_room_for_each_other(order: tuple[str, str]) -> None:
     run = Run()
-    run.residency.sleep()
+    run.gpu_sharing.sleep()
     run.critic.compute()
     run.policy.dead = run.critic.dead = True
     for name in order:
@@ -245,9 +245,9 @@ def test_a_step_moves_only_what_it_has_to() -> None:
 def test_moves_are_timed() -> None:
     run = Run()
     timer = StepTimer()
-    run.residency.timer = timer
-    for tenant in run.residency._tenants:
-        tenant.timer = timer
+    run.gpu_sharing.timer = timer
+    for model in run.gpu_sharing._models:
+        model.timer = timer
     run.step()
     assert timer.metrics().keys() == {"time/offload", "time/sleep", "time/step", "time/idle"}
 
@@ -270,9 +270,9 @@ def test_only_what_shares_gpus_with_the_engines_moves(
     mapping: ResourcesConfig, sleep: bool | None, moves: bool
 ) -> None:
     engines: Any = Engines(GPU())
-    residency = Residency(runner=None, engines=engines, resources=mapping)  # type: ignore[arg-type]
+    gpu_sharing = GPUSharing(runner=None, engines=engines, resources=mapping)  # type: ignore[arg-type]
     policy: Any = Model(GPU(), "policy", optimizer=OPTIMIZER, sleep=sleep)
-    residency.add(policy, mapping.device_mapping.training)
+    gpu_sharing.add(policy, mapping.device_mapping.training)
     assert (policy.gpu.held == {}) == moves
     assert (policy.resident is not None) == moves
 
@@ -280,21 +280,21 @@ def test_only_what_shares_gpus_with_the_engines_moves(
 @pytest.mark.parametrize(("takes_turns", "told"), [(False, ["resume"]), (True, ["sleep", "wake", "resume"])])
 def test_cores_are_shared_without_moving_anything(takes_turns: bool, told: list[str]) -> None:
     run, cores = Run(), resources("0-1", "0-1", device="cpu")
-    residency = Residency(runner=run.residency.runner, engines=run.residency.engines, resources=cores)
-    residency.takes_turns = takes_turns
+    gpu_sharing = GPUSharing(runner=run.gpu_sharing.runner, engines=run.gpu_sharing.engines, resources=cores)
+    gpu_sharing.takes_turns = takes_turns
     run.engines.told.clear()
-    residency.sleep()
+    gpu_sharing.sleep()
     sync: Any = SimpleNamespace(push=lambda before_resume, again: (before_resume(), run.engines.resume()))
-    residency.push(sync, run.policy)  # type: ignore[arg-type]
+    gpu_sharing.push(sync, run.policy)  # type: ignore[arg-type]
     assert run.engines.told == told
 
 
 def test_a_role_on_other_gpus_stays_while_another_one_computes() -> None:
     run = Run()
-    run.residency.sleep()
+    run.gpu_sharing.sleep()
     everywhere: Any = Model(GPU(), "elsewhere", optimizer=0)
-    run.residency.resources = resources("0", "0-1")
-    run.residency.add(everywhere, DeviceRange.model_validate("1"))
+    run.gpu_sharing.resources = resources("0", "0-1")
+    run.gpu_sharing.add(everywhere, DeviceRange.model_validate("1"))
     everywhere.compute()
     run.policy.compute()
     assert "elsewhere weights" in everywhere.gpu.held
@@ -336,8 +336,8 @@ def test_what_measures_free_memory_starts_alone_on_gpus_that_it_shares(config: R
 @pytest.mark.parametrize("alone", [True, False])
 def test_engines_that_share_gpus_with_a_judge_alone_have_started_before_it(alone: bool) -> None:
     engines: Any = Engines(GPU())
-    residency = Residency(runner=None, engines=engines, resources=resources("0", "2-3"))  # type: ignore[arg-type]
-    with residency.starting(alone=alone):
+    gpu_sharing = GPUSharing(runner=None, engines=engines, resources=resources("0", "2-3"))  # type: ignore[arg-type]
+    with gpu_sharing.starting(alone=alone):
         assert engines.told == (["start"] if alone else [])
     assert engines.told == ["start"]  # and they stay awake: the judge keeps its share
 
