@@ -12,7 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = ROOT / ".older"
 #: What computes with torch and transformers, and needs no vLLM.
-UNIT = ("test_training*.py", "test_models*.py", "test_algorithms*.py", "test_data*.py", "test_gpu*.py", "test_vision*.py")
+UNIT = (
+    "test_training*.py",
+    "test_models*.py",
+    "test_algorithms*.py",
+    "test_data*.py",
+    "test_gpu*.py",
+    "test_vision*.py",
+)
 ENGINES = ("test_training_engine.py", "test_training_fsdp2.py", "test_training_lora.py", "test_model_gguf.py")
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(3600)]
