@@ -10,7 +10,7 @@ from roll_like.builtin.pipelines.dpo.check import label_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference, load_preferences
 from roll_like.builtin.pipelines.dpo.preferences import (
-    Reference,
+    SequenceReference,
     batch_of,
     compared,
     live_reference,
@@ -37,7 +37,7 @@ from roll_like.run.state import RunContext
 class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
     """The parts of a preference run."""
 
-    reference: Reference | None
+    reference: SequenceReference | None
 
     def run(self) -> None:
         """Train to the end: each step makes preferred or desirable answers likelier relative to the reference."""
@@ -59,7 +59,7 @@ class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
         trainer = start_preference(config, model, run.resources, run.stack, timer=run.state.timer)
-        reference: Reference | None
+        reference: SequenceReference | None
         if config.reference is not None and config.reference.mode == "precomputed":
             reference = precomputed_reference(config, run, trainer, reference_inputs(config, data, evaluated))
         else:

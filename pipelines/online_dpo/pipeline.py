@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
 from roll_like.builtin.pipelines.dpo.preferences import (
-    Reference,
-    Trainer,
+    PreferenceTrainer,
+    SequenceReference,
     compared,
     live_reference,
     pair_step,
@@ -43,8 +43,8 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
     """The parts of an online DPO run."""
 
     pairs: SampledPairs
-    trainer: Trainer
-    reference: Reference | None
+    trainer: PreferenceTrainer
+    reference: SequenceReference | None
     evaluator: Evaluates | None
 
     def run(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from roll_like.builtin.rewards.mathematics.comparison import Comparison
+from roll_like.builtin.rewards.mathematics.comparison import AnswerComparison
 from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
@@ -32,7 +32,7 @@ def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 
         reference: The row's answer.
         response: The response, without its reasoning.
         boxed: Look for the answer in boxes only.
-        tolerance: As of `Comparison`.
+        tolerance: As of `AnswerComparison`.
     """
     try:
         expected = read_reference(reference)
@@ -40,7 +40,7 @@ def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 
         return Verdict(str(error) or "empty", "", False)
     if response is None:
         return Verdict("", "", False)
-    comparison = Comparison(tolerance)
+    comparison = AnswerComparison(tolerance)
     for found in _answers(response, boxed, expected):
         if comparison.any_equal(expected, found):
             return Verdict("", written(expected[0]), True)

@@ -133,7 +133,7 @@ def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatReques
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ChatResponse:
     """An answer of the policy in OpenAI's format.
 
     Attributes:

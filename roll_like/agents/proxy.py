@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, flag, number, read_chat_request, read_json
+from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, flag, number, read_chat_request, read_json
 from roll_like.agents.conversation import ChatMessage, Renderer
 from roll_like.agents.episode import EpisodeSettings, Generator
 from roll_like.agents.proxy_episode import ProxyEpisode
@@ -154,7 +154,7 @@ class Proxy:
             episode.take_back(turn)
             raise
 
-    async def _send(self, http: web.Request, request: ChatRequest, answer: Answer) -> web.StreamResponse:
+    async def _send(self, http: web.Request, request: ChatRequest, answer: ChatResponse) -> web.StreamResponse:
         headers = self._noted(request)
         if not request.stream:
             whole = web.json_response(answer.body(), headers=headers)

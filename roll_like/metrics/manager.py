@@ -25,7 +25,15 @@ from roll_like.metrics import files
 from roll_like.metrics.console import Console, LiveConsole, make_console
 from roll_like.metrics.progress import STEP_PHASES, Progress
 from roll_like.metrics.rollout_text import sample_line
-from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
+from roll_like.metrics.rollouts import (
+    KINDS,
+    ROLLOUT_FIELDS,
+    RolloutKind,
+    read_rollouts,
+    rollout_steps,
+    spread,
+    with_ids,
+)
 from roll_like.metrics.runs import CONFIG
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
@@ -194,7 +202,7 @@ class MetricsManager:
         self.console.evaluation(step, values)
         return values
 
-    def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: Kind = "step") -> None:
+    def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: RolloutKind = "step") -> None:
         """Write rollouts of a training step or an evaluation to `rollouts/`, and give trackers some as traces.
 
         Raises:

@@ -20,7 +20,7 @@ from rich.text import Text
 from roll_like.metrics import files
 from roll_like.metrics.guards import without_update
 from roll_like.metrics.names import describe
-from roll_like.metrics.panels import Record
+from roll_like.metrics.panels import MetricRecord
 from roll_like.metrics.plots import draw_curves
 from roll_like.metrics.progress import WINDOW, duration, number
 from roll_like.metrics.rollout_text import printable
@@ -146,10 +146,10 @@ def summarise(run: Run) -> Summary:
 def figures_of(run: Run) -> dict[str, Any]:
     """Return what `summary.json` holds."""
     steps, evaluations, events = run.steps, run.evaluations, run.events
-    before: Record = next((record for record in evaluations if record["step"] == 0), {})
-    after: Record = next((record for record in reversed(evaluations) if record["step"] > 0), {})
+    before: MetricRecord = next((record for record in evaluations if record["step"] == 0), {})
+    after: MetricRecord = next((record for record in reversed(evaluations) if record["step"] > 0), {})
     scored = [record for record in evaluations if not math.isnan(float(record.get("eval/avg", math.nan)))]
-    best: Record = max(scored, key=lambda record: float(record["eval/avg"]), default={})
+    best: MetricRecord = max(scored, key=lambda record: float(record["eval/avg"]), default={})
     step_seconds = _total(steps, "time/step")
     samples = sum(_samples(record) for record in steps)
     sampling = any("rollout/tokens" in step for step in steps) and not any("train/samples" in step for step in steps)

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from roll_like.config.base import PluginConfig
 from roll_like.errors import PluginError
-from roll_like.metrics.rollouts import Kind, Row
+from roll_like.metrics.rollouts import RolloutKind, RolloutRow
 from roll_like.metrics.sqlite_store import check_database, cut_series
 from roll_like.metrics.traces import TraceStore
 from roll_like.registry import TRACKERS
@@ -72,7 +72,7 @@ class Tracker(Protocol):
 class TraceTracker(Protocol):
     """What a tracker has beside, if it wants rollouts too."""
 
-    def trace(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+    def trace(self, step: int, kind: RolloutKind, rows: Sequence[RolloutRow]) -> None:
         """Take some rollouts of a training step (`step`) or of an evaluation after it (`eval`).
 
         Args:
@@ -251,7 +251,7 @@ class MLflowTracker:
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + 1000])
 
-    def trace(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+    def trace(self, step: int, kind: RolloutKind, rows: Sequence[RolloutRow]) -> None:
         """Write each rollout as a trace of the run: about 20 ms for an episode of ten turns, 8 ms for an answer."""
         if self._traces is not None:
             self._traces.write(step, kind, rows)

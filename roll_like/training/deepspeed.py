@@ -21,7 +21,7 @@ from roll_like.models.imports import quick_imports
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training import deepspeed_states
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, Part
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, StatePart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,9 +77,9 @@ class DeepSpeedBackend(BackendPlugin):
             )
 
     @staticmethod
-    def divided(settings: TrainerConfig) -> frozenset[Part]:
+    def divided(settings: TrainerConfig) -> frozenset[StatePart]:
         """Return what ZeRO shards: the optimizer from stage 1, gradients from 2, weights from 3."""
-        parts: tuple[Part, ...] = ("optimizer", "gradients", "weights")
+        parts: tuple[StatePart, ...] = ("optimizer", "gradients", "weights")
         return frozenset(parts[: settings.zero_stage])
 
     @classmethod

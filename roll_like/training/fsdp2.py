@@ -25,7 +25,7 @@ from roll_like.training.plugin import (
     COLLECTIVE_TIMEOUT,
     BackendPlugin,
     LazyTensors,
-    Part,
+    StatePart,
     require_same_sum,
     require_same_tensors,
 )
@@ -94,9 +94,9 @@ class FSDP2Backend(BackendPlugin):
             )
 
     @staticmethod
-    def divided(settings: TrainerConfig) -> frozenset[Part]:
+    def divided(settings: TrainerConfig) -> frozenset[StatePart]:
         """Return what ranks divide: all of it, unless a frozen model is whole."""
-        return frozenset[Part](("weights", "gradients", "optimizer") if settings.zero_stage == 3 else ())
+        return frozenset[StatePart](("weights", "gradients", "optimizer") if settings.zero_stage == 3 else ())
 
     @classmethod
     def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:

@@ -17,7 +17,7 @@ from roll_like.sandbox.__main__ import main
 from roll_like.sandbox.backends import examine
 from roll_like.sandbox.box import BoxReport, Ended, Program
 from roll_like.sandbox.bwrap import BwrapBox
-from roll_like.sandbox.selftest import Report, probe
+from roll_like.sandbox.selftest import SelfTestReport, probe
 from roll_like.sandbox.types import Limits
 
 PROPERTIES = {
@@ -134,7 +134,9 @@ def test_the_command_prints_a_table_and_says_it_with_its_status(capsys: pytest.C
 
 
 def test_the_command_fails_where_a_probe_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("roll_like.sandbox.__main__.examine", lambda backend: Report(backend, (), "nothing there"))
+    monkeypatch.setattr(
+        "roll_like.sandbox.__main__.examine", lambda backend: SelfTestReport(backend, (), "nothing there")
+    )
     assert main([]) == 1
     assert "nothing there" in capsys.readouterr().out
 

@@ -9,9 +9,9 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from roll_like.agents.chat_api import (
-    Answer,
     ApiError,
     ChatRequest,
+    ChatResponse,
     flag,
     number,
     read_arguments,
@@ -188,7 +188,7 @@ def test_numbers_and_flags_of_a_body() -> None:
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
-def answer(**changes: Any) -> Answer:
+def answer(**changes: Any) -> ChatResponse:
     fields: dict[str, Any] = {
         "answer_id": "chatcmpl-1",
         "created": 1_800_000_000,
@@ -198,10 +198,10 @@ def answer(**changes: Any) -> Answer:
         "logprobs": None,
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }
-    return Answer(**(fields | changes))
+    return ChatResponse(**(fields | changes))
 
 
-def chunks(one: Answer, *, include_usage: bool = False) -> list[ChatCompletionChunk]:
+def chunks(one: ChatResponse, *, include_usage: bool = False) -> list[ChatCompletionChunk]:
     events = list(one.events(include_usage=include_usage))
     assert events.pop() == "data: [DONE]\n\n"
     assert all(event.startswith("data: ") and event.endswith("\n\n") for event in events)

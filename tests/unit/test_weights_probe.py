@@ -17,7 +17,7 @@ from roll_like.config.sections import TrainingConfig
 from roll_like.errors import EngineError, WeightSyncError
 from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer.interface import SendReport
-from roll_like.inference.weight_transfer.probe import PROBE_TEXT, PROBE_TOKENS, TOLERANCES, Probe, probe_tokens
+from roll_like.inference.weight_transfer.probe import PROBE_TEXT, PROBE_TOKENS, TOLERANCES, LogprobProbe, probe_tokens
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.policy_gradient.probe import trainer_logprobs
 from roll_like.training.interface import RankModel
@@ -54,7 +54,7 @@ def sync_of(engines: Engines, every: int = 10, *, probes: bool = True) -> Weight
         return TRUE
 
     report = SendReport(fingerprints={"a": "same", "b": "same"}, bytes=8, buckets=1)
-    probe = Probe(tokens=TOKENS, trainer=trainer, tolerance=0.1, every=every)
+    probe = LogprobProbe(tokens=TOKENS, trainer=trainer, tolerance=0.1, every=every)
     handle: Any = engines
     return WeightSync(lambda salt: report, handle, version=7, probe=probe if probes else None)
 

@@ -31,7 +31,7 @@ _NAMES, _LEAST = 34, 18
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Runs and what is to be said of them beside each other.
 
     Attributes:
@@ -119,7 +119,7 @@ def _ends(ends: Sequence[float | None] | None) -> str:
     return " → ".join("–" if value is None else number(value) for value in ends)
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path]) -> RunComparison:
     """Read runs and put them beside each other; they may be of different pipelines.
 
     Raises:
@@ -143,10 +143,10 @@ def compare(folders: Sequence[Path]) -> Comparison:
             "the configuration those keys are shown that all of them have"
         )
         differing = {key: values for key, values in differing.items() if ABSENT not in values}
-    return Comparison(runs, [figures_of(run) for run in runs.values()], differing, notes)
+    return RunComparison(runs, [figures_of(run) for run in runs.values()], differing, notes)
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
+def write_comparison(comparison: RunComparison, path: Path) -> None:
     """Write curves over each other, as a page (`.html`) or as an image (`.png`).
 
     Raises:
@@ -161,7 +161,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
         raise ConfigError(f"-o {path}: expected a name that ends in .html or .png", fix=f"write -o {path}.html")
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: RunComparison) -> str:
     """Return the page: tables, and a figure for each metric with a line for each run."""
     labels = list(comparison.runs)
     figures = [
@@ -180,7 +180,7 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
+def draw_comparison(comparison: RunComparison, path: Path) -> None:
     """Draw a panel for each metric into a PNG file, with one legend below.
 
     Raises:

@@ -19,8 +19,9 @@ from roll_like.metrics.reports.configuration import NOT_COMPARED, as_yaml, diffe
 from roll_like.metrics.reports.events import MOST_EVENTS, Event, events_of, failures_of
 from roll_like.metrics.reports.lines import lines_of
 from roll_like.metrics.reports.page import Figure, figure_of, render
+from roll_like.metrics.rollouts import RolloutRow
 from roll_like.metrics.runs import Run, labels_of, read_config, read_measured_runs
-from roll_like.metrics.samples import Row, SamplePair, pick_pairs
+from roll_like.metrics.samples import SamplePair, pick_pairs
 from roll_like.metrics.summary import figures_of, status_of
 
 #: Characters of an answer that a page shows; of a prompt a quarter.
@@ -51,7 +52,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ComparedSample:
     """A prompt with an answer from before and one from after."""
 
     prompt: str
@@ -189,7 +190,7 @@ def _figures(runs: Sequence[Run]) -> list[Figure]:
     ]
 
 
-def _samples(run: Run) -> list[Sample]:
+def _samples(run: Run) -> list[ComparedSample]:
     try:
         pairs = pick_pairs(run.folder, int(run.info["sampled_rollouts"]))
     except (ValueError, KeyError) as error:
@@ -200,10 +201,10 @@ def _samples(run: Run) -> list[Sample]:
     return [_sample(pair) for pair in pairs]
 
 
-def _sample(pair: SamplePair) -> Sample:
+def _sample(pair: SamplePair) -> ComparedSample:
     shared = pair.before["prompt"] == pair.after["prompt"]
     reference = pair.before.get("reference")
-    return Sample(
+    return ComparedSample(
         prompt=_cut(str(pair.before["prompt"]), ANSWER_CHARACTERS // 4),
         reference=str(reference) if shared and reference is not None else None,
         answers=(
@@ -213,7 +214,7 @@ def _sample(pair: SamplePair) -> Sample:
     )
 
 
-def _answer(row: Row, label: str, *, shared: bool) -> Answer:
+def _answer(row: RolloutRow, label: str, *, shared: bool) -> Answer:
     text = str(row["text"]).strip("\n")
     figures = [f"reward {number(float(row['reward']))}"]
     figures += [f"{row['tokens']} tokens"] if "tokens" in row else []
