@@ -12,13 +12,13 @@ from roll_like.builtin.pipelines.dpo.labelled_data import Preference, load_prefe
 from roll_like.builtin.pipelines.dpo.preferences import (
     SequenceReference,
     batch_of,
-    compared,
     live_reference,
     precomputed_reference,
     preference_evaluator,
     reference_inputs,
     start_preference,
     start_preference_evaluator,
+    with_reference_logprobs,
 )
 from roll_like.check import Report
 from roll_like.check.model import check_reference
@@ -45,7 +45,7 @@ class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
         state.evaluate(self.evaluator)
         for step in state.steps():
             answers = batch_of(self.config, self.samples.take(self.config.items_per_step[0]))
-            answers = compared(answers, self.reference)
+            answers = with_reference_logprobs(answers, self.reference)
             with state.timer("train"):
                 report = self.trainer.train_step(answers)
             state.log(step, report, samples_metrics(answers.trained))

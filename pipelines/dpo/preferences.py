@@ -77,7 +77,7 @@ class SequenceReference(Protocol):
         """Return the log-probability of each sample's trained tokens, summed up."""
 
 
-def compared(step: StepT, reference: SequenceReference | None) -> StepT:
+def with_reference_logprobs(step: StepT, reference: SequenceReference | None) -> StepT:
     """Return a step with the reference model's log-probabilities, where there is one."""
     return step if reference is None else replace(step, reference=reference.sequence_logprobs(step.sequences))
 
@@ -147,7 +147,7 @@ def preference_evaluator(
     schedule: ScheduleConfig, batch: PreferenceStep, trainer: PreferenceTrainer, reference: SequenceReference | None
 ) -> OfflineEvaluator:
     """Return what measures how often the policy prefers what it should, compared with the reference."""
-    return pair_evaluator(schedule, lambda: trainer.measure(compared(batch, reference)))
+    return pair_evaluator(schedule, lambda: trainer.measure(with_reference_logprobs(batch, reference)))
 
 
 def start_preference_evaluator(

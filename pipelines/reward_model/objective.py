@@ -64,7 +64,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
             EngineError: A pair is longer than a row may be, or a conversation is nothing but padding.
         """
         margins = np.array([pair.margin for pair in step], np.float32)
-        pairs, layout = read_pairs(step, self.pad_token_id), engine.layout
+        pairs, layout = score_targets(step, self.pad_token_id), engine.layout
         shards = pair_batches(
             pairs, ranks=layout["ranks"], max_tokens=layout["max_tokens"], joined=layout.get("joined", False)
         )
@@ -137,7 +137,7 @@ class ScoreModule(RowModule):
         return scores_N
 
 
-def read_pairs(pairs: Sequence[ScoredPair], pad_token_id: int) -> list[TrainingPair]:
+def score_targets(pairs: Sequence[ScoredPair], pad_token_id: int) -> list[TrainingPair]:
     """Return pairs of conversations with a target at the place after their end.
 
     A score is read where the next token would be predicted: at the last token that is not padding, which is where

@@ -22,7 +22,7 @@ from roll_like.builtin.rewards.mathematics.kinds import (
     Value,
 )
 from roll_like.builtin.rewards.mathematics.quantities import rational
-from roll_like.builtin.rewards.mathematics.reading import read
+from roll_like.builtin.rewards.mathematics.reading import parse_answer
 from roll_like.builtin.rewards.mathematics.special import (
     Based,
     Choice,
@@ -259,7 +259,7 @@ class AnswerComparison:
 
 def _readings(text: str) -> list[Reading]:
     try:
-        return read(text)
+        return parse_answer(text)
     except UnreadableError:
         return [Word(fold_words(text))]
 

@@ -13,7 +13,7 @@ from roll_like.builtin.rewards.mathematics.kinds import (
     Reading,
     Several,
 )
-from roll_like.builtin.rewards.mathematics.reading import read
+from roll_like.builtin.rewards.mathematics.reading import parse_answer
 from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates, has_box
 from roll_like.builtin.rewards.mathematics.special import Choice, Clock, Date, Phrase, Word
 from roll_like.builtin.rewards.mathematics.verdict import Verdict
@@ -61,7 +61,7 @@ def read_reference(text: str) -> tuple[Reading, ...]:
     if has_box(answer):
         answer = boxed_answer(answer) or ""
     answer = answer.strip()
-    readings = read(answer, reference=True)
+    readings = parse_answer(answer, reference=True)
     if isinstance(readings[0], Phrase | Choice | Clock | Date):
         return tuple(readings)
     words = isinstance(readings[0], Word) or (_WORDS_ALONE.fullmatch(answer) and not isinstance(readings[0], Numbers))
@@ -95,7 +95,7 @@ def _answers(response: str, boxed: bool, expected: tuple[Reading, ...]) -> list[
         texts = [text for text in candidates(response) if 0 < len(text.strip()) <= _LONGEST]
     for text in texts:
         try:
-            found = read(text)
+            found = parse_answer(text)
         except UnreadableError:
             continue
         if words or not isinstance(found[0], Word):

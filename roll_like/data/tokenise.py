@@ -25,7 +25,7 @@ import numpy as np
 
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter, refuse_odd_text
 from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
-from roll_like.data.images import download_images, moved, require_whole_images
+from roll_like.data.images import download_images, require_whole_images, shift_images
 from roll_like.data.packed import Batch, PackedSamples
 from roll_like.data.reader import ConversationSample, Reader
 from roll_like.data.rows import Row
@@ -272,7 +272,7 @@ def _joined(
         length = 0
         for ids, piece in zip(tokens, pieces, strict=True):
             seen, found = (ids, ()) if piece.trained else renderer.expanded(ids, piece.pictures, row.origin)
-            images += moved(found, length)
+            images += shift_images(found, length)
             expanded.append(seen)
             length += len(seen)
         tokens = expanded

@@ -151,7 +151,7 @@ def _play_all(
     for name, player in policies.items():
         episodes = []
         for seed in seeds:
-            episodes.append(probes.play(env, seed, player, max_turns, name, findings))
+            episodes.append(probes.probe_episode(env, seed, player, max_turns, name, findings))
             if episodes[-1].ended:
                 probes.probe_after_end(env, findings)
             probes.probe_replay(env, seed, episodes[-1], "the same instance", findings)

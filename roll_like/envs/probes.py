@@ -188,7 +188,7 @@ def probe_garbage(env: AnyEnv, findings: EnvFindings) -> None:
             env.step(text)
 
 
-def play(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: str, findings: EnvFindings) -> Episode:
+def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: str, findings: EnvFindings) -> Episode:
     """Play one episode and check each turn of it."""
     episode = Episode()
     observation, info = env.reset(seed=seed)
@@ -260,7 +260,7 @@ def probe_replay(env: AnyEnv, seed: int, episode: Episode, which: str, findings:
     if env.spec is not None and env.spec.nondeterministic:
         return
     remaining = iter(episode.actions)
-    again = play(
+    again = probe_episode(
         env, seed, lambda _observation, _info: next(remaining, None), len(episode.actions), which, EnvFindings()
     )
     for turn, (first, second) in enumerate(zip(episode.turns, again.turns, strict=False)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from roll_like.metrics.names import describe, without_smaller_passes
+from roll_like.metrics.names import metric_info, without_smaller_passes
 
 #: A line of `metrics.jsonl` or `evaluations.jsonl`.
 MetricRecord: TypeAlias = Mapping[str, Any]
@@ -109,7 +109,7 @@ def split_panels(panels: Iterable[Panel]) -> list[Panel]:
     found: dict[tuple[str, str], Panel] = {}
     for panel in panels:
         for name in panel.names:
-            title = panel.title if len(panel.names) == 1 else f"{panel.title}: {describe(name).label}"
+            title = panel.title if len(panel.names) == 1 else f"{panel.title}: {metric_info(name).label}"
             title = _DIVERGENCES.get(name, title)
             found.setdefault((panel.kind, name), Panel(title, (name,), panel.kind))
     return list(found.values())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roll_like.metrics.guards import without_update
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.panels import REWARD, TIME, MetricRecord, Panel, choose_panels
 
 TIMER_COLOURS = {
@@ -159,7 +159,7 @@ def _draw_domains(axis: Any, steps: Sequence[MetricRecord], panel: Panel) -> Non
     drawn: list[float] = []
     for name, colour in zip(panel.names, cycle(DOMAIN_COLOURS), strict=False):
         x, y = series(steps, name)
-        plot_finite(axis, x, smoothed(y), color=colour, linewidth=1.8, label=describe(name).label)
+        plot_finite(axis, x, smoothed(y), color=colour, linewidth=1.8, label=metric_info(name).label)
         drawn += y
     fit_constant(axis, drawn)
     axis.legend(frameon=False, loc="best", fontsize=8)
@@ -173,7 +173,7 @@ def _draw_lines(axis: Any, records: Sequence[MetricRecord], panel: Panel, marker
     gone = sorted({step for x, y in found.values() for step in lost(x, y)})
     mark_lost(axis, gone)
     fit_constant(axis, [value for _, y in found.values() for value in y])
-    first = describe(next(iter(found)))
+    first = metric_info(next(iter(found)))
     # the legend names several lines
     axis.set_ylabel(first.unit or (first.label if len(found) == 1 else ""))
     if len(panel.names) > 1 or gone:
@@ -192,7 +192,7 @@ def _draw_time(axis: Any, steps: Sequence[MetricRecord]) -> None:
     width = 1.0 if len(x) > 1 else 0.4
     bottom = np.zeros(len(x))
     for name, layer in zip(known, layers, strict=True):
-        axis.bar(x, layer, width=width, bottom=bottom, color=TIMER_COLOURS[name], label=describe(name).label)
+        axis.bar(x, layer, width=width, bottom=bottom, color=TIMER_COLOURS[name], label=metric_info(name).label)
         bottom += np.asarray(layer)
     # a step that evaluates or saves is far taller than the others
     axis.set_ylim(0, float(np.percentile(bottom, 90)) * 1.35)

@@ -56,7 +56,7 @@ def sample_line(row: Mapping[str, Any]) -> str:
     reference = (
         "" if row.get("reference") is None else f", reference {' '.join(printable(str(row['reference'])).split())}"
     )
-    return f"{row['id']}: reward {progress.number(float(row['reward']))}{reference}: {text or '(empty)'}"
+    return f"{row['id']}: reward {progress.format_number(float(row['reward']))}{reference}: {text or '(empty)'}"
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -84,7 +84,7 @@ def table_head() -> Text:
     return Text(_columns("id", "domain", "reward", "turns", "tokens", "solved", "first words"), style="bold")
 
 
-def listed(row: RolloutRow, domain: str, width: int) -> Text:
+def rollout_line(row: RolloutRow, domain: str, width: int) -> Text:
     """Return a rollout as a line: `solved` is what the environment says, else whether its reward is 1."""
     turns = row.get("turns")
     words = turns[0]["text"] if turns else row["text"]
@@ -138,7 +138,7 @@ def _figures(row: RolloutRow) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def shown(row: RolloutRow, width: int) -> list[Text]:
+def rollout_lines(row: RolloutRow, width: int) -> list[Text]:
     """Return a whole rollout, turn by turn: its observations, the policy's text and calls, and its rewards."""
     lines: list[Text] = []
     for title, blocks in _turns(row, times=True):
@@ -192,7 +192,7 @@ def _call(call: Mapping[str, Any], *, result: bool) -> str:
     return f"{text}\n→ {call.get('result')}" if result else text
 
 
-def compared(left: RolloutRow, right: RolloutRow, width: int) -> list[Text]:
+def rollout_diff(left: RolloutRow, right: RolloutRow, width: int) -> list[Text]:
     """Return two rollouts side by side, turn by turn.
 
     The column between them says what a line is: ` ` in both, `|` another one in each, `<` or `>` in one of them only.

@@ -66,7 +66,7 @@ def read_rollouts(run_dir: Path, step: int, kind: RolloutKind) -> list[RolloutRo
     Raises:
         ValueError: A line is not a JSON object; names file and line.
     """
-    return with_ids(step, kind, files.read(files.rollouts_path(run_dir, step, kind=kind)))
+    return with_ids(step, kind, files.read_jsonl(files.rollouts_path(run_dir, step, kind=kind)))
 
 
 def rollout_steps(run_dir: Path, kind: RolloutKind) -> list[int]:
@@ -75,7 +75,7 @@ def rollout_steps(run_dir: Path, kind: RolloutKind) -> list[int]:
     return sorted(int(number) for path in paths if (number := path.stem.rpartition("_")[2]).isdigit())
 
 
-def spread(rows: Sequence[RolloutRow], limit: int | None) -> list[RolloutRow]:
+def subsample(rows: Sequence[RolloutRow], limit: int | None) -> list[RolloutRow]:
     """Return at most `limit` rows with ids, in order: as many of each group, evenly over groups where that is too many.
 
     Rewards play no part in the choice, so that it shows what is usual.

@@ -84,9 +84,9 @@ def read_run(folder: Path) -> Run:
         DataError: The folder holds no run, or a file of it is damaged.
     """
     try:
-        found = files.read(folder / files.RUN)
+        found = files.read_jsonl(folder / files.RUN)
         steps, evaluations, events = (
-            files.read(folder / name) for name in (files.METRICS, files.EVALUATIONS, files.EVENTS)
+            files.read_jsonl(folder / name) for name in (files.METRICS, files.EVALUATIONS, files.EVENTS)
         )
     except ValueError as error:
         raise DataError(str(error), fix="restore the file, or remove the damaged line") from error

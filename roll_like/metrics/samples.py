@@ -49,11 +49,11 @@ def pick_pairs(run_dir: Path, count: int) -> list[SamplePair]:
 
 
 def _pairs(kind: str, paths: Sequence[Path], count: int) -> list[SamplePair]:
-    before = {str(row["task_id"]): row for row in _one_per_task(files.read(paths[0]))}
+    before = {str(row["task_id"]): row for row in _one_per_task(files.read_jsonl(paths[0]))}
     label, found = _label(kind, _step_of(paths[0])), {}
     last: list[RolloutRow] = []
     for path in list(reversed(paths[1:]))[:MOST_READ] or [paths[0]]:
-        rows = _one_per_task(files.read(path))
+        rows = _one_per_task(files.read_jsonl(path))
         last = last or rows
         for row in rows:
             task = str(row["task_id"])

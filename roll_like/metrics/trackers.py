@@ -83,10 +83,10 @@ class TraceTracker(Protocol):
         """
 
 
-def flatten(params: Mapping[str, Any]) -> dict[str, str]:
+def flatten_params(params: Mapping[str, Any]) -> dict[str, str]:
     """Return nested parameters under dotted keys, as text.
 
-    >>> flatten({"model": {"path": "m"}, "use": [{"type": "math"}], "stop": []})
+    >>> flatten_params({"model": {"path": "m"}, "use": [{"type": "math"}], "stop": []})
     {'model.path': 'm', 'use.0.type': 'math', 'stop': '[]'}
     """
 
@@ -184,7 +184,7 @@ class MLflowTracker:
             self._traces.cut(resume_step)
             if uri.startswith("sqlite:///"):
                 cut_series(database, self._run_id, resume_step)
-        self._log_params(flatten(params))
+        self._log_params(flatten_params(params))
         return self._run_id
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
@@ -317,7 +317,7 @@ class TensorBoardTracker:
         purged = 0 if resume_step is None else resume_step + 1
         self._writer = writers.SummaryWriter(str(folder), purge_step=purged)
         if resume_step is None:
-            rows = (f"| {key} | {value} |" for key, value in flatten(params).items())
+            rows = (f"| {key} | {value} |" for key, value in flatten_params(params).items())
             self._writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]))
         return str(folder.relative_to(run_dir))
 

@@ -58,7 +58,7 @@ def load_causal_lm(
         path: A directory from `resolve_model` or from an export.
         dtype: Precision of every floating-point parameter.
         trust_remote_code: Run Python code that comes with the model.
-        late: Leave what would take memory in the files, for `unread.read` to read tensor by tensor.
+        late: Leave what would take memory in the files, for `unread.materialise` to read tensor by tensor.
 
     Raises:
         ConfigError: The directory does not hold a complete model of an architecture that transformers knows.

@@ -32,13 +32,13 @@ def weight_probe(config: SamplingRunConfig, trained: Cluster[TrainingRank]) -> L
     tokenizer = load_tokenizer(config.model)
     return LogprobProbe(
         tokens=probe_tokens(partial(tokenizer.encode, add_special_tokens=False), config.context_window),
-        trainer=trainer_logprobs(trained),
+        trainer=logprobs_on_ranks(trained),
         tolerance=inference.probe_tolerance or TOLERANCES[precision_of(config)],
         every=inference.probe_every,
     )
 
 
-def trainer_logprobs(trained: Cluster[TrainingRank]) -> Callable[[IntArray], FloatArray]:
+def logprobs_on_ranks(trained: Cluster[TrainingRank]) -> Callable[[IntArray], FloatArray]:
     """Return what computes log-probabilities of given tokens on all ranks: those of a sharded model need each other."""
 
     def logprobs(tokens: IntArray) -> FloatArray:

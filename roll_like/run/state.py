@@ -450,7 +450,7 @@ class RunState:
         self.metrics.close("stopped")
 
     def _evaluated_steps(self) -> set[int]:
-        return {int(record["step"]) for record in files.read(self.directory / files.EVALUATIONS)}
+        return {int(record["step"]) for record in files.read_jsonl(self.directory / files.EVALUATIONS)}
 
     def _save_engines(self, directory: Path) -> None:
         (directory / "config.yaml").write_text(dump_config(self._config))

@@ -10,7 +10,7 @@ from typing import Any
 from roll_like.errors import ConfigError
 from roll_like.sandbox.box import Box, SandboxUnavailable
 from roll_like.sandbox.bwrap import HELP
-from roll_like.sandbox.selftest import SelfTestReport, probe
+from roll_like.sandbox.selftest import SelfTestReport, run_probes
 
 #: Names that `backend` may have.
 BACKENDS = ("auto", "bwrap", "landlock", "remote:URL")
@@ -88,7 +88,7 @@ async def _tested(backend: str) -> SelfTestReport:
 async def _probed(backend: str) -> SelfTestReport:
     box = make_box(backend)
     try:
-        return await probe(box)
+        return await run_probes(box)
     finally:
         await box.close()
 

@@ -66,7 +66,7 @@ class SelfTestReport:
         return "\n".join([f"backend {self.backend}", *lines, f"{self.backend} {status} on this machine"])
 
 
-async def probe(box: Box) -> SelfTestReport:
+async def run_probes(box: Box) -> SelfTestReport:
     """Run every probe in a box.
 
     Raises:

@@ -309,14 +309,14 @@ def _shard(module: nn.Module, dtype: torch.dtype, config: Mapping[str, Any]) -> 
     """
     import deepspeed
 
-    from roll_like.models.unread import read
+    from roll_like.models.unread import materialise
 
     device = deepspeed.get_accelerator().current_device_name()
     converter: Any = None
     for parameter in module.parameters():
         # a copy also on the CPU: rank 0's numbers are written over the others', and pages of a mapped file that are
         # written to stay in memory
-        read(parameter)
+        materialise(parameter)
         kept = dtype if parameter.is_floating_point() else parameter.dtype
         parameter.data = parameter.data.to(device, kept, copy=True)
         if converter is None:

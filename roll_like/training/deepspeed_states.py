@@ -130,7 +130,7 @@ def load(engine: Any, directory: Path, precision: str) -> None:
     Raises:
         RuntimeError: It is of another model or of other adapters, incomplete, or did not arrive as it was.
     """
-    files = read(directory)
+    files = read_states(directory)
     pieces = pieces_of(files)
     own = list(stretches(engine))
     optimizer, adam = engine.optimizer, _adam(engine)
@@ -165,7 +165,7 @@ def load(engine: Any, directory: Path, precision: str) -> None:
     _compare(engine, own, files)
 
 
-def read(directory: Path) -> list[Mapping[str, Any]]:
+def read_states(directory: Path) -> list[Mapping[str, Any]]:
     """Return the contents of all ranks' files, which are mapped and not read. Nothing of them is run.
 
     Raises:
@@ -194,7 +194,7 @@ def merged(directory: Path) -> Mapping[str, Tensor]:
     def whole(records: Sequence[_Record]) -> Callable[[], Tensor]:
         return lambda: torch.cat([record[WEIGHT] for record in records]).view(records[0]["shape"])
 
-    return LazyTensors({name: whole(records) for name, records in pieces_of(read(directory)).items()})
+    return LazyTensors({name: whole(records) for name, records in pieces_of(read_states(directory)).items()})
 
 
 def is_sharded(engine: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from roll_like.data.images import moved
+from roll_like.data.images import shift_images
 from roll_like.data.routes import joined_routes
 from roll_like.training.row_plan import planned
 from roll_like.training.rows import PADDING, TokenRow, balance, build_rows, split_by_budget
@@ -224,7 +224,7 @@ def _pad(rows: Sequence[TokenRow], weight_of: PerToken) -> MicroBatch:
         sample_ids=sample_ids,
         target_ids=target_ids,
         weights=weight_of.at(sample_ids, target_ids),
-        images=tuple(image for index, row in enumerate(rows) for image in moved(row.images, index * length)),
+        images=tuple(image for index, row in enumerate(rows) for image in shift_images(row.images, index * length)),
         routes_BLMK=_routes(rows, length),
     )
 

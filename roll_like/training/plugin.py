@@ -81,7 +81,7 @@ class BackendPlugin:
 
     #: Keys of its section to check when a rank does not start.
     start_keys: ClassVar[tuple[str, ...]] = ()
-    #: Whether `wrap` calls `models.unread.read` on each parameter before it uses it, where weights are divided.
+    #: Whether `wrap` calls `models.unread.materialise` on each parameter before it uses it, where weights are divided.
     reads_late: ClassVar[bool] = False
     #: Whether ranks can divide the experts of a layer (`expert_parallel`).
     divides_experts: ClassVar[bool] = False

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from roll_like.errors import ConfigError, DataError
 from roll_like.metrics import files
-from roll_like.metrics.rollout_text import compared, heading, listed, shown, table_head
+from roll_like.metrics.rollout_text import heading, rollout_diff, rollout_line, rollout_lines, table_head
 from roll_like.metrics.rollouts import (
     KINDS,
     ROLLOUT_FIELDS,
@@ -281,12 +281,12 @@ def browse(
         else:
             rows = [rollouts.get(one) for one in diff or [show or ""]]
             if as_json:
-                sys.stdout.writelines(map(files.encode, rows))
+                sys.stdout.writelines(map(files.json_line, rows))
             elif diff is not None:
-                _print(screen, compared(rows[0], rows[1], screen.width))
+                _print(screen, rollout_diff(rows[0], rows[1], screen.width))
             else:
                 _print(screen, heading(rows[0], rollouts.run_dir.name))
-                _print(screen, shown(rows[0], screen.width))
+                _print(screen, rollout_lines(rows[0], screen.width))
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has closed the pipe; what is left in the buffer would fail again at exit
@@ -309,9 +309,9 @@ def _list(screen: Screen, rollouts: Rollouts, wanted: Wanted, limit: int | None,
             print(f"the list ends after {limit}; --limit N lists more, --limit 0 all", file=sys.stderr)
             break
         if as_json:
-            sys.stdout.write(files.encode(row))
+            sys.stdout.write(files.json_line(row))
         else:
-            _print(screen, [*([table_head()] if count == 0 else []), listed(row, domain_of(row), screen.width)])
+            _print(screen, [*([table_head()] if count == 0 else []), rollout_line(row, domain_of(row), screen.width)])
         count += 1
     if count == 0:
         print(nothing_found(rollouts), file=sys.stderr)

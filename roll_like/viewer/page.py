@@ -19,9 +19,9 @@ from jinja2.utils import htmlsafe_json_dumps
 
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
-from roll_like.metrics.reports.page import render
+from roll_like.metrics.reports.page import render_page
 from roll_like.metrics.rollout_text import printable
-from roll_like.metrics.rollouts import RolloutRow, group_of, solved, spread
+from roll_like.metrics.rollouts import RolloutRow, group_of, solved, subsample
 from roll_like.metrics.runs import read_config
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import has_groups
@@ -67,13 +67,13 @@ def rollouts_page(rollouts: Rollouts, wanted: Wanted, *, limit: int | None = Non
         CheckpointError: Saved tokens cannot be read.
     """
     rows = list(rollouts.select(wanted))
-    chosen = spread(rows, (PAGE_LIMIT if limit is None else limit) or None)
+    chosen = subsample(rows, (PAGE_LIMIT if limit is None else limit) or None)
     tokens, notes = _tokens_of(rollouts.run_dir, chosen)
     pictures, missing = _pictures(rollouts.run_dir, chosen)
     notes += missing
     records = [_record(row, tokens.get(row["id"])) for row in chosen]
     script = (_TEMPLATES / "rollouts.js").read_text(encoding="utf-8")
-    text = render(
+    text = render_page(
         "rollouts.html",
         folder=_TEMPLATES,
         title=f"{rollouts.run_dir.name}: rollouts",

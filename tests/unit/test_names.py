@@ -13,6 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("roll_like", "pipelines", "rewards", "envs")
 #: What creates a type variable: a name inside one module, by convention the same in many.
 TYPE_VARIABLES = {"TypeVar", "ParamSpec"}
+#: Backends, or pipelines, that each have a function with the same job; `main` is a command's.
+SHARED_FUNCTIONS = {
+    "engine_arguments": "of SGLang and of vLLM",
+    "known_arguments": "of SGLang and of vLLM",
+    "main": "what runs as `python -m` or as a child process",
+    "start_reference": "of pipelines that sample, and of those on preference data",
+}
 
 
 def sources(root: Path = ROOT) -> Iterator[tuple[str, ast.Module]]:
@@ -66,6 +73,11 @@ def test_a_type_has_a_name_of_its_own() -> None:
     of_types, _ = collected()
     assert len(of_types) > 500
     assert repeated(of_types) == {}
+
+
+def test_a_function_has_a_name_of_its_own() -> None:
+    _, of_functions = collected()
+    assert set(repeated(of_functions)) == set(SHARED_FUNCTIONS)
 
 
 @pytest.mark.parametrize(

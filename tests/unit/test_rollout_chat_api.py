@@ -12,11 +12,11 @@ from roll_like.agents.chat_api import (
     ApiError,
     ChatRequest,
     ChatResponse,
+    finite_number,
     flag,
-    number,
     read_arguments,
+    read_body,
     read_chat_request,
-    read_json,
 )
 from roll_like.inference.interface import Sampling
 
@@ -146,15 +146,15 @@ def test_options_that_the_run_decides_are_named() -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json(raw: bytes) -> None:
     with pytest.raises(ApiError, match="the body is not valid JSON"):
-        read_json(raw)
+        read_body(raw)
 
 
 def test_what_is_no_object_and_what_is_no_text() -> None:
     with pytest.raises(ApiError, match="expected a JSON object, found a list"):
-        read_json(b"[]")
+        read_body(b"[]")
     with pytest.raises(ApiError, match="text that is not valid Unicode"):
-        read_json(b'{"a": "\\ud83d"}')
-    assert read_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
+        read_body(b'{"a": "\\ud83d"}')
+    assert read_body(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_arguments_of_a_call(written: Any, expected: Any) -> None:
 
 def test_numbers_and_flags_of_a_body() -> None:
     body = {"a": 1, "b": True, "c": float("nan"), "d": "1", "e": 10**400, "f": None}
-    assert number(body, "a") == 1.0
+    assert finite_number(body, "a") == 1.0
     for key, found in {"b": "a truth value", "c": "nan", "d": "a text", "e": "a number", "g": "nothing"}.items():
         with pytest.raises(ApiError, match=f"expected a finite number, found {found}"):
-            number(body, key)
+            finite_number(body, key)
     assert flag(body, "b", False) is True
     assert flag(body, "f", None) is None
     with pytest.raises(ApiError, match="expected true or false, found a text"):

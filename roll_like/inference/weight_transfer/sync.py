@@ -159,7 +159,7 @@ class WeightSync:
         unchecked: set[str] = set()
         engines = self._engines.everywhere(InferenceEngine.fingerprints, list(sent), version)
         for engine, held in enumerate(engines):
-            drifted, unknown = compare(sent, held)
+            drifted, unknown = compare_fingerprints(sent, held)
             if drifted:
                 raise WeightSyncError(
                     f"after sync {version}, inference engine {engine} computes with other numbers than the trainer "
@@ -201,7 +201,7 @@ class VersionCounter:
         )
 
 
-def compare(sent: Mapping[str, str], held: Fingerprints) -> tuple[list[str], list[str]]:
+def compare_fingerprints(sent: Mapping[str, str], held: Fingerprints) -> tuple[list[str], list[str]]:
     """Return the tensors in which an engine differs from the trainer, and those it could not read back."""
     drifted = [name for name, value in sent.items() if name in held.tensors and held.tensors[name] != value]
     unknown = [name for name in sent if name not in held.tensors]

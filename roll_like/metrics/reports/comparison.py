@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.errors import ConfigError
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.panels import Panel, choose_report_panels, split_panels
-from roll_like.metrics.progress import duration, number
+from roll_like.metrics.progress import duration, format_number
 from roll_like.metrics.reports import figures as texts
 from roll_like.metrics.reports.configuration import ABSENT, differences
 from roll_like.metrics.reports.lines import Line, lines_beside
-from roll_like.metrics.reports.page import figure_of, legend_of, render, unwritable, write_page
+from roll_like.metrics.reports.page import figure_of, legend_of, render_page, unwritable, write_page
 from roll_like.metrics.reports.svg import DASHES, ON_WHITE, draw_lines, style_axis
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.runs import Run, labels_of, read_config, read_measured_runs
@@ -100,23 +100,23 @@ class RunComparison:
 
 
 def _label(name: str) -> str:
-    unit = describe(name).unit
+    unit = metric_info(name).unit
     return f"{name} ({unit})" if unit else name
 
 
 def _rate(figures: Mapping[str, Any]) -> str:
-    return number(figures["samples_per_second"])
+    return format_number(figures["samples_per_second"])
 
 
 def _best(figures: Mapping[str, Any]) -> str:
     """Write the best evaluation, and that it is no achievement of the run where it came before the first step."""
-    return number(figures["eval_best"]) + (" (before training)" if figures["eval_best_step"] == 0 else "")
+    return format_number(figures["eval_best"]) + (" (before training)" if figures["eval_best_step"] == 0 else "")
 
 
 def _ends(ends: Sequence[float | None] | None) -> str:
     if ends is None or all(value is None for value in ends):
         return "–"
-    return " → ".join("–" if value is None else number(value) for value in ends)
+    return " → ".join("–" if value is None else format_number(value) for value in ends)
 
 
 def compare(folders: Sequence[Path]) -> RunComparison:
@@ -168,7 +168,7 @@ def comparison_page(comparison: RunComparison) -> str:
         figure_of(panel, lines, index, legend=False)
         for index, (panel, lines) in enumerate(comparison.curves(), start=1)
     ]
-    return render(
+    return render_page(
         "comparison.html",
         title=f"{len(labels)} runs",
         labels=labels,
@@ -202,7 +202,7 @@ def draw_comparison(comparison: RunComparison, path: Path) -> None:
             draw_lines(axis, lines, ON_WHITE)
             style_axis(axis, ink="#1c2430", grid="#cfd5dd")
             axis.set_title(panel.title, fontsize=11)
-            axis.set_ylabel(describe(lines[0].name).unit)
+            axis.set_ylabel(metric_info(lines[0].name).unit)
         for axis in axes[len(curves) :]:
             axis.set_visible(False)
         handles = [
