@@ -136,7 +136,7 @@ def differences(path: Path, samples: list[Any], options: Any, *, experts: bool) 
 
     from roll_like.config.algorithm import ROUTER_REPLAY
     from roll_like.models.modules import load_causal_lm
-    from roll_like.models.router import Router
+    from roll_like.models.router import RouterReplay
     from roll_like.training.backbone import use_row_attention
     from roll_like.training.layout import micro_batches, per_sample
     from roll_like.training.policy import PolicyModule, tensors_of
@@ -146,7 +146,7 @@ def differences(path: Path, samples: list[Any], options: Any, *, experts: bool) 
     use_row_attention(model, row_sharing=None)
     policy = PolicyModule(model, chunk_tokens=1024, chunk_vocab=VOCABULARY)
     if experts:
-        policy.router = Router(model, ROUTER_REPLAY)
+        policy.router = RouterReplay(model, ROUTER_REPLAY)
     (batches,) = micro_batches(samples, ranks=1, max_tokens=2048, share_prompts=False)
     found, other, given = [], 0.0, 0
     with torch.no_grad():

@@ -27,7 +27,6 @@ from roll_like.tools import (
 from roll_like.types import ReasoningTags
 
 Role: TypeAlias = Literal["tool", "user"]
-Row: TypeAlias = dict[str, Any]
 
 #: What the environments of this process run their tools with.
 SHARED = SharedTools()

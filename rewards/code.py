@@ -21,7 +21,7 @@ from roll_like.builtin.rewards.code_setup import with_setup
 from roll_like.builtin.rewards.code_tests import read_tests
 from roll_like.errors import ConfigError, DataError, RewardError, SandboxError
 from roll_like.sandbox import CodeEvaluator, CodeResult, Limits, StdioTest, TestStatus, self_test
-from roll_like.sandbox.compare import Comparison, shown
+from roll_like.sandbox.compare import Comparison, short_repr
 from roll_like.sandbox.evaluator import check_tests
 from roll_like.types import Task
 
@@ -269,7 +269,7 @@ class Code(Reward):
         if setup is None:
             return self.config.setup
         if not isinstance(setup, str):
-            found = "none" if setup is ... else shown(setup)
+            found = "none" if setup is ... else short_repr(setup)
             raise ValueError(f"the field {self.config.setup_field!r} should hold Python, found {found}")
         try:
             ast.parse(setup)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from roll_like.sandbox import AssertTest, CallTest, TestCase
-from roll_like.sandbox.compare import shown
+from roll_like.sandbox.compare import short_repr
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -48,7 +48,7 @@ def read_assertions(code: str, entry_point: str, entry_point_field: str) -> str:
             f"the tests define {', '.join(tests[:3])} and call none, as a file for pytest or unittest, which is not "
             "run here; write the assertions outside of functions, or call the functions at the end"
         )
-    raise ValueError(f"the tests assert nothing when they are run: {shown(code)}")
+    raise ValueError(f"the tests assert nothing when they are run: {short_repr(code)}")
 
 
 def resolve_entry_points(tests: Sequence[TestCase], program: str) -> tuple[TestCase, ...]:

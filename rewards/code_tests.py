@@ -24,7 +24,7 @@ from typing import Any
 
 from roll_like.builtin.rewards.code_asserts import read_assertions
 from roll_like.sandbox import AssertTest, CallTest, StdioTest, TestCase
-from roll_like.sandbox.compare import shown
+from roll_like.sandbox.compare import short_repr
 
 #: Values of `testtype` (LiveCodeBench) and `type` (PrimeIntellect).
 _FUNCTIONAL, _PROGRAM = ("functional", "function_call"), ("stdin", "stdin_stdout", "stdio")
@@ -95,7 +95,7 @@ class _Reader:
         if isinstance(found, Mapping):
             return self._mapping(found, where)
         if not isinstance(found, Sequence) or isinstance(found, (bytes, bytearray)):
-            raise ValueError(f"{where} should hold tests, found {shown(found)}")
+            raise ValueError(f"{where} should hold tests, found {short_repr(found)}")
         return [self._entry(_decoded(one, self._at(index)), self._at(index)) for index, one in enumerate(found)]
 
     def _at(self, index: int) -> str:
@@ -115,7 +115,9 @@ class _Reader:
         if not lists and (given.keys() & set(_OF_CALL) or (columns == [_OF_PROGRAM] and "inputs" not in given)):
             return [self._entry(found, where)]
         if not lists or len(given[columns[0][0]]) != len(given[columns[0][1]]):
-            raise ValueError(f"{where} should hold inputs and outputs, as many of each, found {shown(dict(found))}")
+            raise ValueError(
+                f"{where} should hold inputs and outputs, as many of each, found {short_repr(dict(found))}"
+            )
         if extra := sorted(given.keys() & set(_OF_CALL)):
             raise ValueError(f"{where} mixes {' and '.join((*columns[0], *extra))}; keep one shape of tests")
         inputs, outputs = (given[key] for key in columns[0])
@@ -130,7 +132,7 @@ class _Reader:
         if isinstance(entry, str):
             return self._assertions(entry)
         if not isinstance(entry, Mapping):
-            raise ValueError(f"{where} should be a mapping or assertions, found {shown(entry)}")
+            raise ValueError(f"{where} should be a mapping or assertions, found {short_repr(entry)}")
         # tables such as Arrow's give every entry the keys of all others, as null
         given = {key: value for key, value in entry.items() if value is not None}
         name = next((_entry_point(given[key], key) for key in _NAMES if key in given), "") or self._name
@@ -143,14 +145,18 @@ class _Reader:
         if of_program:
             return self._pair(given, name, where)
         if not of_call and "expected" not in entry:
-            raise ValueError(f"{where} should hold input and output, or args and expected, found {shown(dict(entry))}")
+            raise ValueError(
+                f"{where} should hold input and output, or args and expected, found {short_repr(dict(entry))}"
+            )
         if not name:
             raise ValueError(f"{where} is a call, and no field {self._entry_point_field!r} names the function")
         if "expected" not in entry:
-            raise ValueError(f"{where} is a call without the key expected, found {shown(dict(entry))}")
+            raise ValueError(f"{where} is a call without the key expected, found {short_repr(dict(entry))}")
         args, kwargs = given.get("args", ()), given.get("kwargs", {})
         if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
-            raise ValueError(f"{where} should hold args as a list and kwargs as a mapping, found {shown(dict(entry))}")
+            raise ValueError(
+                f"{where} should hold args as a list and kwargs as a mapping, found {short_repr(dict(entry))}"
+            )
         return CallTest(_dotted(name), tuple(args), dict(kwargs), entry["expected"])
 
     def _pair(self, given: Mapping[str, Any], name: str, where: str) -> TestCase:
@@ -158,7 +164,7 @@ class _Reader:
         missing = [key for key in _OF_PROGRAM if key not in given]
         if missing:
             raise ValueError(
-                f"{where} should hold input and output, found no {missing[0]} in {shown(dict(given))}; "
+                f"{where} should hold input and output, found no {missing[0]} in {short_repr(dict(given))}; "
                 'give a program without input ""'
             )
         kind = given.get("testtype")
@@ -170,7 +176,9 @@ class _Reader:
             wrapped = isinstance(given["input"], list) and isinstance(output, list) and len(output) == 1
             return _call(where, given["input"], output, name=name, wrapped=wrapped)
         if "testtype" in given and kind not in _PROGRAM:
-            raise ValueError(f"{where} has the testtype {shown(kind)}; known are {', '.join(_FUNCTIONAL + _PROGRAM)}")
+            raise ValueError(
+                f"{where} has the testtype {short_repr(kind)}; known are {', '.join(_FUNCTIONAL + _PROGRAM)}"
+            )
         if name and kind not in _PROGRAM:
             raise ValueError(
                 f"{where} holds input and output, which are a program's, and {name!r} is named as the function under "
@@ -188,7 +196,7 @@ def _entry_point(found: Any, field: str) -> str:
     if found is None:
         return ""
     if not isinstance(found, str) or not _NAME.fullmatch(found.strip()):
-        raise ValueError(f"the field {field!r} should hold a function's name, found {shown(found)}")
+        raise ValueError(f"the field {field!r} should hold a function's name, found {short_repr(found)}")
     return found.strip()
 
 
@@ -234,7 +242,7 @@ def _call(where: str, given: Any, wanted: Any, *, name: str, wrapped: bool) -> C
     if not isinstance(given, list):
         raise ValueError(
             f"{where} is a call of {name!r}; its input should be a list of arguments, or JSON, one argument a line; "
-            f"found {shown(given)}"
+            f"found {short_repr(given)}"
         )
     return CallTest(_dotted(name), tuple(map(_with_numbers, given)), expected=wanted, wrapped=wrapped)
 
@@ -256,7 +264,9 @@ def _text(value: Any, where: str) -> str:
         value = "".join(f"{line}\n" for line in value)
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value).removeprefix("\ufeff")
-    raise ValueError(f"{where} should be text or a list of lines, found {shown(value)}; calls need a function's name")
+    raise ValueError(
+        f"{where} should be text or a list of lines, found {short_repr(value)}; calls need a function's name"
+    )
 
 
 __all__ = ["read_tests"]

@@ -24,14 +24,14 @@ from roll_like.types import Task
 
 # the schema stops here: a composite may hold composites
 _PART_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object", "required": ["type"]}]}
-Part = Annotated[PluginConfig, PluginSetting(REWARDS), WithJsonSchema(_PART_SCHEMA)]
+_Part = Annotated[PluginConfig, PluginSetting(REWARDS), WithJsonSchema(_PART_SCHEMA)]
 
 
 class CompositeConfig(RewardConfig):
     """Settings of the `composite` reward."""
 
     type: Literal["composite"] = "composite"
-    use: Annotated[tuple[Part, ...], Field(min_length=2)] = Field(
+    use: Annotated[tuple[_Part, ...], Field(min_length=2)] = Field(
         description="The rewards it is made of, each with its own settings."
     )
     combine: Literal["weighted", "product", "gated"] = Field(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class JudgeConfig(ConfigModel):
+class JudgeEndpointConfig(ConfigModel):
     """One model that judges, and where it answers."""
 
     url: str = Field(
@@ -55,7 +55,9 @@ class JudgeClient:
         RewardError: The environment variable with the key is not set.
     """
 
-    def __init__(self, config: JudgeConfig, *, timeout_seconds: float, retries: int, limit: asyncio.Semaphore) -> None:
+    def __init__(
+        self, config: JudgeEndpointConfig, *, timeout_seconds: float, retries: int, limit: asyncio.Semaphore
+    ) -> None:
         self._config = config
         self._timeout = timeout_seconds
         self._retries = retries

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_answer import MalformedError
-from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig
+from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeEndpointConfig
 from roll_like.config.reward_names import BASE_JUDGE_URL, JUDGE_URL
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
@@ -42,7 +42,7 @@ class LLMJudgeConfig(RewardConfig):
     """Settings of the `llm_judge` reward."""
 
     type: Literal["llm_judge"] = "llm_judge"
-    judges: Annotated[tuple[JudgeConfig, ...], Field(min_length=1)] = Field(
+    judges: Annotated[tuple[JudgeEndpointConfig, ...], Field(min_length=1)] = Field(
         description="Models that judge; the mean of all counts."
     )
     mode: Literal["score", "pairwise"] = Field(

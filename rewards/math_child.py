@@ -19,7 +19,7 @@ from roll_like.builtin.rewards.mathematics.verdict import Verdict
 from roll_like.errors import FOREIGN_ERRORS, describe_error
 
 
-def serve(connection: Connection, *, limit_seconds: float, memory_bytes: int) -> None:
+def answer_requests(connection: Connection, *, limit_seconds: float, memory_bytes: int) -> None:
     """Answer requests until the other side closes the pipe.
 
     Args:
@@ -51,4 +51,4 @@ def serve(connection: Connection, *, limit_seconds: float, memory_bytes: int) ->
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), limit_seconds=float(sys.argv[2]), memory_bytes=int(sys.argv[3]))
+    answer_requests(Connection(int(sys.argv[1])), limit_seconds=float(sys.argv[2]), memory_bytes=int(sys.argv[3]))

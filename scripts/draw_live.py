@@ -37,9 +37,9 @@ class Clock:
 
 def main(run: Path, path: Path) -> None:
     """Write the picture."""
-    steps = files.read(run / files.METRICS)
+    steps = files.read_jsonl(run / files.METRICS)
     shown = steps[: len(steps) * 2 // 3]
-    clock, evaluations = Clock(), files.read(run / files.EVALUATIONS)
+    clock, evaluations = Clock(), files.read_jsonl(run / files.EVALUATIONS)
     progress = Progress(len(steps), [line["step"] for line in evaluations], clock=clock)
     recorder = RichConsole(record=True, force_terminal=True, width=WIDTH, file=io.StringIO(), highlight=False)
     view = LiveConsole(run.name, progress, recorder, elapsed=clock)

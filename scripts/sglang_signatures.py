@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll_like.inference.sglang.arguments import TESTED, server_arguments
+from roll_like.inference.sglang.arguments import TESTED, server_args_fields
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "data" / "sglang_signatures.json"
@@ -81,7 +81,7 @@ def record(package: Path) -> dict[str, Any]:
         body = _classes(trees[file])[owner].body if owner else trees[file].body
         functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         found["functions"] |= {f"{owner}.{name}".lstrip("."): _signature(functions[name]) for name in names}
-    found["server_args"] = sorted(server_arguments(package))
+    found["server_args"] = sorted(server_args_fields(package))
     (unpickler,) = [
         node.value
         for node in _classes(trees["srt/utils/common.py"])["SafeUnpickler"].body

@@ -60,5 +60,5 @@ def rows(*groups: list[Scored]) -> list[dict[str, Any]]:
 
 def read_back(row: dict[str, Any]) -> dict[str, Any]:
     """A row as it is read from its file."""
-    back: dict[str, Any] = json.loads(files.encode(row))
+    back: dict[str, Any] = json.loads(files.json_line(row))
     return back

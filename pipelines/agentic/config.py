@@ -11,7 +11,7 @@ from pydantic import Field
 from roll_like.config.base import ConfigModel
 from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
 from roll_like.config.reward_names import RETURN
-from roll_like.config.rewards import OptionalRewardsConfig, RewardedRunConfig, name_of
+from roll_like.config.rewards import OptionalRewardsConfig, RewardedRunConfig, reported_name
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_rewards import REWARD_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
@@ -289,7 +289,7 @@ def _rewards_fit(config: AgenticConfig) -> Iterator[Violation]:
     played = [environment.label for environment in (*config.environments, *config.evaluated)]
     known = list(dict.fromkeys(played))
     for index, reward in enumerate(config.rewards.use):
-        if name_of(reward) == RETURN:
+        if reported_name(reward) == RETURN:
             yield Violation(
                 ("rewards", "use", index),
                 f"the environment's own reward is called {RETURN!r}; give this one another `name`",

@@ -20,7 +20,7 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.reward_workers import RewardWorkers
-from roll_like.policy_gradient.workers import Progress
+from roll_like.policy_gradient.workers import ProgressCallback
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.router import Router
@@ -72,7 +72,7 @@ class EnvironmentWorkers:
         self,
         inference: EnginePool,
         runner: DriverLoop,
-        progress: Progress = lambda done, total: None,
+        progress: ProgressCallback = lambda done, total: None,
     ) -> EnvManager:
         """Return what plays episodes with the engines in these environments.
 

@@ -12,7 +12,7 @@ from roll_like.config.roles import RolePlan
 from roll_like.config.rules import budget_holds_a_sample
 from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import PositiveInt
-from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
+from roll_like.config.teachers import TeacherConfigs, teacher_roles, teachers_fit
 from roll_like.config.training_data import ConversationData, ConversationSource
 from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 
@@ -67,7 +67,9 @@ class DistillConfig(OfflineRunConfig):
 
     pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")
     name: str = Field(default="distill", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    teachers: Teachers = Field(description="Models that the student (`model`) learns from, by names of your choice.")
+    teachers: TeacherConfigs = Field(
+        description="Models that the student (`model`) learns from, by names of your choice."
+    )
     data: DistillationDataConfig
     algorithm: DistillationAlgorithmConfig = Field(default_factory=DistillationAlgorithmConfig)
     evaluation: DistillationEvaluationConfig | None = Field(

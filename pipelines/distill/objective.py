@@ -122,7 +122,7 @@ def send_projections(teachers: Mapping[str, TrainingEngine[Any]], student: Train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherScored:
+class TeacherTargets:
     """Samples with what one teacher says of their targets.
 
     Attributes:
@@ -189,7 +189,7 @@ class DistillationHead(TokenLogprobHead):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationObjective(LanguageModelObjective[Sequence[TeacherScored], TeacherScoredBatch]):
+class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], TeacherScoredBatch]):
     """Moves a student's distributions to those of its teachers: the mean loss of all targets of a step.
 
     Attributes:
@@ -213,7 +213,7 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherScored], Teac
         """Keep the output projections of teachers."""
         self.projections.update({name: each.to(model.device) for name, each in projections.items()})
 
-    def updates(self, step: Sequence[TeacherScored], engine: Engine) -> Iterator[Update[TeacherScoredBatch]]:
+    def updates(self, step: Sequence[TeacherTargets], engine: Engine) -> Iterator[Update[TeacherScoredBatch]]:
         """Yield one optimizer step; a micro-batch has one teacher."""
         count = sum(int(sample.loss_mask.sum()) for scored in step for sample in scored.samples)
         shards: list[list[TeacherScoredBatch]] = [[] for _ in range(engine.layout["ranks"])]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.builtin.pipelines.distill.objective import TeacherScored
+from roll_like.builtin.pipelines.distill.objective import TeacherTargets
 from roll_like.builtin.pipelines.distill.teachers import (
     DistillationSample,
     Student,
@@ -30,7 +30,7 @@ from roll_like.run.state import RunContext
 
 
 @dataclass(kw_only=True)
-class DistillPipeline(OfflinePipeline[DistillConfig, DistillationSample, Sequence[TeacherScored]]):
+class DistillPipeline(OfflinePipeline[DistillConfig, DistillationSample, Sequence[TeacherTargets]]):
     """The parts of a distillation run; the trainer is the student's."""
 
     teachers: Teachers

@@ -14,7 +14,7 @@ from roll_like.builtin.pipelines.distill.config import DistillationDataConfig, D
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
     TeacherObjective,
-    TeacherScored,
+    TeacherTargets,
     send_projections,
     teacher_answers,
 )
@@ -33,7 +33,7 @@ from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.start import rank_spec, start_engine, start_trainer
 from roll_like.values import Last, Metric
 
-Student: TypeAlias = TrainingEngine[Sequence[TeacherScored]]
+Student: TypeAlias = TrainingEngine[Sequence[TeacherTargets]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Teachers:
         self._engines = engines
         self._timer = timer
 
-    def distributions(self, chosen: Sequence[DistillationSample]) -> list[TeacherScored]:
+    def distributions(self, chosen: Sequence[DistillationSample]) -> list[TeacherTargets]:
         """Return the samples by teacher, with what each predicts at their tokens."""
         scored = []
         with self._timer("teachers"):
@@ -73,7 +73,7 @@ class Teachers:
                 samples = training_samples([each.sample for each in chosen if each.teacher == name])
                 if samples:
                     scored.append(
-                        TeacherScored(teacher=name, samples=samples, answers=teacher_answers(engine, samples))
+                        TeacherTargets(teacher=name, samples=samples, answers=teacher_answers(engine, samples))
                     )
         return scored
 
@@ -85,7 +85,7 @@ def distillation_evaluator(
 
     Teachers do not change: they compute their distributions once.
     """
-    scored: list[TeacherScored] = []
+    scored: list[TeacherTargets] = []
 
     def measure() -> dict[str, Metric]:
         if not scored:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData, LabelledSource
 from roll_like.config.training_data import PairData, without_rows
-from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
+from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import read_conversation, usable, whole
 from roll_like.data.messages import require_fields, short
@@ -106,7 +106,7 @@ class LabelledReader(Reader[LabelledSample]):
             )
         return whole(found.sequences(renderer, turns))
 
-    def finish(self, row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[LabelledSample]:
+    def finish(self, row: Row, parts: list[ConversationSample], counter: RowCounter) -> list[LabelledSample]:
         """Return the response with its label."""
         sample = fit(usable(parts[0]), self.data, counter, self.section)
         return [LabelledSample(sample=sample, label=_label(row, self.source, self.key))]

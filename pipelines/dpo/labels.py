@@ -18,7 +18,7 @@ import numpy as np
 
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference, labelled_samples
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledAnswer, LabelledStep
-from roll_like.data.images import moved
+from roll_like.data.images import shift_images
 from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
@@ -93,7 +93,7 @@ def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: i
         token_ids=np.concatenate([begin, answer.token_ids[answer.prompt_length :][:last]]),
         prompt_length=len(begin),
         loss_mask=np.concatenate([np.zeros(len(begin), np.bool_), loss_mask[:last]]),
-        images=(*_within(prompt, 0, len(begin)), *moved(later, len(begin) - answer.prompt_length)),
+        images=(*_within(prompt, 0, len(begin)), *shift_images(later, len(begin) - answer.prompt_length)),
     )
 
 

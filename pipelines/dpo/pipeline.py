@@ -10,15 +10,15 @@ from roll_like.builtin.pipelines.dpo.check import label_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference, load_preferences
 from roll_like.builtin.pipelines.dpo.preferences import (
-    Reference,
+    SequenceReference,
     batch_of,
-    compared,
     live_reference,
     precomputed_reference,
     preference_evaluator,
     reference_inputs,
     start_preference,
     start_preference_evaluator,
+    with_reference_logprobs,
 )
 from roll_like.check import Report
 from roll_like.check.model import check_reference
@@ -37,7 +37,7 @@ from roll_like.run.state import RunContext
 class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
     """The parts of a preference run."""
 
-    reference: Reference | None
+    reference: SequenceReference | None
 
     def run(self) -> None:
         """Train to the end: each step makes preferred or desirable answers likelier relative to the reference."""
@@ -45,7 +45,7 @@ class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
         state.evaluate(self.evaluator)
         for step in state.steps():
             answers = batch_of(self.config, self.samples.take(self.config.items_per_step[0]))
-            answers = compared(answers, self.reference)
+            answers = with_reference_logprobs(answers, self.reference)
             with state.timer("train"):
                 report = self.trainer.train_step(answers)
             state.log(step, report, samples_metrics(answers.trained))
@@ -59,7 +59,7 @@ class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
         trainer = start_preference(config, model, run.resources, run.stack, timer=run.state.timer)
-        reference: Reference | None
+        reference: SequenceReference | None
         if config.reference is not None and config.reference.mode == "precomputed":
             reference = precomputed_reference(config, run, trainer, reference_inputs(config, data, evaluated))
         else:

@@ -32,7 +32,7 @@ REFERENCE_FILE = "reference_logprobs.npz"
 
 #: What one step learns from: pairs, or single answers.
 PreferenceStep: TypeAlias = PairStep | LabelledStep
-Trainer: TypeAlias = TrainingEngine[Any]
+PreferenceTrainer: TypeAlias = TrainingEngine[Any]
 StepT = TypeVar("StepT", PairStep, LabelledStep, PairStep | LabelledStep)
 
 
@@ -70,14 +70,14 @@ def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
     return pair_step(pairs).sequences
 
 
-class Reference(Protocol):
+class SequenceReference(Protocol):
     """The reference model's log-probabilities of sequences."""
 
     def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each sample's trained tokens, summed up."""
 
 
-def compared(step: StepT, reference: Reference | None) -> StepT:
+def with_reference_logprobs(step: StepT, reference: SequenceReference | None) -> StepT:
     """Return a step with the reference model's log-probabilities, where there is one."""
     return step if reference is None else replace(step, reference=reference.sequence_logprobs(step.sequences))
 
@@ -102,9 +102,9 @@ def reference_inputs(
 def live_reference(
     config: PreferenceRunConfig,
     run: RunContext,
-    trainer: Trainer,
-    started: Callable[[Trainer], None] = lambda engine: None,
-) -> Reference | None:
+    trainer: PreferenceTrainer,
+    started: Callable[[PreferenceTrainer], None] = lambda engine: None,
+) -> SequenceReference | None:
     """Return a reference model that is computed in each step; None where the loss needs none.
 
     Args:
@@ -123,7 +123,7 @@ def live_reference(
 
 
 def precomputed_reference(
-    config: PreferenceRunConfig, run: RunContext, trainer: Trainer, samples: Iterable[TrainingSample]
+    config: PreferenceRunConfig, run: RunContext, trainer: PreferenceTrainer, samples: Iterable[TrainingSample]
 ) -> PrecomputedReference:
     """Return the reference model's log-probabilities of samples; an earlier process of the run may have kept them.
 
@@ -144,10 +144,10 @@ def precomputed_reference(
 
 
 def preference_evaluator(
-    schedule: ScheduleConfig, batch: PreferenceStep, trainer: Trainer, reference: Reference | None
+    schedule: ScheduleConfig, batch: PreferenceStep, trainer: PreferenceTrainer, reference: SequenceReference | None
 ) -> OfflineEvaluator:
     """Return what measures how often the policy prefers what it should, compared with the reference."""
-    return pair_evaluator(schedule, lambda: trainer.measure(compared(batch, reference)))
+    return pair_evaluator(schedule, lambda: trainer.measure(with_reference_logprobs(batch, reference)))
 
 
 def start_preference_evaluator(
@@ -183,7 +183,7 @@ def start_preference(
     stack: ExitStack,
     *,
     timer: Timer = lambda name: nullcontext(),
-) -> Trainer:
+) -> PreferenceTrainer:
     """Start the policy's ranks: of a model that learns from pairs, or from single answers, as the loss does."""
     loss = config.algorithm.loss
     paired = PREFERENCE_LOSSES.get(loss.type).paired
@@ -197,7 +197,7 @@ def start_reference(
     resources: ResourceManager,
     stack: ExitStack,
     timer: Timer = lambda name: nullcontext(),
-) -> Trainer:
+) -> PreferenceTrainer:
     """Start the ranks of a frozen model that the policy is compared with."""
     assert config.reference is not None, "the caller checks"
     model = resolve_model(config.reference_model)

@@ -18,7 +18,7 @@ from roll_like.config.rules_algorithm import groups_can_be_compared
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import Fraction, PositiveFloat
-from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
+from roll_like.config.teachers import TeacherConfigs, teacher_roles, teachers_fit
 from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES
 
@@ -134,7 +134,9 @@ class OnPolicyDistillConfig(PromptConfig):
     name: str = Field(
         default="on_policy_distill", pattern=NAME_PATTERN, description="Name of the run and of its folder."
     )
-    teachers: Teachers = Field(description="Models that the student (`model`) learns from, by names of your choice.")
+    teachers: TeacherConfigs = Field(
+        description="Models that the student (`model`) learns from, by names of your choice."
+    )
     distillation: TeacherSignalConfig = Field(default_factory=TeacherSignalConfig)
     rewards: OptionalRewardsConfig = Field(default_factory=OptionalRewardsConfig)
 

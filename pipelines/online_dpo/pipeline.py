@@ -8,15 +8,15 @@ from typing import Any, Self
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
 from roll_like.builtin.pipelines.dpo.preferences import (
-    Reference,
-    Trainer,
-    compared,
+    PreferenceTrainer,
+    SequenceReference,
     live_reference,
     pair_step,
     precomputed_reference,
     preference_evaluator,
     start_preference,
     start_preference_evaluator,
+    with_reference_logprobs,
 )
 from roll_like.builtin.pipelines.online_dpo.check import online_dpo_findings, online_dpo_plan
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
@@ -43,8 +43,8 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
     """The parts of an online DPO run."""
 
     pairs: SampledPairs
-    trainer: Trainer
-    reference: Reference | None
+    trainer: PreferenceTrainer
+    reference: SequenceReference | None
     evaluator: Evaluates | None
 
     def run(self) -> None:
@@ -53,7 +53,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         state.evaluate(self.evaluator)
         for step in state.steps():
             pairs = pair_step(self.pairs.take(self.config.pairs.pairs_per_step))
-            pairs = compared(pairs, self.reference)
+            pairs = with_reference_logprobs(pairs, self.reference)
             with state.timer("train"):
                 report = self.trainer.train_step(pairs)
             state.log(step, report, samples_metrics(pairs.trained))

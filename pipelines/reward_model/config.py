@@ -11,7 +11,7 @@ from roll_like.config.base import ConfigModel
 from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.rules import budget_holds_a_pair
 from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule
-from roll_like.config.sections import PositiveInt, Task, TrainingConfig
+from roll_like.config.sections import ModelTask, PositiveInt, TrainingConfig
 from roll_like.config.training_data import PairSource, RowLimits
 from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES
@@ -80,7 +80,7 @@ class RewardModelRunConfig(OfflineRunConfig):
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.reward_model.pipeline:RewardModelPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_pair, scores_have_no_vocabulary)
-    task: ClassVar[Task] = "text-classification"
+    task: ClassVar[ModelTask] = "text-classification"
 
     pipeline: Literal["reward_model"] = Field(default="reward_model", description="This pipeline.")
     name: str = Field(default="reward_model", pattern=NAME_PATTERN, description="Name of the run and of its folder.")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from roll_like.algorithms.reward_model import ScoredPairs, reward_model_objective
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair
-from roll_like.config.sections import Task, TrainingConfig
+from roll_like.config.sections import ModelTask, TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.models.classifier import HEAD, load_classifier
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update, computed
@@ -40,7 +40,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
     pad_token_id: int
     packing: bool = True
 
-    task: ClassVar[Task] = "text-classification"
+    task: ClassVar[ModelTask] = "text-classification"
 
     def load(self, spec: RankSpec[Any]) -> nn.Module:
         """Return a sequence classifier with one output."""
@@ -64,7 +64,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
             EngineError: A pair is longer than a row may be, or a conversation is nothing but padding.
         """
         margins = np.array([pair.margin for pair in step], np.float32)
-        pairs, layout = read_pairs(step, self.pad_token_id), engine.layout
+        pairs, layout = score_targets(step, self.pad_token_id), engine.layout
         shards = pair_batches(
             pairs, ranks=layout["ranks"], max_tokens=layout["max_tokens"], joined=layout.get("joined", False)
         )
@@ -137,7 +137,7 @@ class ScoreModule(RowModule):
         return scores_N
 
 
-def read_pairs(pairs: Sequence[ScoredPair], pad_token_id: int) -> list[TrainingPair]:
+def score_targets(pairs: Sequence[ScoredPair], pad_token_id: int) -> list[TrainingPair]:
     """Return pairs of conversations with a target at the place after their end.
 
     A score is read where the next token would be predicted: at the last token that is not padding, which is where

@@ -27,7 +27,7 @@ from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
 
-Trainer = TrainingEngine[Sequence[ScoredPair]]
+_Trainer = TrainingEngine[Sequence[ScoredPair]]
 
 
 @dataclass(kw_only=True)
@@ -78,7 +78,7 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredPair, Sequ
         return cls.evaluator_of(once, start_reward_model(once, resources, stack))
 
     @classmethod
-    def evaluator_of(cls, config: RewardModelRunConfig, trainer: Trainer) -> OfflineEvaluator | None:
+    def evaluator_of(cls, config: RewardModelRunConfig, trainer: _Trainer) -> OfflineEvaluator | None:
         """Return what measures how often the right conversation scores higher; None without an evaluation."""
         pairs = cls.evaluated_on(config)
         if config.evaluation is None or pairs is None:
@@ -86,7 +86,7 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredPair, Sequ
         return pair_evaluator(config.evaluation, partial(trainer.measure, pairs.samples))
 
 
-def start_reward_model(config: RewardModelRunConfig, resources: ResourceManager, stack: ExitStack) -> Trainer:
+def start_reward_model(config: RewardModelRunConfig, resources: ResourceManager, stack: ExitStack) -> _Trainer:
     """Start the trainer's ranks, of a language model or a reward model."""
     model = resolve_model(config.model)
     shape = load_model_config(model.path, trust_remote_code=config.model.trust_remote_code)

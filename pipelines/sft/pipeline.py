@@ -22,7 +22,7 @@ from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.start import start_trainer
 from roll_like.types import TrainingSample
 
-Trainer = TrainingEngine[Sequence[TrainingSample]]
+_Trainer = TrainingEngine[Sequence[TrainingSample]]
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class SFTPipeline(OfflinePipeline[SFTConfig, ConversationSample, Sequence[Traini
         return cls.evaluator_of(config, start_supervised(config, resources, stack, frozen=True))
 
     @classmethod
-    def evaluator_of(cls, config: SFTConfig, trainer: Trainer) -> OfflineEvaluator | None:
+    def evaluator_of(cls, config: SFTConfig, trainer: _Trainer) -> OfflineEvaluator | None:
         """Return what measures how likely the model finds the evaluation's answers; None without an evaluation."""
         loaded = cls.evaluated_on(config)
         if config.evaluation is None or loaded is None:
@@ -82,7 +82,7 @@ def start_supervised(
     *,
     timer: Timer = lambda name: nullcontext(),
     frozen: bool = False,
-) -> Trainer:
+) -> _Trainer:
     """Start the trainer's ranks; frozen ones only compute log-probabilities."""
     objective = SupervisedObjective(settings=config.training, packing=config.data.packing)
     model = resolve_model(config.model)

@@ -28,11 +28,11 @@ from roll_like.builtin.rewards.ifeval.text import (
     words,
 )
 
-Relation = Literal["exactly", "at_least", "at_most"]
+CountRelation = Literal["exactly", "at_least", "at_most"]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Phrase = Annotated[str, Field(min_length=1, pattern=r"\S")]
-Phrases = Annotated[tuple[Phrase, ...], Field(min_length=1)]
+NonBlank = Annotated[str, Field(min_length=1, pattern=r"\S")]
+NonBlanks = Annotated[tuple[NonBlank, ...], Field(min_length=1)]
 
 KINDS: dict[str, type[Instruction]] = {}
 
@@ -68,7 +68,7 @@ class Counted(Instruction):
     """An instruction about how often something occurs."""
 
     count: Count
-    relation: Relation = "exactly"
+    relation: CountRelation = "exactly"
 
     def _check(self, text: str) -> bool:
         found = self._number(text)
@@ -148,7 +148,7 @@ class WordCount(Instruction, kind="word_count"):
 class Keyword(Instruction, kind="keyword"):
     """The word or phrase occurs, as a whole word, in any case."""
 
-    word: Phrase
+    word: NonBlank
 
     def _check(self, text: str) -> bool:
         return occurrences(text, self.word) > 0
@@ -157,7 +157,7 @@ class Keyword(Instruction, kind="keyword"):
 class Keywords(Instruction, kind="keywords"):
     """All the words occur."""
 
-    words: Phrases
+    words: NonBlanks
 
     def _check(self, text: str) -> bool:
         return all(occurrences(text, word) for word in self.words)
@@ -166,7 +166,7 @@ class Keywords(Instruction, kind="keywords"):
 class ForbiddenWords(Instruction, kind="forbidden_words"):
     """None of the words occurs."""
 
-    words: Phrases
+    words: NonBlanks
 
     def _check(self, text: str) -> bool:
         return not any(occurrences(text, word) for word in self.words)
@@ -175,7 +175,7 @@ class ForbiddenWords(Instruction, kind="forbidden_words"):
 class KeywordFrequency(Counted, kind="keyword_frequency"):
     """The word occurs `count` times."""
 
-    word: Phrase
+    word: NonBlank
 
     def _number(self, text: str) -> int:
         return occurrences(text, self.word)
@@ -230,7 +230,7 @@ class NumberParagraphs(Counted, kind="number_paragraphs"):
 class FirstWord(Instruction, kind="first_word"):
     """Paragraph `paragraph` (from 1) begins with `word`."""
 
-    word: Phrase
+    word: NonBlank
     paragraph: Positive = 1
     paragraphs: Positive | None = Field(default=None, description="How many paragraphs there must be.")
 
@@ -245,7 +245,7 @@ class FirstWord(Instruction, kind="first_word"):
 class StartsWith(Instruction, kind="starts_with"):
     """The response begins with `text`, in any case."""
 
-    text: Phrase
+    text: NonBlank
 
     def _check(self, text: str) -> bool:
         begin = _squeezed(self.text)
@@ -256,7 +256,7 @@ class StartsWith(Instruction, kind="starts_with"):
 class EndsWith(Instruction, kind="ends_with"):
     """The response ends with `text` and nothing after it, in any case."""
 
-    text: Phrase
+    text: NonBlank
 
     def _check(self, text: str) -> bool:
         end = _squeezed(self.text)
@@ -288,7 +288,7 @@ class JsonFormat(Instruction, kind="json_format"):
 class Highlights(Counted, kind="highlights"):
     """`count` passages highlighted as `*passage*` or `**passage**`."""
 
-    relation: Relation = "at_least"
+    relation: CountRelation = "at_least"
 
     def _number(self, text: str) -> int:
         body = "\n".join(without_bullet(line) for line in text.splitlines())
@@ -299,8 +299,8 @@ class Highlights(Counted, kind="highlights"):
 class Sections(Counted, kind="sections"):
     """`count` sections, each begun by `splitter` and a number: `Section 1`."""
 
-    splitter: Phrase = "Section"
-    relation: Relation = "at_least"
+    splitter: NonBlank = "Section"
+    relation: CountRelation = "at_least"
 
     def _number(self, text: str) -> int:
         head = re.escape(self.splitter.strip())
@@ -311,7 +311,7 @@ class Sections(Counted, kind="sections"):
 class Placeholders(Counted, kind="placeholders"):
     """`count` placeholders in square brackets: `[address]`."""
 
-    relation: Relation = "at_least"
+    relation: CountRelation = "at_least"
 
     def _number(self, text: str) -> int:
         return sum(bool(re.search(r"\w", name)) for name in re.findall(r"\[([^\[\]\n]+)\]", text))
@@ -330,7 +330,7 @@ class Postscript(Instruction, kind="postscript"):
 class ChooseOne(Instruction, kind="choose_one"):
     """Exactly one of the options is named."""
 
-    options: Annotated[tuple[Phrase, ...], Field(min_length=2)]
+    options: Annotated[tuple[NonBlank, ...], Field(min_length=2)]
 
     def _check(self, text: str) -> bool:
         # the longest option first, so that "yes and no" is not also a "no"
@@ -341,7 +341,7 @@ class ChooseOne(Instruction, kind="choose_one"):
 class RepeatPrompt(Instruction, kind="repeat_prompt"):
     """The response begins with `prompt`, word for word, and then answers."""
 
-    prompt: Phrase
+    prompt: NonBlank
 
     def _check(self, text: str) -> bool:
         return _squeezed(text).startswith(_squeezed(self.prompt)) and bool(words(self.own_words(text)))

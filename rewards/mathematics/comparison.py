@@ -22,7 +22,7 @@ from roll_like.builtin.rewards.mathematics.kinds import (
     Value,
 )
 from roll_like.builtin.rewards.mathematics.quantities import rational
-from roll_like.builtin.rewards.mathematics.reading import read
+from roll_like.builtin.rewards.mathematics.reading import parse_answer
 from roll_like.builtin.rewards.mathematics.special import (
     Based,
     Choice,
@@ -39,7 +39,7 @@ from roll_like.builtin.rewards.mathematics.values import ValueComparison
 _FUNCTION_NAMES = re.compile(r"y|[fgh](?:\([a-z]\))?|y\([a-z]\)")
 
 
-class Comparison:
+class AnswerComparison:
     """Compares answers with one reference answer.
 
     Args:
@@ -259,7 +259,7 @@ class Comparison:
 
 def _readings(text: str) -> list[Reading]:
     try:
-        return read(text)
+        return parse_answer(text)
     except UnreadableError:
         return [Word(fold_words(text))]
 
@@ -304,7 +304,7 @@ def _single(reading: Reading) -> Reading:
     return reading
 
 
-def _distinct(items: Sequence[Reading], comparison: Comparison) -> list[Reading]:
+def _distinct(items: Sequence[Reading], comparison: AnswerComparison) -> list[Reading]:
     kept: list[Reading] = []
     for item in items:
         if not any(item == other or comparison.equal(item, other) for other in kept):
@@ -326,4 +326,4 @@ def _lower_end(piece: sympy.Set) -> float:
     return float(low) if getattr(low, "is_extended_real", False) and not low.free_symbols else 0.0
 
 
-__all__ = ["Comparison"]
+__all__ = ["AnswerComparison"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from roll_like.builtin.rewards.mathematics.comparison import Comparison
+from roll_like.builtin.rewards.mathematics.comparison import AnswerComparison
 from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
@@ -13,7 +13,7 @@ from roll_like.builtin.rewards.mathematics.kinds import (
     Reading,
     Several,
 )
-from roll_like.builtin.rewards.mathematics.reading import read
+from roll_like.builtin.rewards.mathematics.reading import parse_answer
 from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates, has_box
 from roll_like.builtin.rewards.mathematics.special import Choice, Clock, Date, Phrase, Word
 from roll_like.builtin.rewards.mathematics.verdict import Verdict
@@ -32,7 +32,7 @@ def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 
         reference: The row's answer.
         response: The response, without its reasoning.
         boxed: Look for the answer in boxes only.
-        tolerance: As of `Comparison`.
+        tolerance: As of `AnswerComparison`.
     """
     try:
         expected = read_reference(reference)
@@ -40,7 +40,7 @@ def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 
         return Verdict(str(error) or "empty", "", False)
     if response is None:
         return Verdict("", "", False)
-    comparison = Comparison(tolerance)
+    comparison = AnswerComparison(tolerance)
     for found in _answers(response, boxed, expected):
         if comparison.any_equal(expected, found):
             return Verdict("", written(expected[0]), True)
@@ -61,7 +61,7 @@ def read_reference(text: str) -> tuple[Reading, ...]:
     if has_box(answer):
         answer = boxed_answer(answer) or ""
     answer = answer.strip()
-    readings = read(answer, reference=True)
+    readings = parse_answer(answer, reference=True)
     if isinstance(readings[0], Phrase | Choice | Clock | Date):
         return tuple(readings)
     words = isinstance(readings[0], Word) or (_WORDS_ALONE.fullmatch(answer) and not isinstance(readings[0], Numbers))
@@ -95,7 +95,7 @@ def _answers(response: str, boxed: bool, expected: tuple[Reading, ...]) -> list[
         texts = [text for text in candidates(response) if 0 < len(text.strip()) <= _LONGEST]
     for text in texts:
         try:
-            found = read(text)
+            found = parse_answer(text)
         except UnreadableError:
             continue
         if words or not isinstance(found[0], Word):

@@ -1,6 +1,6 @@
 r"""What a text is, mathematically: a value, several values, a set of numbers, a relation, a matrix, or special.
 
-`read` returns every reading that the notation allows: `(1, 3)` is a pair and an interval, `12 m` a length and a
+`parse_answer` returns every reading that the notation allows: `(1, 3)` is a pair and an interval, `12 m` a length and a
 product. Two answers are the same if they are so in one reading of each. A reference answer has fewer: `1,234` is a
 number there, while in a response it may also be a list.
 """
@@ -57,7 +57,7 @@ _REALS = ("all real numbers", "all reals", "real numbers", "all real values", "å
 _EMPTY = Phrase("empty")
 
 
-def read(text: str, *, reference: bool = False) -> list[Reading]:
+def parse_answer(text: str, *, reference: bool = False) -> list[Reading]:
     r"""Return the readings of an answer, the likeliest first.
 
     Args:
@@ -346,4 +346,4 @@ def _proportion(text: str) -> list[Reading]:
     return [Proportion(tuple(Value(term / last) for term in terms))]
 
 
-__all__ = ["UnreadableError", "read"]
+__all__ = ["UnreadableError", "parse_answer"]

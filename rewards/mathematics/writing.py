@@ -21,8 +21,8 @@ from roll_like.builtin.rewards.mathematics.special import Based, Choice, Clock, 
 def written(reading: Reading) -> str:
     """Return a reading as text.
 
-    >>> from roll_like.builtin.rewards.mathematics.reading import read
-    >>> [written(read(text)[0]) for text in ("0.5", "2/4", "x = 1/2", "2, 1", "1:00 PM")]
+    >>> from roll_like.builtin.rewards.mathematics.reading import parse_answer
+    >>> [written(parse_answer(text)[0]) for text in ("0.5", "2/4", "x = 1/2", "2, 1", "1:00 PM")]
     ['1/2', '1/2', '1/2', '1, 2', '13:00']
     """
     raise AssertionError(f"no text for {reading}")

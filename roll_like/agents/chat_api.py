@@ -87,7 +87,7 @@ class ChatRequest:
     ignored: tuple[str, ...]
 
 
-def read_json(raw: bytes) -> dict[str, Any]:
+def read_body(raw: bytes) -> dict[str, Any]:
     """Return the object that a request's body holds.
 
     Raises:
@@ -133,7 +133,7 @@ def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatReques
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ChatResponse:
     """An answer of the policy in OpenAI's format.
 
     Attributes:
@@ -203,7 +203,7 @@ def read_arguments(value: Any) -> Any:
     return read if isinstance(read, dict) else value
 
 
-def number(body: Mapping[str, Any], key: str) -> float:
+def finite_number(body: Mapping[str, Any], key: str) -> float:
     """Return a finite number of a body.
 
     Raises:

@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.cluster.health import Report, to_stderr
+from roll_like.cluster.health import RestartCallback, to_stderr
 from roll_like.cluster.worker_restarts import WorkerRestarts
 from roll_like.config.load import import_plugins
 from roll_like.content.unicode import whole_text, whole_texts
@@ -184,7 +184,9 @@ class EnvPool:
         report: Told about workers that were replaced.
     """
 
-    def __init__(self, cluster: Cluster[EnvWorker], *, deadline_seconds: float, report: Report = to_stderr) -> None:
+    def __init__(
+        self, cluster: Cluster[EnvWorker], *, deadline_seconds: float, report: RestartCallback = to_stderr
+    ) -> None:
         self.cluster = cluster
         self.worker_restarts = WorkerRestarts(cluster, EnvWorker.hosted, "its episodes are played again", report)
         self.deadline_seconds = deadline_seconds

@@ -27,7 +27,15 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, flag, number, read_chat_request, read_json
+from roll_like.agents.chat_api import (
+    ApiError,
+    ChatRequest,
+    ChatResponse,
+    finite_number,
+    flag,
+    read_body,
+    read_chat_request,
+)
 from roll_like.agents.conversation import ChatMessage, Renderer
 from roll_like.agents.episode import EpisodeSettings, Generator
 from roll_like.agents.proxy_episode import ProxyEpisode
@@ -143,7 +151,7 @@ class Proxy:
         episode = self._episode(http)
         answers = episode.sent_answers
         raw = await http.read()
-        request, digest = read_chat_request(read_json(raw), episode.settings.sampling), _digest(raw)
+        request, digest = read_chat_request(read_body(raw), episode.settings.sampling), _digest(raw)
         before = answers.get(digest) if _is_retry(http) else None
         answer, turn = before or await episode.chat(request, self._model)
         answers[digest] = answer, turn
@@ -154,7 +162,7 @@ class Proxy:
             episode.take_back(turn)
             raise
 
-    async def _send(self, http: web.Request, request: ChatRequest, answer: Answer) -> web.StreamResponse:
+    async def _send(self, http: web.Request, request: ChatRequest, answer: ChatResponse) -> web.StreamResponse:
         headers = self._noted(request)
         if not request.stream:
             whole = web.json_response(answer.body(), headers=headers)
@@ -184,7 +192,7 @@ class Proxy:
         raw = await http.read()
         digest = _digest(raw)
         if not (_is_retry(http) and digest in rewards):
-            rewards[digest] = self._take_reward(episode, read_json(raw))
+            rewards[digest] = self._take_reward(episode, read_body(raw))
         return web.json_response(rewards[digest])
 
     @staticmethod
@@ -200,7 +208,7 @@ class Proxy:
             return {"turns": episode.turns, "done": True}
         if "answer" in body:
             raise ApiError(400, 'no environment scores this episode; expected {"reward": 1.0}', param="answer")
-        reward, success = number(body, "reward"), flag(body, "success", None)
+        reward, success = finite_number(body, "reward"), flag(body, "success", None)
         done = flag(body, "done", True) is not False
         episode.award(reward, success, done=done)
         return {"turns": episode.turns, "done": done}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, read_arguments
+from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, read_arguments
 from roll_like.agents.conversation import ChatMessage, Renderer
 from roll_like.agents.episode import EpisodeSettings, Generator, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
@@ -66,7 +66,7 @@ class ProxyEpisode:
         if shown is not None:
             self.about["messages"] = [dict(message) for message in shown]
         self.scored_by_environment = shown is not None
-        self.sent_answers: dict[bytes, tuple[Answer, RecordedTurn]] = {}
+        self.sent_answers: dict[bytes, tuple[ChatResponse, RecordedTurn]] = {}
         self.sent_rewards: dict[bytes, dict[str, Any]] = {}
         self.key = key
         self.base_url = base_url
@@ -86,7 +86,7 @@ class ProxyEpisode:
 
     # ---- for the agent -------------------------------------------------------------------------
 
-    async def chat(self, request: ChatRequest, model: str) -> tuple[Answer, RecordedTurn]:
+    async def chat(self, request: ChatRequest, model: str) -> tuple[ChatResponse, RecordedTurn]:
         """Sample an answer and record it; `take_back` where it could not be delivered.
 
         Raises:
@@ -280,10 +280,10 @@ class ProxyEpisode:
         self._refuse_when_over()
         return generation
 
-    def _answer(self, model: str, request: ChatRequest, turn: RecordedTurn, finish_reason: str) -> Answer:
+    def _answer(self, model: str, request: ChatRequest, turn: RecordedTurn, finish_reason: str) -> ChatResponse:
         sampled = len(turn.generation.token_ids)
         cached = {"cached_tokens": turn.generation.cached_prompt_tokens}
-        return Answer(
+        return ChatResponse(
             answer_id=f"chatcmpl-{uuid.uuid4().hex}",
             created=int(turn.sampled),
             model=model,

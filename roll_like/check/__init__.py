@@ -47,7 +47,7 @@ from roll_like.config.run import RunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError, shortened
 from roll_like.models.load import renderer_of
-from roll_like.models.precision import choice, settled
+from roll_like.models.precision import auto_precision, settled
 from roll_like.models.shape import ModelShape
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -92,7 +92,7 @@ def check_run(
         planned: Makes its plan.
         further: Yields what is wrong beside model, tokenizer, disk and hardware.
     """
-    precision, config = choice(config), settled(config)
+    precision, config = auto_precision(config), settled(config)
     findings: list[Finding] = [*check_environment()]
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)

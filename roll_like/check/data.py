@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll_like.check.findings import Finding, Report, failed, is_hub_id
+from roll_like.check.findings import Finding, Report, failed, is_repo_id
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.rewards import RewardedRunConfig
 from roll_like.config.sections import DataSource, SourceConfig
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.streamed import FIRST_ROWS
-from roll_like.data.tasks import TaskSource, load_source
+from roll_like.data.tasks import TaskSource, load_task_source
 from roll_like.errors import FOREIGN_ERRORS, RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
@@ -96,7 +96,7 @@ def _load_one(
         findings.append(Finding("warning", key, message))
         return None
     try:
-        tasks = load_source(source, renderer or RowsOnly(), limit, key)
+        tasks = load_task_source(source, renderer or RowsOnly(), limit, key)
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
@@ -114,7 +114,7 @@ def _load_one(
 
 def is_out_of_reach(source: SourceConfig) -> bool:
     """Return whether a check cannot read a source: a hub dataset that was never read here."""
-    if not is_hub_id(source.path):
+    if not is_repo_id(source.path):
         return False
     from roll_like.data.hub import is_cached
 

@@ -46,7 +46,7 @@ def failed(key: str, error: BaseException, doing: str = "") -> Finding:
     return Finding("error", key, message.removeprefix(f"{key}: "))
 
 
-def is_hub_id(path: str) -> bool:
+def is_repo_id(path: str) -> bool:
     """Return whether `path` means something on the hub: it has the form of an id and is nothing local."""
     local = Path(os.path.expanduser(path))  # leaves a user's home that is not known
     return not local.exists() and local.suffix not in _FILE_SUFFIXES and _HUB_ID.fullmatch(path) is not None
@@ -139,4 +139,4 @@ def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> 
         out.print(report.conclusion, style=style, highlight=False, soft_wrap=True)
 
 
-__all__ = ["Finding", "Report", "failed", "is_hub_id", "show"]
+__all__ = ["Finding", "Report", "failed", "is_repo_id", "show"]

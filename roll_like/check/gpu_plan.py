@@ -20,7 +20,7 @@ from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import TrainerConfig
 from roll_like.config.violations import Finding
-from roll_like.metrics.progress import number
+from roll_like.metrics.progress import format_number
 from roll_like.models.shape import ModelShape
 from roll_like.registry import TRAINING_BACKENDS
 
@@ -299,5 +299,5 @@ def _floor_table(floor: StepFloor) -> Table:
     )
     for label, seconds in rows:
         if seconds is not None:
-            table.add_row(label, number(seconds))
+            table.add_row(label, format_number(seconds))
     return table

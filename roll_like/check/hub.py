@@ -8,7 +8,7 @@ from pathlib import Path
 
 from huggingface_hub.constants import is_offline_mode
 
-from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.check.findings import Finding, failed, is_repo_id
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import RollLikeError
@@ -22,7 +22,7 @@ def all_here(config: RunConfig) -> bool:
     sections = [(each.section, each.key) for each in models_of(config) if not each.loads_itself]
     if config.model.tokenizer is not None:
         sections.append((ModelConfig(path=config.model.tokenizer), TOKENIZER))
-    return all(cached_copy(section, key).complete for section, key in sections if is_hub_id(section.path))
+    return all(cached_copy(section, key).complete for section, key in sections if is_repo_id(section.path))
 
 
 def check_judge(config: RunConfig) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def check_judge(config: RunConfig) -> Iterator[Finding]:
 
 def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelConfig | None:
     """Return the model section with a hub id replaced by its cached copy, None where that needs network."""
-    if not is_hub_id(config.path):
+    if not is_repo_id(config.path):
         return config
     found = cached_copy(config, key)
     if found.complete:

@@ -9,7 +9,7 @@ from typing import cast
 from roll_like.check.data import RowsOnly, is_out_of_reach
 from roll_like.config.base import PipelineConfig
 from roll_like.config.prompts import PromptRunConfig
-from roll_like.data.tasks import load_source
+from roll_like.data.tasks import load_task_source
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardCase, RewardConfig
 from roll_like.rewards.scorer import reward_name, scores_task
@@ -40,7 +40,7 @@ def reward_cases(config: PipelineConfig, name: str) -> list[RewardCase]:
     for index, source in enumerate(config.data.sources):
         if is_out_of_reach(source):
             continue
-        rows = load_source(source, RowsOnly(), sys.maxsize, f"data.sources.{index}", most=ROWS).tasks
+        rows = load_task_source(source, RowsOnly(), sys.maxsize, f"data.sources.{index}", most=ROWS).tasks
         tasks += [task for task in rows if scores_task(section, task, config.domain_rewards)]
     compares = "answer" in REWARDS.get(section.type).required_fields
     return [_case(task, tasks, compares=compares) for task in tasks]

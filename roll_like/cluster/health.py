@@ -17,7 +17,7 @@ WINDOW_SECONDS = 3600.0
 PAUSES = (0.0, 2.0, 8.0, 30.0, 120.0)
 
 
-class Report(Protocol):
+class RestartCallback(Protocol):
     """Told about workers that were replaced, and about those that are not going to be."""
 
     def __call__(self, role: str, text: str, *, seconds: float | None) -> None:

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll_like.cluster.address import node_address
-from roll_like.cluster.health import Report, to_stderr
+from roll_like.cluster.health import RestartCallback, to_stderr
 from roll_like.config.sections import DeviceRange, HardwareConfig
 from roll_like.errors import ResourceError
 
@@ -85,7 +85,7 @@ class ResourceManager:
         #: The GPUs of the run in the order of its devices, once they are allocated; none on CPU.
         self.gpus: tuple[Gpu, ...] = ()
         #: Told about workers that were replaced.
-        self.report: Report = to_stderr
+        self.report: RestartCallback = to_stderr
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from roll_like.cluster.cluster import Cluster, WorkerDied
-from roll_like.cluster.health import Report, RestartBudget, to_stderr
+from roll_like.cluster.health import RestartBudget, RestartCallback, to_stderr
 from roll_like.errors import RollLikeError
 
 W = TypeVar("W")
@@ -32,7 +32,7 @@ class WorkerRestarts(Generic[W]):
         cluster: Cluster[W],
         probe: Callable[[W], Coroutine[Any, Any, Any]],
         again: str,
-        report: Report = to_stderr,
+        report: RestartCallback = to_stderr,
     ) -> None:
         self._cluster = cluster
         self._probe = probe

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from roll_like.config.explain import explain
-from roll_like.config.keys import options
+from roll_like.config.keys import union_members
 from roll_like.config.source import Source
 from roll_like.config.value_hints import NOTHING
 from roll_like.errors import PluginError
@@ -232,7 +232,7 @@ def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 def _takes_nothing_or_text(info: FieldInfo) -> bool:
     """Return whether a field takes null, and any text beside it."""
-    taken = options(info.annotation)
+    taken = union_members(info.annotation)
     return type(None) in taken and any(option in (str, Path) for option in taken)
 
 

@@ -24,8 +24,8 @@ from roll_like.config.keys import (
     key_path,
     keys_of,
     meaning_of,
-    options,
     section_at,
+    union_members,
 )
 from roll_like.config.other_names import translated
 from roll_like.config.source import KeyPath, Source, dotted
@@ -215,7 +215,7 @@ def _misread(found: Any, written: str | None, info: FieldInfo | None) -> str:
     word = str(found).lower()
     shown = written if written not in (None, word) else None
     text = f"found {shown}, which YAML reads as {word}" if shown else f"found {word}"
-    in_quotes = info is not None and any(option in (str, shown) for option in options(info.annotation))
+    in_quotes = info is not None and any(option in (str, shown) for option in union_members(info.annotation))
     return f"{text}; expected {expected}" + (
         f"; for the text write it in quotes: '{shown or word}'" if in_quotes else ""
     )
@@ -229,7 +229,7 @@ def expected_by(annotation: Any) -> str:
     """
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     found: list[str] = []
-    for option in options(annotation):
+    for option in union_members(annotation):
         if get_origin(option) in LISTS:
             found.append("a list")
         elif get_origin(option) in MAPPINGS or (isinstance(option, type) and issubclass(option, BaseModel)):
@@ -262,7 +262,7 @@ def _hint(kind: str, path: KeyPath, root: type[BaseModel], found: Any, values: M
 def _nothing_hint(kind: str, info: FieldInfo | None) -> str:
     if kind in {"tuple_type", "list_type"}:
         return "; for none write `[]`"
-    if info is not None and type(None) in options(info.annotation):
+    if info is not None and type(None) in union_members(info.annotation):
         return "; YAML's word for nothing is null"
     return "" if info is None or info.is_required() else "; for the default remove the key"
 

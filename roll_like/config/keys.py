@@ -113,7 +113,7 @@ LISTS, MAPPINGS = (tuple, list), (dict,)
 
 def _item(annotation: Any, kinds: tuple[type, ...]) -> tuple[Any, Sequence[Any]] | None:
     """Return annotation and metadata of the items of a list or a mapping, None when it is none of `kinds`."""
-    for option in options(annotation):
+    for option in union_members(annotation):
         if get_origin(option) in kinds:
             item = get_args(option)[1 if kinds == MAPPINGS else 0]
             return (get_args(item)[0], get_args(item)[1:]) if get_origin(item) is Annotated else (item, ())
@@ -144,15 +144,17 @@ def _marks(annotation: Any) -> Iterator[Any]:
 
 
 def _members(annotation: Any) -> list[type[BaseModel]]:
-    return [option for option in options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
+    return [
+        option for option in union_members(annotation) if isinstance(option, type) and issubclass(option, BaseModel)
+    ]
 
 
-def options(annotation: Any) -> list[Any]:
+def union_members(annotation: Any) -> list[Any]:
     """Return the alternatives of a union, without annotations."""
     if get_origin(annotation) is Annotated:
-        return options(get_args(annotation)[0])
+        return union_members(get_args(annotation)[0])
     if get_origin(annotation) is not None and get_origin(annotation) not in (tuple, list, dict):
-        return [option for part in get_args(annotation) for option in options(part)]
+        return [option for part in get_args(annotation) for option in union_members(part)]
     return [annotation]
 
 

@@ -19,7 +19,7 @@ from roll_like.config.states import QUANTIZED_BYTES, StateBytes, StateSizes
 from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
-Placement: TypeAlias = Literal["colocated", "disaggregated", "trainer only"]
+PlacementMode: TypeAlias = Literal["colocated", "disaggregated", "trainer only"]
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
 MEASURED = ("training", "inference", "reference", "critic")
 _BYTES = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -122,7 +122,7 @@ class Plan:
     max_sample_tokens: int
     roles: tuple[RolePlan, ...]
     processes: tuple[tuple[str, int], ...]
-    placement: Placement
+    placement: PlacementMode
     device: Literal["cpu", "cuda"]
     devices: int
     memory: tuple[MemoryLine, ...]
@@ -244,7 +244,7 @@ def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
     )
 
 
-def _placement(trainer: DeviceRange, engines: DeviceRange | None) -> Placement:
+def _placement(trainer: DeviceRange, engines: DeviceRange | None) -> PlacementMode:
     if engines is None:
         return "trainer only"
     return "colocated" if trainer == engines else "disaggregated"

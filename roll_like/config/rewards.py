@@ -53,7 +53,7 @@ class OptionalRewardsConfig(RewardsConfig):
     )
 
 
-def name_of(reward: Any) -> str:
+def reported_name(reward: Any) -> str:
     """Return the name under which a reward of `rewards.use` is reported."""
     name: str = getattr(reward, "name", None) or reward.type
     return name
@@ -117,7 +117,7 @@ class RewardedRunConfig(SamplingRunConfig):
             return {}
         pools = self.rewards.pools.values()
         pooled = {name for pool in pools for name in pool.rewards}
-        others = any(name_of(reward) not in pooled for reward in self.rewards.use)
+        others = any(reported_name(reward) not in pooled for reward in self.rewards.use)
         workers = sum(pool.workers for pool in pools) + self.rewards.workers * others
         return {**super().processes, **({"reward workers": workers} if workers else {})}
 

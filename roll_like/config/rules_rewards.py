@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.reward_names import BASE_JUDGE_URL, DEFAULT_POOL, JUDGE_URL
-from roll_like.config.rewards import RewardedRunConfig, name_of
+from roll_like.config.rewards import RewardedRunConfig, reported_name
 from roll_like.config.sections import DataSource
 from roll_like.config.violations import Violation
 
@@ -42,7 +42,7 @@ def _sources_have_rewards(config: PromptRunConfig) -> Iterator[Violation]:
 
 
 def _rewards_have_names(config: RewardedRunConfig) -> Iterator[Violation]:
-    names = [name_of(reward) for reward in config.rewards.use]
+    names = [reported_name(reward) for reward in config.rewards.use]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Violation(("rewards", "use"), f"two rewards are called {name!r}; give each a `name` of its own")
 
@@ -55,7 +55,7 @@ def _rewards_have_weights(config: PromptRunConfig) -> Iterator[Violation]:
 def _domains_fit(config: PromptRunConfig) -> Iterator[Violation]:
     sources = _all_sources(config)
     domains = list(dict.fromkeys(source.domain_label for source in sources))
-    rewards = {name_of(reward): reward for reward in config.rewards.use}
+    rewards = {reported_name(reward): reward for reward in config.rewards.use}
     for name, domain in config.domains.items():
         if name not in domains:
             yield Violation(("domains", name), f"no data source is of this domain; {_nearest(name, domains)}")
@@ -82,7 +82,7 @@ def _domains_fit(config: PromptRunConfig) -> Iterator[Violation]:
 
 
 def _pools_fit(config: RewardedRunConfig) -> Iterator[Violation]:
-    names = [name_of(reward) for reward in config.rewards.use]
+    names = [reported_name(reward) for reward in config.rewards.use]
     owners: dict[str, str] = {}
     if DEFAULT_POOL in config.rewards.pools:
         yield Violation(

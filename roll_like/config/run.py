@@ -17,7 +17,7 @@ from roll_like.config.sections import (
     CheckpointConfig,
     MetricsConfig,
     ModelConfig,
-    Task,
+    ModelTask,
     TrainerConfig,
     TrainerResourcesConfig,
     TrainingConfig,
@@ -69,7 +69,7 @@ class RunConfig(PipelineConfig):
     #: Run after a configuration was read; each yields every violation that it finds.
     rules: ClassVar[tuple[Rule, ...]]
     #: What the trained model is for.
-    task: ClassVar[Task] = "text-generation"
+    task: ClassVar[ModelTask] = "text-generation"
     #: Whether rows may have images, where the model sees them.
     takes_images: ClassVar[bool] = False
 

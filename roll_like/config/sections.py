@@ -19,7 +19,7 @@ from roll_like.types import ReasoningTags
 
 Precision = Literal["float32", "bfloat16", "float16"]
 #: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
-Task = Literal["text-generation", "text-classification"]
+ModelTask = Literal["text-generation", "text-classification"]
 #: How the layers of a trained model attend: `TrainerConfig.attention`.
 Attention = Literal["auto", "dense", "varlen", "flex"]
 PositiveInt = Annotated[int, Field(ge=1)]

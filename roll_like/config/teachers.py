@@ -28,7 +28,7 @@ class TeacherConfig(ConfigModel):
     devices: DeviceRange | None = Field(default=None, description="Its devices; default: those of `training`.")
 
 
-Teachers: TypeAlias = Annotated[dict[str, TeacherConfig], Field(min_length=1)]
+TeacherConfigs: TypeAlias = Annotated[dict[str, TeacherConfig], Field(min_length=1)]
 
 
 def teacher_of(teachers: Mapping[str, TeacherConfig], domain: str) -> str:

@@ -119,7 +119,7 @@ class RowsReport:
 
 
 @dataclass(slots=True)
-class SampleCounter:
+class RowCounter:
     """Counts what becomes of rows.
 
     Args:
@@ -136,11 +136,11 @@ class SampleCounter:
     longest: int = 0
     _left: dict[Problem, tuple[int, str]] = field(default_factory=dict)
 
-    def empty(self) -> SampleCounter:
+    def empty(self) -> RowCounter:
         """Return one that counts by the same rules, and has counted nothing."""
-        return SampleCounter(self.bad_rows, self.key)
+        return RowCounter(self.bad_rows, self.key)
 
-    def add(self, later: SampleCounter) -> None:
+    def add(self, later: RowCounter) -> None:
         """Count what another one has counted of later rows."""
         self.rows += later.rows
         self.shortened += later.shortened

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll_like.config.training_data import ConversationData, ConversationSource, without_rows
-from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
+from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.loss_flags import untrained
 from roll_like.data.messages import (
@@ -43,7 +43,7 @@ from roll_like.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class ConversationRow:
     """A row's messages, tools, and where its response begins (0 where the row does not say).
 
     Attributes:
@@ -144,7 +144,7 @@ class ConversationReader(Reader[ConversationSample]):
         found = read_conversation(row, self.source, self.key)
         return found.sequences(renderer, found.trained_turns(last=self.data.train_on == "last"))
 
-    def finish(self, _: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[ConversationSample]:
+    def finish(self, _: Row, parts: list[ConversationSample], counter: RowCounter) -> list[ConversationSample]:
         """Return the parts of a conversation that fit."""
         kept = []
         for part in parts:
@@ -193,7 +193,7 @@ def usable(sample: ConversationSample) -> ConversationSample:
     )
 
 
-def read_conversation(row: Row, source: ConversationSource, key: str) -> Conversation:
+def read_conversation(row: Row, source: ConversationSource, key: str) -> ConversationRow:
     """Return a row's conversation, in whichever of the two forms it is told.
 
     Raises:
@@ -208,13 +208,13 @@ def read_conversation(row: Row, source: ConversationSource, key: str) -> Convers
         messages = read_messages(row, source.messages_field, "user", f"{key}.messages_field")
         whole = with_system(messages, row, source, key)
         left = _moved(untrained(row, source.messages_field, messages), len(whole) - len(messages))
-        return Conversation(messages=whole, tools=tools, response=0, untrained=left)
+        return ConversationRow(messages=whole, tools=tools, response=0, untrained=left)
     fields = {source.prompt_field: f"{key}.prompt_field", source.completion_field: f"{key}.completion_field"}
     require_fields(row, fields)
     prompt = with_system(read_prompt(row, source, key), row, source, key)
     response = read_response(row, source.completion_field, f"{key}.completion_field")
     left = _moved(untrained(row, source.completion_field, response), len(prompt))
-    return Conversation(messages=[*prompt, *response], tools=tools, response=len(prompt), untrained=left)
+    return ConversationRow(messages=[*prompt, *response], tools=tools, response=len(prompt), untrained=left)
 
 
 def _moved(places: frozenset[int], by: int) -> frozenset[int]:

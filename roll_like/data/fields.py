@@ -89,7 +89,7 @@ def final_answer(text: str, source: DataSource, origin: str, key: str) -> str:
             fix=f"correct the row, or {key}.answer_after",
         )
     if source.answer_boxed:
-        answer_in_box = last_boxed(text)
+        answer_in_box = last_box(text)
         if answer_in_box:
             return answer_in_box
         raise DataError(
@@ -99,10 +99,10 @@ def final_answer(text: str, source: DataSource, origin: str, key: str) -> str:
     return text
 
 
-def last_boxed(text: str) -> str | None:
+def last_box(text: str) -> str | None:
     r"""Return what the last `\boxed{…}` holds that is closed; of `\boxed 5` the word.
 
-    >>> last_boxed(r"So $x = \boxed{\frac{1}{2}}$."), last_boxed(r"$\boxed 5$"), last_boxed("5")
+    >>> last_box(r"So $x = \boxed{\frac{1}{2}}$."), last_box(r"$\boxed 5$"), last_box("5")
     ('\\frac{1}{2}', '5', None)
     """
     for match in reversed(list(_BOXED.finditer(text))):

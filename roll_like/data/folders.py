@@ -44,7 +44,7 @@ CARD = "README.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DataFile:
     """A file of rows, or a folder that `Dataset.save_to_disk` wrote.
 
     Attributes:
@@ -107,13 +107,13 @@ def find_parts(folder: Path, split: str, subset: str | None, key: str) -> list[P
     return [part.path for part in sorted(chosen, key=lambda part: part.path)]
 
 
-def _parts(folder: Path, subset: str | None, key: str) -> list[Part]:
+def _parts(folder: Path, subset: str | None, key: str) -> list[DataFile]:
     """Return everything in a folder that holds rows."""
     if is_saved(folder):
-        return [Part(folder)]
+        return [DataFile(folder)]
     if (folder / "dataset_dict.json").is_file():
         names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        return [Part(folder / name, name, frozenset((name,))) for name in names]
+        return [DataFile(folder / name, name, frozenset((name,))) for name in names]
     configs = _configs(folder, key)
     if configs:
         config = _config(configs, subset, folder, key)
@@ -147,7 +147,7 @@ def walk(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in files if not name.startswith((".", "_", "~", "#")))
 
 
-def _named(folder: Path) -> list[Part]:
+def _named(folder: Path) -> list[DataFile]:
     """Return what holds rows below a folder, with the splits that names say."""
     saved = sorted({path.parent for path in walk(folder) if path.name == "state.json" and is_saved(path.parent)})
     files = [path for path in walk(folder) if path.name not in _ABOUT and ending(path.name)]
@@ -169,22 +169,24 @@ def _level(above: tuple[str, ...]) -> int:
     return next((level for level in range(len(above), 0, -1) if _said(above[level - 1])), 0)
 
 
-def _shard(path: Path, name: str, above: tuple[str, ...]) -> Part:
-    return Part(path, name, frozenset((name,)), "" if above == ("data",) else "/".join(above))
+def _shard(path: Path, name: str, above: tuple[str, ...]) -> DataFile:
+    return DataFile(path, name, frozenset((name,)), "" if above == ("data",) else "/".join(above))
 
 
-def _part(path: Path, above: tuple[str, ...], levels: set[int]) -> Part:
+def _part(path: Path, above: tuple[str, ...], levels: set[int]) -> DataFile:
     name = _NUMBER.sub("", _stem(path))
     words, level = _said(name), _level(above)
     if name.lower() in _WORDS or not (level or (levels and not words)):
-        return Part(path, name, words)
+        return DataFile(path, name, words)
     if not level:
         level = next((each for each in sorted(levels) if each <= len(above)), 0)
-        return Part(path, above[level - 1], frozenset((above[level - 1].lower(),))) if level else Part(path, name)
+        return (
+            DataFile(path, above[level - 1], frozenset((above[level - 1].lower(),))) if level else DataFile(path, name)
+        )
     # as the hub exports datasets: SUBSET/train/0000.parquet
     exported = path.suffix.lower() == ".parquet" and _stem(path).isdigit()
     subset = "/".join(above[: level - 1]) if exported else ""
-    return Part(path, above[level - 1], words | _said(above[level - 1]), subset)
+    return DataFile(path, above[level - 1], words | _said(above[level - 1]), subset)
 
 
 def _stem(path: Path) -> str:
@@ -197,7 +199,7 @@ def _said(name: str) -> frozenset[str]:
     return frozenset(word for word in _BETWEEN_WORDS.split(name.lower()) if word in _WORDS)
 
 
-def _of_split(parts: Sequence[Part], split: str, folder: Path, key: str) -> list[Part]:
+def _of_split(parts: Sequence[DataFile], split: str, folder: Path, key: str) -> list[DataFile]:
     """Return the parts that hold a split.
 
     Raises:
@@ -237,7 +239,7 @@ def _of_split(parts: Sequence[Part], split: str, folder: Path, key: str) -> list
     return chosen
 
 
-def _refuse_several_subsets(parts: Sequence[Part], folder: Path, key: str) -> None:
+def _refuse_several_subsets(parts: Sequence[DataFile], folder: Path, key: str) -> None:
     subsets = sorted({part.subset for part in parts})
     if len(subsets) > 1:
         found = ", ".join(name or "(the directory itself)" for name in subsets)
@@ -247,7 +249,7 @@ def _refuse_several_subsets(parts: Sequence[Part], folder: Path, key: str) -> No
         )
 
 
-def _refuse_copies(parts: Sequence[Part], key: str) -> None:
+def _refuse_copies(parts: Sequence[DataFile], key: str) -> None:
     """Raise a DataError where two files hold the same rows, or seem to: `train.jsonl` and `train.jsonl.gz`."""
     names: dict[Path, Path] = {}
     sizes: dict[int, list[Path]] = {}
@@ -263,7 +265,7 @@ def _refuse_copies(parts: Sequence[Part], key: str) -> None:
             raise DataError(f"{other} and {path} {why}", fix=f"set {key}.path to one of them, or remove or rename one")
 
 
-def _refuse_missing(parts: Sequence[Part], key: str) -> None:
+def _refuse_missing(parts: Sequence[DataFile], key: str) -> None:
     """Raise a DataError where a file is not there of those that the names of others count: `-00000-of-00002`."""
     found: dict[tuple[Path, str, int], set[int]] = {}
     for path in (part.path for part in parts):
@@ -315,7 +317,7 @@ def _config(configs: list[dict[str, Any]], subset: str | None, folder: Path, key
     )
 
 
-def _stated(config: dict[str, Any], folder: Path) -> list[Part]:
+def _stated(config: dict[str, Any], folder: Path) -> list[DataFile]:
     """Return the files that a README.md names, with their splits."""
     data_files = config["data_files"]
     if not isinstance(data_files, list) or not all(isinstance(each, dict) for each in data_files):
@@ -326,5 +328,5 @@ def _stated(config: dict[str, Any], folder: Path) -> list[Part]:
         for pattern in [patterns] if isinstance(patterns, str) else patterns or []:
             root = folder / str(config.get("data_dir") or "")
             paths = [root / name for name in sorted(glob.glob(str(pattern), root_dir=root, recursive=True))]
-            parts += [Part(path, split, frozenset((split,))) for path in paths if path.is_file()]
+            parts += [DataFile(path, split, frozenset((split,))) for path in paths if path.is_file()]
     return parts

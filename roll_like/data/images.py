@@ -142,7 +142,7 @@ def expanded(
     return np.repeat(token_ids, repeats).astype(np.int32), images
 
 
-def moved(images: Sequence[PlacedImage], tokens: int) -> tuple[PlacedImage, ...]:
+def shift_images(images: Sequence[PlacedImage], tokens: int) -> tuple[PlacedImage, ...]:
     """Return images that many tokens later."""
     return tuple(replace(image, start=image.start + tokens) for image in images)
 

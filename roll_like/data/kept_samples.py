@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Generic
 
 from roll_like.config.training_data import RowLimits, RowSource
-from roll_like.data.bad_rows import LeftOut, Problem, SampleCounter
+from roll_like.data.bad_rows import LeftOut, Problem, RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import Columns, PackedSamples
 from roll_like.data.reader import Reader, SampleT
 from roll_like.data.rows import Row, content_hash, read_rows
 from roll_like.data.streamed import FIRST_ROWS, Stream
 from roll_like.data.token_cache import TokenCache, key_of
-from roll_like.data.tokenise import BATCH, Job, Tokenised, tokenised
+from roll_like.data.tokenise import BATCH, Tokenised, TokeniseJob, tokenised
 from roll_like.errors import DataError
 
 #: The newest samples of this process, by what they were made of, with the facts of their report.
@@ -59,7 +59,7 @@ def sample_stream(
     source: RowSource, reader: Reader[SampleT], renderer: Renderer, limits: RowLimits, *, key: str, section: str
 ) -> Stream[SampleT]:
     """Return where samples come from that are read as steps need them; arguments are those of `load_source`."""
-    job = Job(reader, renderer, SampleCounter(limits.bad_rows, section))
+    job = TokeniseJob(reader, renderer, RowCounter(limits.bad_rows, section))
 
     def items(rows: Sequence[Row], _: int) -> list[SampleT]:
         batches = (rows[begin : begin + BATCH] for begin in range(0, len(rows), BATCH))
@@ -128,9 +128,9 @@ def _made(
         OSError: The folder cannot be written.
         DataError: As `load_source` says.
     """
-    collected = _Collected(reader, SampleCounter(limits.bad_rows, section))
+    collected = _Collected(reader, RowCounter(limits.bad_rows, section))
     with closing(Columns(folder)) as columns:
-        job = Job(reader.sent(), renderer, collected.counter.empty())
+        job = TokeniseJob(reader.sent(), renderer, collected.counter.empty())
         rows = islice(read_rows(source, key), FIRST_ROWS if source.streaming else None)
         for result in _said(tokenised(rows, job), key):
             collected.add(result, columns)
@@ -143,7 +143,7 @@ class _Collected(Generic[SampleT]):
     """Counts what becomes of rows, and puts samples into columns until the first ones come that hold images."""
 
     reader: Reader[SampleT]
-    counter: SampleCounter
+    counter: RowCounter
     kept: int = 0
     count: int = 0
     tokens: int = 0

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from roll_like.config.training_data import PairData, PairSource, RowLimits, without_rows
-from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
+from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import read_response, require_words, whole
 from roll_like.data.loss_flags import require_trained
@@ -142,7 +142,7 @@ class PairReader(Reader[PairT], Generic[SourceT, PairT]):
         tools = read_tools(row, self.source, self.key)
         return [self.pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
 
-    def finish(self, row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[PairT]:
+    def finish(self, row: Row, parts: list[ConversationSample], counter: RowCounter) -> list[PairT]:
         """Return the pair."""
         chosen, rejected = (fit(part, self.limits, counter, self.section) for part in parts)
         return [self.pair(row, chosen, rejected)]

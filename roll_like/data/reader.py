@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from roll_like.data.bad_rows import SampleCounter
+from roll_like.data.bad_rows import RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.rows import Row
 from roll_like.data.turns import Piece
@@ -93,7 +93,7 @@ class Reader(ABC, Generic[SampleT]):
         """
 
     @abstractmethod
-    def finish(self, row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[SampleT]:
+    def finish(self, row: Row, parts: list[ConversationSample], counter: RowCounter) -> list[SampleT]:
         """Return the samples of a row from its sequences, as tokens; errors are those of `draft`."""
 
     @abstractmethod

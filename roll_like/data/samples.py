@@ -11,7 +11,7 @@ from typing import Any, Generic
 import numpy as np
 
 from roll_like.config.training_data import RowLimits, RowSource
-from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
+from roll_like.data.bad_rows import BadRow, Problem, RowCounter, RowsReport
 from roll_like.data.chat import Renderer
 from roll_like.data.kept_samples import kept_samples, sample_stream
 from roll_like.data.order import Drawn, Order
@@ -125,7 +125,7 @@ def load_sources(
     return SampleSet(sources=tuple(load(source, f"{section}.sources.{index}") for index, source in enumerate(sources)))
 
 
-def fit(sample: ConversationSample, limits: RowLimits, counter: SampleCounter, section: str) -> ConversationSample:
+def fit(sample: ConversationSample, limits: RowLimits, counter: RowCounter, section: str) -> ConversationSample:
     """Return a sample that is no longer than the limit: itself, or its beginning.
 
     Raises:

@@ -150,7 +150,8 @@ def load_tasks(
     """
     return TaskSet(
         sources=tuple(
-            load_source(source, renderer, max_prompt_tokens, f"{key}.{index}") for index, source in enumerate(sources)
+            load_task_source(source, renderer, max_prompt_tokens, f"{key}.{index}")
+            for index, source in enumerate(sources)
         )
     )
 
@@ -164,7 +165,9 @@ def _content(task: Task) -> bytes:
     return text.encode() + task.prompt_ids.tobytes() + images
 
 
-def load_source(source: DataSource, renderer: Renderer, limit: int, key: str, *, most: int | None = None) -> TaskSource:
+def load_task_source(
+    source: DataSource, renderer: Renderer, limit: int, key: str, *, most: int | None = None
+) -> TaskSource:
     """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration, `most` reads first rows."""
     name = source.label
     if source.streaming:

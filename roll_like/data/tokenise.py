@@ -23,9 +23,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from roll_like.data.bad_rows import BadRow, Problem, SampleCounter, refuse_odd_text
+from roll_like.data.bad_rows import BadRow, Problem, RowCounter, refuse_odd_text
 from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
-from roll_like.data.images import download_images, moved, require_whole_images
+from roll_like.data.images import download_images, require_whole_images, shift_images
 from roll_like.data.packed import Batch, PackedSamples
 from roll_like.data.reader import ConversationSample, Reader
 from roll_like.data.rows import Row
@@ -54,7 +54,7 @@ class Tokenised:
     samples: list[Any] | None
     batch: Batch | None
     kept: int
-    counter: SampleCounter
+    counter: RowCounter
 
     def samples_of(self, reader: Reader[Any]) -> Sequence[Any]:
         """Return the samples themselves."""
@@ -64,12 +64,12 @@ class Tokenised:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TokeniseJob:
     """What rows become samples by: picklable."""
 
     reader: Reader[Any]
     renderer: Renderer
-    counter: SampleCounter
+    counter: RowCounter
 
     def run(self, rows: Sequence[Row]) -> Tokenised:
         """Return what becomes of rows.
@@ -99,7 +99,7 @@ class Job:
         return Tokenised(samples=None, batch=batch, kept=kept, counter=counter)
 
 
-def tokenised(rows: Iterable[Row], job: Job) -> Iterator[Tokenised]:
+def tokenised(rows: Iterable[Row], job: TokeniseJob) -> Iterator[Tokenised]:
     """Yield what becomes of rows, batch after batch in their order; of many rows, by several processes.
 
     Raises:
@@ -122,7 +122,7 @@ def tokenised(rows: Iterable[Row], job: Job) -> Iterator[Tokenised]:
         yield from processes.map([first], batches)
 
 
-def _pickled(job: Job) -> bytes | None:
+def _pickled(job: TokeniseJob) -> bytes | None:
     """Return a job for other processes; None where a part of it cannot be sent, such as a reader made in a function."""
     if type(job.reader).__module__ == "__main__":  # the user's program, which others do not import
         return None
@@ -221,7 +221,7 @@ def main(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer batches of rows until there are no more."""
     # an input that ends amid a value is that of a process that was killed, and so is an output that nobody reads
     with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):
-        job: Job = pickle.load(requests)
+        job: TokeniseJob = pickle.load(requests)
         while True:
             batch = pickle.load(requests)
             try:
@@ -233,7 +233,7 @@ def main(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _tokenised(
-    batch: Sequence[Row], reader: Reader[Any], renderer: Renderer, counter: SampleCounter
+    batch: Sequence[Row], reader: Reader[Any], renderer: Renderer, counter: RowCounter
 ) -> Iterator[tuple[Row, list[ConversationSample]]]:
     """Yield the rows that are not bad with their sequences; all are tokenised in one call."""
     if renderer.images is not None:
@@ -272,7 +272,7 @@ def _joined(
         length = 0
         for ids, piece in zip(tokens, pieces, strict=True):
             seen, found = (ids, ()) if piece.trained else renderer.expanded(ids, piece.pictures, row.origin)
-            images += moved(found, length)
+            images += shift_images(found, length)
             expanded.append(seen)
             length += len(seen)
         tokens = expanded

@@ -36,7 +36,7 @@ from roll_like.errors import EnvError
 from roll_like.types import Picture
 
 #: Characters `[begin, end)` of a text.
-Range: TypeAlias = tuple[int, int]
+CharRange: TypeAlias = tuple[int, int]
 
 
 class Piece(NamedTuple):
@@ -60,7 +60,7 @@ _FIX = "change the row, or model.chat_template"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RenderedTurn:
     """An assistant's turn in the rendering of the conversation up to it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Turn:
     """
 
     text: str
-    trained: tuple[Range, ...]
+    trained: tuple[CharRange, ...]
 
 
 def sequences(
@@ -104,7 +104,7 @@ def sequences(
     return found
 
 
-def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any]) -> Turn:
+def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any]) -> RenderedTurn:
     """Return where the turn `messages[at]` is in the rendering of the conversation up to it.
 
     Raises:
@@ -120,13 +120,13 @@ def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tool
     if not squeezed(shown[begin:end]):
         raise _rewritten(at, "writes nothing of it")
     if not renderer.marks_generation:
-        return Turn(shown, ((begin, end),))
-    return Turn(shown, _marked(renderer, messages, at, tools, shown, (begin, end)))
+        return RenderedTurn(shown, ((begin, end),))
+    return RenderedTurn(shown, _marked(renderer, messages, at, tools, shown, (begin, end)))
 
 
 def _of_text(
     renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, prompt: str | None
-) -> Range:
+) -> CharRange:
     """Return the range of a turn that has a text."""
     turn = messages[at]
     mark = sentinel(str((messages, tools)))
@@ -150,7 +150,7 @@ def _of_text(
     raise _rewritten(at, "writes something else than its own generation prompt and the turn")
 
 
-def _of_calls(renderer: Renderer, at: int, shown: str, prompt: str | None) -> Range:
+def _of_calls(renderer: Renderer, at: int, shown: str, prompt: str | None) -> CharRange:
     """Return the range of a turn that has no text: it calls tools."""
     if prompt is None or not shown.startswith(prompt):
         raise _rewritten(at, "writes something else than its own generation prompt and the calls")
@@ -181,8 +181,8 @@ def _found_end(renderer: Renderer, after: str, *, calls: bool) -> int:
 
 
 def _marked(
-    renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, turn: Range
-) -> tuple[Range, ...]:
+    renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, turn: CharRange
+) -> tuple[CharRange, ...]:
     """Return what of a turn the template's generation blocks hold, and the end-of-turn token that follows them."""
     begin, end = turn
     clipped = [(max(one, begin), min(other, end)) for one, other in renderer.generated(messages[: at + 1], tools)]

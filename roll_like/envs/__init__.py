@@ -21,7 +21,7 @@ What a policy is shown, and what a run reads besides:
 from roll_like.data.reasoning import Turn, answer_of, tags_of
 from roll_like.envs.actions import read_action, read_tag, write_action
 from roll_like.envs.check import EnvReport, check_env
-from roll_like.envs.probes import Finding
+from roll_like.envs.probes import EnvFinding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make_env, registered
 from roll_like.envs.rows import TaskRows, field_of, prompt_messages, read_task_rows
@@ -41,9 +41,9 @@ __all__ = [
     "AnsiText",
     "Commands",
     "DiscreteActions",
+    "EnvFinding",
     "EnvReport",
     "FewShot",
-    "Finding",
     "FreeText",
     "History",
     "Instructions",

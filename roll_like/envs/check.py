@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roll_like.envs import probes
-from roll_like.envs.probes import GARBAGE, Episode, Finding, Findings, Policy
+from roll_like.envs.probes import GARBAGE, EnvFinding, EnvFindings, Episode, Policy
 from roll_like.envs.registration import make_any
 from roll_like.envs.scripts import scripted_action
 from roll_like.envs.wrappers import AnyEnv, Info
@@ -42,17 +42,17 @@ class EnvReport:
     """
 
     env_id: str
-    findings: tuple[Finding, ...]
+    findings: tuple[EnvFinding, ...]
     figures: Mapping[str, float]
     first_observation: str
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[EnvFinding, ...]:
         """What keeps the environment from being trained on."""
         return tuple(finding for finding in self.findings if finding.level == "error")
 
     @property
-    def warnings(self) -> tuple[Finding, ...]:
+    def warnings(self) -> tuple[EnvFinding, ...]:
         """What is allowed and often not meant."""
         return tuple(finding for finding in self.findings if finding.level == "warning")
 
@@ -109,7 +109,7 @@ def check_env(
     """
     made = functools.partial(make_any, env, **kwargs) if isinstance(env, str) else env
     maker, played = (None, made) if isinstance(made, gymnasium.Env) else (made, made())
-    findings = Findings()
+    findings = EnvFindings()
     name = str(played) if played.spec is None else played.spec.id
     if not probes.probe_spaces(played, findings) or not probes.probe_parts(played, seeds[0], findings):
         with contextlib.suppress(*FOREIGN_ERRORS):  # what is wrong is known already
@@ -141,7 +141,7 @@ def _play_all(
     policy: Policy | None,
     seeds: Sequence[int],
     max_turns: int,
-    findings: Findings,
+    findings: EnvFindings,
     figures: dict[str, float],
 ) -> None:
     policies = {"random": _random_policy(env, seeds[0])}
@@ -151,7 +151,7 @@ def _play_all(
     for name, player in policies.items():
         episodes = []
         for seed in seeds:
-            episodes.append(probes.play(env, seed, player, max_turns, name, findings))
+            episodes.append(probes.probe_episode(env, seed, player, max_turns, name, findings))
             if episodes[-1].ended:
                 probes.probe_after_end(env, findings)
             probes.probe_replay(env, seed, episodes[-1], "the same instance", findings)

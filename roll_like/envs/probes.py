@@ -33,7 +33,7 @@ Policy: TypeAlias = Callable[[str, Info], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class EnvFinding:
     """One thing that is wrong (`error`) or doubtful (`warning`), and what to change."""
 
     level: Literal["error", "warning"]
@@ -43,20 +43,20 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Findings:
+class EnvFindings:
     """What was found so far; a thing that is found again is kept once."""
 
-    found: list[Finding] = field(default_factory=list)
+    found: list[EnvFinding] = field(default_factory=list)
 
     def error(self, check: str, what: str, fix: str | None = None) -> None:
         """Add something that keeps the environment from being trained on."""
-        self._add(Finding("error", check, what, fix))
+        self._add(EnvFinding("error", check, what, fix))
 
     def warning(self, check: str, what: str, fix: str | None = None) -> None:
         """Add something that is allowed and often not meant."""
-        self._add(Finding("warning", check, what, fix))
+        self._add(EnvFinding("warning", check, what, fix))
 
-    def _add(self, finding: Finding) -> None:
+    def _add(self, finding: EnvFinding) -> None:
         if finding not in self.found:
             self.found.append(finding)
 
@@ -93,14 +93,14 @@ class Episode:
         return math.fsum(float(turn[1]) for turn in self.turns)
 
 
-def probe_spaces(env: AnyEnv, findings: Findings) -> bool:
+def probe_spaces(env: AnyEnv, findings: EnvFindings) -> bool:
     """Check that observations and actions are text; nothing else can be tried where they are not."""
     for what, fix in non_text_spaces(env):
         findings.error("spaces", what if what.startswith("no ") else f"{what} is not text", fix)
     return not findings.found
 
 
-def probe_parts(env: AnyEnv, seed: int, findings: Findings) -> bool:
+def probe_parts(env: AnyEnv, seed: int, findings: EnvFindings) -> bool:
     """Check that `reset` and `step` return as many things as Gymnasium asks for; nothing can be played where not."""
     try:
         returned("reset", env.reset(seed=seed), RESET)
@@ -113,7 +113,7 @@ def probe_parts(env: AnyEnv, seed: int, findings: Findings) -> bool:
     return True
 
 
-def probe_attributes(env: AnyEnv, findings: Findings) -> None:
+def probe_attributes(env: AnyEnv, findings: EnvFindings) -> None:
     """Check that system prompt and tools are what chat templates take."""
     prompt: Any = system_prompt_of(env)
     if prompt is not None and not isinstance(prompt, str):
@@ -122,7 +122,7 @@ def probe_attributes(env: AnyEnv, findings: Findings) -> None:
         _check_tool(tool, number, findings)
 
 
-def _check_tool(tool: Any, number: int, findings: Findings) -> None:
+def _check_tool(tool: Any, number: int, findings: EnvFindings) -> None:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         fix = "give {'type': 'function', 'function': {'name': …, 'description': …, 'parameters': …}}"
@@ -134,7 +134,7 @@ def _check_tool(tool: Any, number: int, findings: Findings) -> None:
         findings.error("tools", f"the parameters of tool {function['name']!r} are no JSON schema: {error.message}")
 
 
-def probe_gymnasium(env: AnyEnv, findings: Findings) -> None:
+def probe_gymnasium(env: AnyEnv, findings: EnvFindings) -> None:
     """Report what Gymnasium's own checker says."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -155,7 +155,7 @@ def probe_gymnasium(env: AnyEnv, findings: Findings) -> None:
             findings.warning("gymnasium", text)
 
 
-def probe_seeds(env: AnyEnv, seeds: Sequence[int], findings: Findings) -> None:
+def probe_seeds(env: AnyEnv, seeds: Sequence[int], findings: EnvFindings) -> None:
     """Check that a seed decides where an episode starts."""
     starts = {}
     for seed in dict.fromkeys((*seeds, *range(_STARTS))):
@@ -177,7 +177,7 @@ def _start(env: AnyEnv, seed: int) -> tuple[Any, ...]:
     return observation, info.get("messages"), info.get("state")
 
 
-def probe_garbage(env: AnyEnv, findings: Findings) -> None:
+def probe_garbage(env: AnyEnv, findings: EnvFindings) -> None:
     """Check that the environment takes whatever a policy says."""
     for text in GARBAGE:
         if text not in env.action_space:
@@ -188,7 +188,7 @@ def probe_garbage(env: AnyEnv, findings: Findings) -> None:
             env.step(text)
 
 
-def play(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: str, findings: Findings) -> Episode:
+def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: str, findings: EnvFindings) -> Episode:
     """Play one episode and check each turn of it."""
     episode = Episode()
     observation, info = env.reset(seed=seed)
@@ -216,7 +216,9 @@ def play(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: str, find
     return episode
 
 
-def _check_turn(env: AnyEnv, method: str, observation: Any, reward: SupportsFloat, info: Any, found: Findings) -> None:
+def _check_turn(
+    env: AnyEnv, method: str, observation: Any, reward: SupportsFloat, info: Any, found: EnvFindings
+) -> None:
     if not isinstance(observation, str):
         found.error("observation", f"{method}() should return text, found {type(observation).__name__}")
     elif observation not in env.observation_space:
@@ -235,7 +237,7 @@ def _check_turn(env: AnyEnv, method: str, observation: Any, reward: SupportsFloa
     _check_messages(method, info.get("messages"), found)
 
 
-def _check_messages(method: str, messages: Any, found: Findings) -> None:
+def _check_messages(method: str, messages: Any, found: EnvFindings) -> None:
     if messages is None:
         return
     fix = f"give a list of {{'role': one of {', '.join(ROLES)}, 'content': text}}"
@@ -247,18 +249,20 @@ def _check_messages(method: str, messages: Any, found: Findings) -> None:
         found.error("messages", f'{method}() returned info["messages"] {_short(messages)}', fix)
 
 
-def _check_flags(terminated: Any, truncated: Any, found: Findings) -> None:
+def _check_flags(terminated: Any, truncated: Any, found: EnvFindings) -> None:
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if type(flag).__name__ not in {"bool", "bool_"}:
             found.error("flags", f"step() should return {name} as bool, found {type(flag).__name__}")
 
 
-def probe_replay(env: AnyEnv, seed: int, episode: Episode, which: str, findings: Findings) -> None:
+def probe_replay(env: AnyEnv, seed: int, episode: Episode, which: str, findings: EnvFindings) -> None:
     """Check that the same seed and the same answers give the same episode."""
     if env.spec is not None and env.spec.nondeterministic:
         return
     remaining = iter(episode.actions)
-    again = play(env, seed, lambda _observation, _info: next(remaining, None), len(episode.actions), which, Findings())
+    again = probe_episode(
+        env, seed, lambda _observation, _info: next(remaining, None), len(episode.actions), which, EnvFindings()
+    )
     for turn, (first, second) in enumerate(zip(episode.turns, again.turns, strict=False)):
         if repr(first) != repr(second):
             findings.error(
@@ -270,7 +274,7 @@ def probe_replay(env: AnyEnv, seed: int, episode: Episode, which: str, findings:
             return
 
 
-def probe_after_end(env: AnyEnv, findings: Findings) -> None:
+def probe_after_end(env: AnyEnv, findings: EnvFindings) -> None:
     """Check, right after an episode's end, that the environment does not go on."""
     try:
         _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
@@ -284,7 +288,7 @@ def probe_after_end(env: AnyEnv, findings: Findings) -> None:
         )
 
 
-def probe_pickle(env: AnyEnv, findings: Findings) -> None:
+def probe_pickle(env: AnyEnv, findings: EnvFindings) -> None:
     """Check that an episode can be saved and gone on with."""
     env.reset(seed=0)
     action = env.action_space.sample()
@@ -302,7 +306,7 @@ def probe_pickle(env: AnyEnv, findings: Findings) -> None:
         findings.warning("pickle", f"a pickled copy plays on differently: {_short(here)} and {_short(there)}")
 
 
-def probe_close(env: AnyEnv, findings: Findings) -> None:
+def probe_close(env: AnyEnv, findings: EnvFindings) -> None:
     """Check that the environment can be closed, twice."""
     with findings.no_exception("close", "close(), called twice,", "let close() do nothing the second time"):
         env.close()

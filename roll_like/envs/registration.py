@@ -71,7 +71,7 @@ def make_any(env_id: str, /, **kwargs: Any) -> AnyEnv:
     except (ImportError, TypeError, ValueError) as error:
         raise EnvError(
             f"environment {env_id!r} cannot be made with {kwargs}: {type(error).__name__}: {error}",
-            fix=f"correct its kwargs; it takes {', '.join(options(spec)) or 'none'}",
+            fix=f"correct its kwargs; it takes {', '.join(env_options(spec)) or 'none'}",
         ) from error
     except FOREIGN_ERRORS as error:
         raise EnvError(f"environment {env_id!r} cannot be made: {describe_error(error)}") from error
@@ -110,7 +110,7 @@ def find(env_id: str) -> EnvSpec:
         ) from error
 
 
-def options(spec: EnvSpec) -> list[str]:
+def env_options(spec: EnvSpec) -> list[str]:
     """Return the names of an environment's options; `**` at the end where it takes any."""
     if spec.entry_point is None:
         return []
@@ -196,7 +196,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def _check_options(spec: EnvSpec, kwargs: dict[str, Any]) -> None:
-    known = options(spec)
+    known = env_options(spec)
     if "**" in known:
         return
     for name in kwargs:

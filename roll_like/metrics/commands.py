@@ -118,9 +118,9 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from roll_like.metrics.mlflow_ui import find_store, serve
+    from roll_like.metrics.mlflow_ui import find_store, serve_mlflow
 
-    return serve(find_store(arguments.run, arguments.output_dir), arguments.host, arguments.port)
+    return serve_mlflow(find_store(arguments.run, arguments.output_dir), arguments.host, arguments.port)
 
 
 def warn(notes: Sequence[str]) -> None:

@@ -26,14 +26,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.progress import (
     TIMER_COLOURS,
     Progress,
+    curve_text,
     duration,
     evaluation_line,
-    figure,
-    shown,
+    shown_curves,
     sparkline,
     startup_line,
     step_line,
@@ -226,9 +226,9 @@ class LiveConsole(Console):
 
     def _curves(self) -> RenderableType:
         grid = Table.grid(padding=(0, 2))
-        for name in shown(tuple(self._progress.curves)):
-            info = describe(name)
-            text = f"{figure(self._progress, name)} {info.unit if info.unit != info.label else ''}"
+        for name in shown_curves(tuple(self._progress.curves)):
+            info = metric_info(name)
+            text = f"{curve_text(self._progress, name)} {info.unit if info.unit != info.label else ''}"
             grid.add_row(info.label, Text(sparkline(self._progress.curves[name]), style="green"), text)
         return grid
 

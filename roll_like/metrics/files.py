@@ -34,7 +34,7 @@ def rollouts_path(run_dir: Path, step: int, *, kind: str = "step") -> Path:
     return run_dir / ROLLOUTS / f"{kind}_{step:06d}.jsonl"
 
 
-def encode(record: Mapping[str, Any]) -> str:
+def json_line(record: Mapping[str, Any]) -> str:
     r"""Return one line of JSON. Numbers that JSON has no form for become the strings `NaN`, `Infinity`, `-Infinity`.
 
     Half a surrogate pair, which a policy can write as `"\ud83d"` in a call's arguments, stays such an escape: UTF-8
@@ -66,7 +66,7 @@ def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         OSError: They cannot be written (disk full, say); the file is as it was before.
     """
-    data = "".join(encode(record) for record in records).encode()
+    data = "".join(json_line(record) for record in records).encode()
     with path.open("ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -84,7 +84,7 @@ def replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         OSError: It cannot be written; the old file stays.
     """
-    replace_text(path, "".join(encode(record) for record in records))
+    replace_text(path, "".join(json_line(record) for record in records))
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -97,7 +97,7 @@ def replace_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file, an empty list when there is none; a half-written last line is left out.
 
     Raises:
@@ -135,7 +135,7 @@ def cut_after(path: Path, last_step: int) -> int:
     """
     if not path.exists():
         return 0
-    records = read(path)
+    records = read_jsonl(path)
     kept = [record for record in records if record["step"] <= last_step]
     replace(path, kept)
     return len(records) - len(kept)

@@ -25,7 +25,15 @@ from roll_like.metrics import files
 from roll_like.metrics.console import Console, LiveConsole, make_console
 from roll_like.metrics.progress import STEP_PHASES, Progress
 from roll_like.metrics.rollout_text import sample_line
-from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
+from roll_like.metrics.rollouts import (
+    KINDS,
+    ROLLOUT_FIELDS,
+    RolloutKind,
+    read_rollouts,
+    rollout_steps,
+    subsample,
+    with_ids,
+)
 from roll_like.metrics.runs import CONFIG
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
@@ -160,7 +168,9 @@ class MetricsManager:
     @property
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Step and figures of every training step, those before a resumption included, as they are on disk."""
-        return [(int(record["step"]), files.values_of(record)) for record in files.read(self._run_dir / files.METRICS)]
+        return [
+            (int(record["step"]), files.values_of(record)) for record in files.read_jsonl(self._run_dir / files.METRICS)
+        ]
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Take the figures of a training step, from as many roles as there are.
@@ -194,7 +204,7 @@ class MetricsManager:
         self.console.evaluation(step, values)
         return values
 
-    def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: Kind = "step") -> None:
+    def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: RolloutKind = "step") -> None:
         """Write rollouts of a training step or an evaluation to `rollouts/`, and give trackers some as traces.
 
         Raises:
@@ -209,7 +219,7 @@ class MetricsManager:
         if kind == "step" and named and isinstance(self.console, LiveConsole):
             self.console.sample(sample_line(named[step % len(named)]))
         self._rollouts.send(step, {"kind": kind, "rows": named})
-        chosen = spread(named, self._config.traces_per_step)
+        chosen = subsample(named, self._config.traces_per_step)
         for sink in self._traces.values() if chosen else ():
             sink.send(step, {"kind": kind, "rows": chosen})
 
@@ -344,10 +354,10 @@ class MetricsManager:
             number = path.stem.rpartition("_")[2]
             if number.isdigit() and int(number) > self._step:
                 path.unlink()
-        for record in files.read(self._run_dir / files.EVALUATIONS):
+        for record in files.read_jsonl(self._run_dir / files.EVALUATIONS):
             self.evaluations.append((int(record["step"]), files.values_of(record)))
             self._progress.add_evaluation(*self.evaluations[-1])
-        for record in files.read(self._run_dir / files.METRICS):
+        for record in files.read_jsonl(self._run_dir / files.METRICS):
             self._progress.add(int(record["step"]), files.values_of(record), timed=False)
         return removed
 
@@ -416,11 +426,11 @@ class MetricsManager:
     def _write_traces(self, tracker: TraceTracker, step: int, payload: Payload) -> None:
         rows = payload.get("rows")
         if rows is None:  # of an earlier process
-            rows = spread(read_rollouts(self._run_dir, step, payload["kind"]), self._config.traces_per_step)
+            rows = subsample(read_rollouts(self._run_dir, step, payload["kind"]), self._config.traces_per_step)
         tracker.trace(step, payload["kind"], rows)
 
     def _whole_history(self) -> list[tuple[int, Payload]]:
-        records = files.read(self._run_dir / files.EVALUATIONS) + files.read(self._run_dir / files.METRICS)
+        records = files.read_jsonl(self._run_dir / files.EVALUATIONS) + files.read_jsonl(self._run_dir / files.METRICS)
         return [(one["step"], dict(files.values_of(one))) for one in sorted(records, key=lambda one: one["step"])]
 
 

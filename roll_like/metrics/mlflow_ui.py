@@ -89,7 +89,7 @@ def _existing(uri: str) -> str:
     return _sqlite(database)
 
 
-def serve(
+def serve_mlflow(
     store: str,
     host: str,
     port: int,

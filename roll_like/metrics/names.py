@@ -395,14 +395,14 @@ def without_smaller_passes(names: Iterable[str]) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def describe(name: str) -> MetricInfo:
+def metric_info(name: str) -> MetricInfo:
     """Return what is known of a metric; one that is not in the table gets its own name as label.
 
-    >>> describe("rollout/reward/ifeval").label
+    >>> metric_info("rollout/reward/ifeval").label
     'ifeval'
-    >>> describe("eval/pass@4").label
+    >>> metric_info("eval/pass@4").label
     'eval pass@4'
-    >>> describe("mine/widgets").label
+    >>> metric_info("mine/widgets").label
     'mine/widgets'
     """
     if name in _EXACT:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from roll_like.metrics.names import describe, without_smaller_passes
+from roll_like.metrics.names import metric_info, without_smaller_passes
 
 #: A line of `metrics.jsonl` or `evaluations.jsonl`.
-Record: TypeAlias = Mapping[str, Any]
+MetricRecord: TypeAlias = Mapping[str, Any]
 _DOMAIN = re.compile(r"rollout/domain/.+/reward")
 _BESIDE = re.compile(r"eval/(base|adapter/[^/]+)/avg")
 
@@ -52,7 +52,7 @@ _FURTHER = (
 )
 
 
-def choose_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Panel]:
+def choose_panels(steps: Sequence[MetricRecord], evaluations: Sequence[MetricRecord]) -> list[Panel]:
     """Return the panels of `curves.png`: those of runs that sample, or of runs that learn from given answers.
 
     A panel of which nothing is logged is left out; that of the time stays.
@@ -65,7 +65,7 @@ def choose_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> lis
     return [panel for panel in _of_pipeline(logged, evaluated) if panel is TIME or _shows(panel, logged, evaluated)]
 
 
-def _names(records: Sequence[Record]) -> set[str]:
+def _names(records: Sequence[MetricRecord]) -> set[str]:
     return {name for record in records for name in record}
 
 
@@ -95,7 +95,7 @@ def _of_pipeline(logged: set[str], evaluated: set[str]) -> list[Panel]:
     return _of_policy(logged, solved)
 
 
-def choose_report_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Panel]:
+def choose_report_panels(steps: Sequence[MetricRecord], evaluations: Sequence[MetricRecord]) -> list[Panel]:
     """Return the same and further ones, without those of which nothing is logged, and without the time of a step."""
     logged, evaluated = _names(steps), _names(evaluations)
     chosen = choose_panels(steps, evaluations)
@@ -109,7 +109,7 @@ def split_panels(panels: Iterable[Panel]) -> list[Panel]:
     found: dict[tuple[str, str], Panel] = {}
     for panel in panels:
         for name in panel.names:
-            title = panel.title if len(panel.names) == 1 else f"{panel.title}: {describe(name).label}"
+            title = panel.title if len(panel.names) == 1 else f"{panel.title}: {metric_info(name).label}"
             title = _DIVERGENCES.get(name, title)
             found.setdefault((panel.kind, name), Panel(title, (name,), panel.kind))
     return list(found.values())

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from roll_like.metrics.guards import without_update
-from roll_like.metrics.names import describe
-from roll_like.metrics.panels import REWARD, TIME, Panel, Record, choose_panels
+from roll_like.metrics.names import metric_info
+from roll_like.metrics.panels import REWARD, TIME, MetricRecord, Panel, choose_panels
 
 TIMER_COLOURS = {
     "time/generate": "#2a9d8f",
@@ -31,7 +31,7 @@ LINE, LIGHT, SECOND, THIRD = "#1d5fa8", "#a9c8e8", "#d1642e", "#2a9d8f"
 NOTE, LOST = "#999999", "#c62828"
 
 
-def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
+def draw_curves(path: Path, name: str, steps: Sequence[MetricRecord], evaluations: Sequence[MetricRecord]) -> None:
     """Draw panels into a PNG file: reward, evaluation, length, KL, gradient norm, time; domains and critic if any.
 
     Args:
@@ -66,12 +66,12 @@ def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Seq
     figure.savefig(path)
 
 
-def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Callable[[Any], None]]:
+def _panels(steps: Sequence[MetricRecord], evaluations: Sequence[MetricRecord]) -> list[Callable[[Any], None]]:
     """Return what draws each panel."""
     return [partial(_draw, panel, steps, evaluations) for panel in choose_panels(steps, evaluations)]
 
 
-def _draw(panel: Panel, steps: Sequence[Record], evaluations: Sequence[Record], axis: Any) -> None:
+def _draw(panel: Panel, steps: Sequence[MetricRecord], evaluations: Sequence[MetricRecord], axis: Any) -> None:
     if panel.kind == "reward":
         _draw_reward(axis, steps)
     elif panel.kind == "domains":
@@ -84,7 +84,7 @@ def _draw(panel: Panel, steps: Sequence[Record], evaluations: Sequence[Record], 
         _draw_lines(axis, steps, panel)
 
 
-def series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
+def series(records: Sequence[MetricRecord], name: str) -> tuple[list[int], list[float]]:
     """Return the steps that have a metric, and its values."""
     points = [(record["step"], float(record[name])) for record in records if name in record]
     return [step for step, _ in points], [value for _, value in points]
@@ -139,7 +139,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return [float(np.mean(part)) if part else math.nan for part in finite]
 
 
-def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
+def _draw_reward(axis: Any, steps: Sequence[MetricRecord]) -> None:
     x, mean = series(steps, "rollout/reward/mean")
     axis.set_title(REWARD.title)
     axis.set_ylabel("mean reward")
@@ -153,19 +153,19 @@ def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
     axis.legend(frameon=False, loc="best", fontsize=8)
 
 
-def _draw_domains(axis: Any, steps: Sequence[Record], panel: Panel) -> None:
+def _draw_domains(axis: Any, steps: Sequence[MetricRecord], panel: Panel) -> None:
     axis.set_title(panel.title)
     axis.set_ylabel("mean reward")
     drawn: list[float] = []
     for name, colour in zip(panel.names, cycle(DOMAIN_COLOURS), strict=False):
         x, y = series(steps, name)
-        plot_finite(axis, x, smoothed(y), color=colour, linewidth=1.8, label=describe(name).label)
+        plot_finite(axis, x, smoothed(y), color=colour, linewidth=1.8, label=metric_info(name).label)
         drawn += y
     fit_constant(axis, drawn)
     axis.legend(frameon=False, loc="best", fontsize=8)
 
 
-def _draw_lines(axis: Any, records: Sequence[Record], panel: Panel, marker: str = "") -> None:
+def _draw_lines(axis: Any, records: Sequence[MetricRecord], panel: Panel, marker: str = "") -> None:
     axis.set_title(panel.title)
     found = {name: points for name in panel.names if (points := series(records, name))[0]}
     for (name, (x, y)), colour in zip(found.items(), (LINE, SECOND, THIRD), strict=False):
@@ -173,14 +173,14 @@ def _draw_lines(axis: Any, records: Sequence[Record], panel: Panel, marker: str 
     gone = sorted({step for x, y in found.values() for step in lost(x, y)})
     mark_lost(axis, gone)
     fit_constant(axis, [value for _, y in found.values() for value in y])
-    first = describe(next(iter(found)))
+    first = metric_info(next(iter(found)))
     # the legend names several lines
     axis.set_ylabel(first.unit or (first.label if len(found) == 1 else ""))
     if len(panel.names) > 1 or gone:
         axis.legend(frameon=False, loc="best", fontsize=8)
 
 
-def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
+def _draw_time(axis: Any, steps: Sequence[MetricRecord]) -> None:
     axis.set_title(TIME.title)
     axis.set_ylabel("seconds")
     known = [name for name in TIMER_COLOURS if any(record.get(name, 0) for record in steps)]
@@ -192,7 +192,7 @@ def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
     width = 1.0 if len(x) > 1 else 0.4
     bottom = np.zeros(len(x))
     for name, layer in zip(known, layers, strict=True):
-        axis.bar(x, layer, width=width, bottom=bottom, color=TIMER_COLOURS[name], label=describe(name).label)
+        axis.bar(x, layer, width=width, bottom=bottom, color=TIMER_COLOURS[name], label=metric_info(name).label)
         bottom += np.asarray(layer)
     # a step that evaluates or saves is far taller than the others
     axis.set_ylim(0, float(np.percentile(bottom, 90)) * 1.35)

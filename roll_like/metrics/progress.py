@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 
-from roll_like.metrics.names import describe, without_smaller_passes
+from roll_like.metrics.names import metric_info, without_smaller_passes
 
 REWARD = "rollout/reward/mean"
 #: What a run is about: shown as it began and as it is now.
@@ -90,11 +90,11 @@ def startup_line(phases: Mapping[str, float]) -> str:
     return f"started in {duration(sum(phases.values()))}: {parts}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Write a figure in at most seven characters.
 
-    >>> number(0.5123), number(31.24), number(1834.2), number(0.00123), number(0.0)
-    ('0.512', '31.2', '1834', '0.0012', '0')
+    >>> [format_number(value) for value in (0.5123, 31.24, 1834.2, 0.00123, 0.0)]
+    ['0.512', '31.2', '1834', '0.0012', '0']
     """
     size = abs(value)
     if value == 0:
@@ -180,14 +180,14 @@ class Progress:
         return statistics.fmean(curve[:window]), statistics.fmean(curve[-window:])
 
 
-def figure(progress: Progress, name: str) -> str:
+def curve_text(progress: Progress, name: str) -> str:
     """Write a curve's last value and what was learned so far: `0.512 (so far 0.402 → 0.507)`."""
     learned = progress.learned(name)
     last = progress.curves[name][-1]
     if learned is None or not (name in HEADLINES or name.startswith("eval/")):
-        return number(last)
-    so_far = " → ".join(map(number, learned))
-    return so_far if learned[1] == last else f"{number(last)} (so far {so_far})"
+        return format_number(last)
+    so_far = " → ".join(map(format_number, learned))
+    return so_far if learned[1] == last else f"{format_number(last)} (so far {so_far})"
 
 
 def time_left(progress: Progress) -> str:
@@ -196,7 +196,7 @@ def time_left(progress: Progress) -> str:
     return "" if left is None else f"about {duration(left)} left"
 
 
-def shown(curves: Collection[str]) -> list[str]:
+def shown_curves(curves: Collection[str]) -> list[str]:
     """Return which of these figures a console shows, in its order."""
     names = (*CURVES, *(ASYNCHRONOUS if "util/trainer_wait" in curves else ()))
     return [name for name in names if name in curves]
@@ -206,7 +206,7 @@ def step_line(progress: Progress, values: Mapping[str, float]) -> str:
     """Write a step on one line: what was learned, what it cost, how long is left."""
     width = len(str(progress.total_steps))
     parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
-    parts += [f"{describe(name).label} {figure(progress, name)}" for name in shown(values)]
+    parts += [f"{metric_info(name).label} {curve_text(progress, name)}" for name in shown_curves(values)]
     timers = {name: values[name] for name in TIMER_COLOURS if values.get(name, 0) > 0}
     parts.append(" ".join(map(timed, timers, timers.values(), repeat(values.get("time/step", 0.0)))))
     parts.append(time_left(progress))
@@ -220,7 +220,7 @@ def timed(name: str, seconds: float, step: float) -> str:
     'train 3.5s (70%)'
     """
     share = f" ({seconds / step:.0%})" if step > 0 and name in STEP_PHASES else ""
-    return f"{describe(name).label} {seconds:.1f}s{share}"
+    return f"{metric_info(name).label} {seconds:.1f}s{share}"
 
 
 def evaluation_line(progress: Progress, step: int, values: Mapping[str, float]) -> str:
@@ -232,5 +232,5 @@ def evaluation_line(progress: Progress, step: int, values: Mapping[str, float]) 
     names = without_smaller_passes(name for name in values if name.count("/") == 1 and name.startswith("eval/"))
     names += [name for name in values if name.count("/") > 1 and name.endswith("/avg")]
     return "  ".join(
-        [f"evaluation {when}", *(f"{name.removeprefix('eval/')} {figure(progress, name)}" for name in names)]
+        [f"evaluation {when}", *(f"{name.removeprefix('eval/')} {curve_text(progress, name)}" for name in names)]
     )

@@ -17,7 +17,7 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
 from roll_like.metrics import files, progress
-from roll_like.metrics.rollouts import Row, message_text, solved
+from roll_like.metrics.rollouts import RolloutRow, message_text, solved
 
 #: Who says something, or what it is, and the text.
 Block: TypeAlias = tuple[str, str]
@@ -56,7 +56,7 @@ def sample_line(row: Mapping[str, Any]) -> str:
     reference = (
         "" if row.get("reference") is None else f", reference {' '.join(printable(str(row['reference'])).split())}"
     )
-    return f"{row['id']}: reward {progress.number(float(row['reward']))}{reference}: {text or '(empty)'}"
+    return f"{row['id']}: reward {progress.format_number(float(row['reward']))}{reference}: {text or '(empty)'}"
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -84,7 +84,7 @@ def table_head() -> Text:
     return Text(_columns("id", "domain", "reward", "turns", "tokens", "solved", "first words"), style="bold")
 
 
-def listed(row: Row, domain: str, width: int) -> Text:
+def rollout_line(row: RolloutRow, domain: str, width: int) -> Text:
     """Return a rollout as a line: `solved` is what the environment says, else whether its reward is 1."""
     turns = row.get("turns")
     words = turns[0]["text"] if turns else row["text"]
@@ -105,7 +105,7 @@ def _columns(name: str, domain: str, reward: str, turns: str, tokens: str, succe
     return f"{name:<12} {set_cell_size(domain, 14)} {reward:>7} {turns:>5} {tokens:>6} {success:>6}  {words}"
 
 
-def heading(row: Row, run: str) -> list[Text]:
+def heading(row: RolloutRow, run: str) -> list[Text]:
     """Return what a rollout is, and what came of it."""
     of = [f"run {run}", f"{row['kind']} step {row['step']}"]
     of += [
@@ -121,7 +121,7 @@ def heading(row: Row, run: str) -> list[Text]:
     ]
 
 
-def _figures(row: Row) -> list[str]:
+def _figures(row: RolloutRow) -> list[str]:
     """Return reward, success and counts in one line, each reward and detail in further ones."""
     turns = row.get("turns")
     first = [f"reward {_number(row['reward'])}", "solved" if solved(row) else "not solved"]
@@ -138,7 +138,7 @@ def _figures(row: Row) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def shown(row: Row, width: int) -> list[Text]:
+def rollout_lines(row: RolloutRow, width: int) -> list[Text]:
     """Return a whole rollout, turn by turn: its observations, the policy's text and calls, and its rewards."""
     lines: list[Text] = []
     for title, blocks in _turns(row, times=True):
@@ -152,7 +152,7 @@ def shown(row: Row, width: int) -> list[Text]:
     return lines
 
 
-def _turns(row: Row, *, times: bool) -> Iterator[tuple[str, list[Block]]]:
+def _turns(row: RolloutRow, *, times: bool) -> Iterator[tuple[str, list[Block]]]:
     """Yield each turn's title and its blocks: label and text. A single answer is a turn without a title."""
     turns = row.get("turns")
     if not turns:
@@ -192,7 +192,7 @@ def _call(call: Mapping[str, Any], *, result: bool) -> str:
     return f"{text}\n→ {call.get('result')}" if result else text
 
 
-def compared(left: Row, right: Row, width: int) -> list[Text]:
+def rollout_diff(left: RolloutRow, right: RolloutRow, width: int) -> list[Text]:
     """Return two rollouts side by side, turn by turn.
 
     The column between them says what a line is: ` ` in both, `|` another one in each, `<` or `>` in one of them only.
@@ -211,7 +211,7 @@ def compared(left: Row, right: Row, width: int) -> list[Text]:
     return lines
 
 
-def _identity(row: Row) -> list[Block]:
+def _identity(row: RolloutRow) -> list[Block]:
     return [("", _figures(row)[0]), ("", f"{row['kind']} step {row['step']}, task {row['task_id']}")]
 
 

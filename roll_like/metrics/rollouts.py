@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 from roll_like.metrics import files
 
-Row: TypeAlias = dict[str, Any]
-Kind: TypeAlias = Literal["step", "eval"]
-KINDS: tuple[Kind, ...] = ("step", "eval")
+RolloutRow: TypeAlias = dict[str, Any]
+RolloutKind: TypeAlias = Literal["step", "eval"]
+KINDS: tuple[RolloutKind, ...] = ("step", "eval")
 #: What every row has.
 ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "text", "reward"})
 
@@ -26,10 +26,10 @@ SOLVED = 1 - 1e-6
 _ID = re.compile(r"(eval)?(\d+)/(\d+)\.(\d+)")
 
 
-def with_ids(step: int, kind: Kind, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+def with_ids(step: int, kind: RolloutKind, rows: Iterable[Mapping[str, Any]]) -> list[RolloutRow]:
     """Return a step's rows, in their order, each with its `id`."""
     prefix = "eval" if kind == "eval" else ""
-    named: list[Row] = []
+    named: list[RolloutRow] = []
     group, last, task = -1, -1, None
     for row in rows:
         sample = row.get("sample_index")
@@ -50,7 +50,7 @@ def group_of(rollout_id: str) -> str:
     return rollout_id.rpartition(".")[0]
 
 
-def read_id(text: str) -> tuple[Kind, int] | None:
+def read_id(text: str) -> tuple[RolloutKind, int] | None:
     """Return kind and step of an id, None where it is none.
 
     >>> read_id("eval120/3.5"), read_id("3.5")
@@ -60,22 +60,22 @@ def read_id(text: str) -> tuple[Kind, int] | None:
     return None if match is None else ("eval" if match[1] else "step", int(match[2]))
 
 
-def read_rollouts(run_dir: Path, step: int, kind: Kind) -> list[Row]:
+def read_rollouts(run_dir: Path, step: int, kind: RolloutKind) -> list[RolloutRow]:
     """Return the rows of a training step or an evaluation, none where nothing was written.
 
     Raises:
         ValueError: A line is not a JSON object; names file and line.
     """
-    return with_ids(step, kind, files.read(files.rollouts_path(run_dir, step, kind=kind)))
+    return with_ids(step, kind, files.read_jsonl(files.rollouts_path(run_dir, step, kind=kind)))
 
 
-def rollout_steps(run_dir: Path, kind: Kind) -> list[int]:
+def rollout_steps(run_dir: Path, kind: RolloutKind) -> list[int]:
     """Return the steps of which there are rollouts, in order."""
     paths = (run_dir / files.ROLLOUTS).glob(f"{kind}_*.jsonl")
     return sorted(int(number) for path in paths if (number := path.stem.rpartition("_")[2]).isdigit())
 
 
-def spread(rows: Sequence[Row], limit: int | None) -> list[Row]:
+def subsample(rows: Sequence[RolloutRow], limit: int | None) -> list[RolloutRow]:
     """Return at most `limit` rows with ids, in order: as many of each group, evenly over groups where that is too many.
 
     Rewards play no part in the choice, so that it shows what is usual.

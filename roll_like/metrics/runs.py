@@ -13,7 +13,7 @@ import yaml
 
 from roll_like.errors import ConfigError, DataError
 from roll_like.metrics import files
-from roll_like.metrics.panels import Record
+from roll_like.metrics.panels import MetricRecord
 
 #: The resolved configuration of a run.
 CONFIG = "config.yaml"
@@ -33,9 +33,9 @@ class Run:
 
     folder: Path
     info: Mapping[str, Any]
-    steps: tuple[Record, ...]
-    evaluations: tuple[Record, ...]
-    events: tuple[Record, ...]
+    steps: tuple[MetricRecord, ...]
+    evaluations: tuple[MetricRecord, ...]
+    events: tuple[MetricRecord, ...]
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Run:
         return str(self.info["name"])
 
     @property
-    def end(self) -> Record | None:
+    def end(self) -> MetricRecord | None:
         """The event of the run's end; None of one that goes on, or died.
 
         A run that died after it was resumed has an end of its earlier life only.
@@ -84,9 +84,9 @@ def read_run(folder: Path) -> Run:
         DataError: The folder holds no run, or a file of it is damaged.
     """
     try:
-        found = files.read(folder / files.RUN)
+        found = files.read_jsonl(folder / files.RUN)
         steps, evaluations, events = (
-            files.read(folder / name) for name in (files.METRICS, files.EVALUATIONS, files.EVENTS)
+            files.read_jsonl(folder / name) for name in (files.METRICS, files.EVALUATIONS, files.EVENTS)
         )
     except ValueError as error:
         raise DataError(str(error), fix="restore the file, or remove the damaged line") from error
@@ -133,7 +133,7 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     return labels
 
 
-def _by_step(records: Iterable[dict[str, Any]]) -> tuple[Record, ...]:
+def _by_step(records: Iterable[dict[str, Any]]) -> tuple[MetricRecord, ...]:
     """Return one record per step, in order; of two for the same step, the later one."""
     latest = {record["step"]: record for record in records}
     return tuple(latest[step] for step in sorted(latest))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from roll_like.metrics import files
+from roll_like.metrics.rollouts import RolloutRow
 
 SAMPLES = "samples.md"
 #: Steps in which a task of the first one is looked for again, from the last on.
 MOST_READ = 50
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,8 @@ class SamplePair:
         after_label: Where `after` is from.
     """
 
-    before: Row
-    after: Row
+    before: RolloutRow
+    after: RolloutRow
     before_label: str
     after_label: str
 
@@ -50,11 +49,11 @@ def pick_pairs(run_dir: Path, count: int) -> list[SamplePair]:
 
 
 def _pairs(kind: str, paths: Sequence[Path], count: int) -> list[SamplePair]:
-    before = {str(row["task_id"]): row for row in _one_per_task(files.read(paths[0]))}
+    before = {str(row["task_id"]): row for row in _one_per_task(files.read_jsonl(paths[0]))}
     label, found = _label(kind, _step_of(paths[0])), {}
-    last: list[Row] = []
+    last: list[RolloutRow] = []
     for path in list(reversed(paths[1:]))[:MOST_READ] or [paths[0]]:
-        rows = _one_per_task(files.read(path))
+        rows = _one_per_task(files.read_jsonl(path))
         last = last or rows
         for row in rows:
             task = str(row["task_id"])
@@ -78,8 +77,8 @@ def _label(kind: str, step: int) -> str:
     return "before training" if step == 0 else f"after step {step}"
 
 
-def _one_per_task(rows: Sequence[Row]) -> list[Row]:
-    first: dict[str, Row] = {}
+def _one_per_task(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
+    first: dict[str, RolloutRow] = {}
     for row in rows:
         first.setdefault(str(row["task_id"]), row)
     return list(first.values())

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from roll_like.metrics import files
 from roll_like.metrics.guards import without_update
-from roll_like.metrics.names import describe
-from roll_like.metrics.panels import Record
+from roll_like.metrics.names import metric_info
+from roll_like.metrics.panels import MetricRecord
 from roll_like.metrics.plots import draw_curves
-from roll_like.metrics.progress import WINDOW, duration, number
+from roll_like.metrics.progress import WINDOW, duration, format_number
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.runs import CONFIG, Run, is_running, read_run
 from roll_like.metrics.samples import SAMPLES, SamplePair, later, pick_pairs, samples_markdown
@@ -94,7 +94,7 @@ class Summary:
         for heading in ("", "before", "after", "change"):
             table.add_column(heading, justify="right" if heading else "left")
         for name, (before, after) in figures["before_after"].items():
-            info = describe(name)
+            info = metric_info(name)
             label = f"{name} ({info.unit})" if info.unit else name
             change = "" if before is None or after is None else _change(before, after)
             table.add_row(label, _cell(before), _cell(after), change)
@@ -103,7 +103,9 @@ class Summary:
     def _places(self) -> Text:
         figures = self.figures
         rate = figures["samples_per_second"]
-        lines = [f"{figures['status']}; {number(rate)} samples/s" if rate is not None else str(figures["status"])]
+        lines = [
+            f"{figures['status']}; {format_number(rate)} samples/s" if rate is not None else str(figures["status"])
+        ]
         lines[0] += f"; failures {figures['failures']}, warnings {figures['warnings']}"
         if idle := figures["steps_without_update"]:
             lines.append(f"steps without an update: {idle} of {figures['steps']} ({figures['without_update']})")
@@ -146,10 +148,10 @@ def summarise(run: Run) -> Summary:
 def figures_of(run: Run) -> dict[str, Any]:
     """Return what `summary.json` holds."""
     steps, evaluations, events = run.steps, run.evaluations, run.events
-    before: Record = next((record for record in evaluations if record["step"] == 0), {})
-    after: Record = next((record for record in reversed(evaluations) if record["step"] > 0), {})
+    before: MetricRecord = next((record for record in evaluations if record["step"] == 0), {})
+    after: MetricRecord = next((record for record in reversed(evaluations) if record["step"] > 0), {})
     scored = [record for record in evaluations if not math.isnan(float(record.get("eval/avg", math.nan)))]
-    best: Record = max(scored, key=lambda record: float(record["eval/avg"]), default={})
+    best: MetricRecord = max(scored, key=lambda record: float(record["eval/avg"]), default={})
     step_seconds = _total(steps, "time/step")
     samples = sum(_samples(record) for record in steps)
     sampling = any("rollout/tokens" in step for step in steps) and not any("train/samples" in step for step in steps)
@@ -240,12 +242,12 @@ def _samples(record: Mapping[str, Any]) -> float:
 
 
 def _cell(value: float | None) -> str:
-    return "–" if value is None else number(value)
+    return "–" if value is None else format_number(value)
 
 
 def _change(before: float, after: float) -> str:
     difference = after - before
-    return f"{'+' if difference >= 0 else '−'}{number(abs(difference))}"
+    return f"{'+' if difference >= 0 else '−'}{format_number(abs(difference))}"
 
 
 def _pairs_table(pairs: Sequence[SamplePair]) -> Table:
@@ -259,7 +261,7 @@ def _pairs_table(pairs: Sequence[SamplePair]) -> Table:
             prompt = f"{_short(prompt, width // 2)}\n→ {_short(pair.after['prompt'], width // 2)}"
         cells = [_short(prompt, width + 4)]
         for row in (pair.before, pair.after):
-            cells += [_short(row["text"], width), number(float(row["reward"]))]
+            cells += [_short(row["text"], width), format_number(float(row["reward"]))]
         table.add_row(*(Text(cell) for cell in cells))
     return table
 

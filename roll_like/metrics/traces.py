@@ -27,7 +27,7 @@ from typing import Any
 
 from roll_like.content.unicode import whole_text
 from roll_like.metrics import files
-from roll_like.metrics.rollouts import Kind, Row, message_text
+from roll_like.metrics.rollouts import RolloutKind, RolloutRow, message_text
 
 #: Longest beginning of a prompt or an answer that lists of traces show. Characters.
 PREVIEW = 1000
@@ -75,7 +75,7 @@ class TraceStore:
         self._experiment = experiment
         self._run_id = run_id
 
-    def write(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+    def write(self, step: int, kind: RolloutKind, rows: Sequence[RolloutRow]) -> None:
         """Write a trace for each row, or replace it.
 
         Args:
@@ -118,7 +118,7 @@ class TraceStore:
 class _Trace:
     """One rollout as MLflow stores it."""
 
-    def __init__(self, run_id: str, step: int, kind: Kind, row: Row) -> None:
+    def __init__(self, run_id: str, step: int, kind: RolloutKind, row: RolloutRow) -> None:
         self._run_id = run_id
         self._step = step
         self._kind = kind

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from roll_like.config.base import PluginConfig
 from roll_like.errors import PluginError
-from roll_like.metrics.rollouts import Kind, Row
+from roll_like.metrics.rollouts import RolloutKind, RolloutRow
 from roll_like.metrics.sqlite_store import check_database, cut_series
 from roll_like.metrics.traces import TraceStore
 from roll_like.registry import TRACKERS
@@ -72,7 +72,7 @@ class Tracker(Protocol):
 class TraceTracker(Protocol):
     """What a tracker has beside, if it wants rollouts too."""
 
-    def trace(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+    def trace(self, step: int, kind: RolloutKind, rows: Sequence[RolloutRow]) -> None:
         """Take some rollouts of a training step (`step`) or of an evaluation after it (`eval`).
 
         Args:
@@ -83,10 +83,10 @@ class TraceTracker(Protocol):
         """
 
 
-def flatten(params: Mapping[str, Any]) -> dict[str, str]:
+def flatten_params(params: Mapping[str, Any]) -> dict[str, str]:
     """Return nested parameters under dotted keys, as text.
 
-    >>> flatten({"model": {"path": "m"}, "use": [{"type": "math"}], "stop": []})
+    >>> flatten_params({"model": {"path": "m"}, "use": [{"type": "math"}], "stop": []})
     {'model.path': 'm', 'use.0.type': 'math', 'stop': '[]'}
     """
 
@@ -184,7 +184,7 @@ class MLflowTracker:
             self._traces.cut(resume_step)
             if uri.startswith("sqlite:///"):
                 cut_series(database, self._run_id, resume_step)
-        self._log_params(flatten(params))
+        self._log_params(flatten_params(params))
         return self._run_id
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
@@ -251,7 +251,7 @@ class MLflowTracker:
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + 1000])
 
-    def trace(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+    def trace(self, step: int, kind: RolloutKind, rows: Sequence[RolloutRow]) -> None:
         """Write each rollout as a trace of the run: about 20 ms for an episode of ten turns, 8 ms for an answer."""
         if self._traces is not None:
             self._traces.write(step, kind, rows)
@@ -317,7 +317,7 @@ class TensorBoardTracker:
         purged = 0 if resume_step is None else resume_step + 1
         self._writer = writers.SummaryWriter(str(folder), purge_step=purged)
         if resume_step is None:
-            rows = (f"| {key} | {value} |" for key, value in flatten(params).items())
+            rows = (f"| {key} | {value} |" for key, value in flatten_params(params).items())
             self._writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]))
         return str(folder.relative_to(run_dir))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from roll_like.config.sections import Task
+from roll_like.config.sections import ModelTask
 
 #: The card's file in a model's directory.
 CARD = "README.md"
@@ -54,7 +54,7 @@ class ModelCard:
     config_yaml: str = ""
 
 
-def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
+def render_model_card(card: ModelCard, task: ModelTask = "text-generation") -> str:
     """Return the card as Markdown, with the metadata header that the hub reads.
 
     It names no licence: that follows from the base model's and the data's.
@@ -79,7 +79,7 @@ def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
     return "\n".join(lines)
 
 
-def _metadata(card: ModelCard, task: Task) -> ModelCardData:
+def _metadata(card: ModelCard, task: ModelTask) -> ModelCardData:
     results = [
         EvalResult(
             task_type=task,
@@ -103,7 +103,7 @@ def _metadata(card: ModelCard, task: Task) -> ModelCardData:
     )
 
 
-def _usage(card: ModelCard, task: Task) -> list[str]:
+def _usage(card: ModelCard, task: ModelTask) -> list[str]:
     """Return Python that uses the model, as lines."""
     where = 'model = "."  # this folder, or the model\'s id on the hub'
     if task == "text-classification":

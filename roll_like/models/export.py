@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll_like.config.sections import Precision, Task
+from roll_like.config.sections import ModelTask, Precision
 from roll_like.errors import CheckpointError, RollLikeError
 from roll_like.models.card import CARD, CURVES, ModelCard, render_model_card
 from roll_like.models.checkpoint_names import converted, tensor_groups
@@ -43,7 +43,7 @@ def save_hf_directory(
     base_dir: Path | None = None,
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
-    task: Task = "text-generation",
+    task: ModelTask = "text-generation",
     more_files: Sequence[Path] = (),
 ) -> Path:
     """Write a model so that transformers and vLLM load it; all of it appears at once, or nothing.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.sections import LoRAConfig, Task
+from roll_like.config.sections import LoRAConfig, ModelTask
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.modules import persistent_buffers
 from roll_like.models.quantized import dequantized, quantize, quiet_bitsandbytes, shape_and_dtype
@@ -348,7 +348,9 @@ class Adapter:
     tensors: dict[str, Tensor]
 
     @classmethod
-    def of(cls, causal_lm: Any, config: LoRAConfig, tensors: dict[str, Tensor], *, base: str, task: Task) -> Adapter:
+    def of(
+        cls, causal_lm: Any, config: LoRAConfig, tensors: dict[str, Tensor], *, base: str, task: ModelTask
+    ) -> Adapter:
         """Describe a model's adapters.
 
         Args:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.sections import Precision, Task
+from roll_like.config.sections import ModelTask, Precision
 from roll_like.errors import ConfigError
 from roll_like.models.imports import quick_imports
 from roll_like.models.quiet import quiet
@@ -58,7 +58,7 @@ def load_causal_lm(
         path: A directory from `resolve_model` or from an export.
         dtype: Precision of every floating-point parameter.
         trust_remote_code: Run Python code that comes with the model.
-        late: Leave what would take memory in the files, for `unread.read` to read tensor by tensor.
+        late: Leave what would take memory in the files, for `unread.materialise` to read tensor by tensor.
 
     Raises:
         ConfigError: The directory does not hold a complete model of an architecture that transformers knows.
@@ -183,7 +183,9 @@ def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, buffer
 
 
-def empty_model(config: PretrainedConfig, trust_remote_code: bool, task: Task = "text-generation") -> PreTrainedModel:
+def empty_model(
+    config: PretrainedConfig, trust_remote_code: bool, task: ModelTask = "text-generation"
+) -> PreTrainedModel:
     """Return the architecture without memory for weights: it knows names, shapes and ties."""
     import torch
     from transformers import (

@@ -79,7 +79,7 @@ def settled(config: RunConfigT) -> RunConfigT:
     return config.model_copy(update={"model": config.model.model_copy(update=values)})
 
 
-def choice(config: RunConfig) -> str | None:
+def auto_precision(config: RunConfig) -> str | None:
     """Return what `auto` chose on a CPU and why, as one line of a plan; None where there was nothing to measure."""
     if config.model.dtype != "auto" or config.resources.device == "cuda":
         return None

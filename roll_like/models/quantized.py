@@ -66,15 +66,15 @@ def quantize(causal_lm: Any, names: Sequence[str], kind: str, section: str = "tr
         ConfigError: bitsandbytes is not installed.
     """
     require_bitsandbytes(section)
-    from roll_like.models.unread import read
+    from roll_like.models.unread import materialise
 
     for name in names:
         layer = causal_lm.get_submodule(name)
         for parameter in layer.parameters():
-            read(parameter)
+            materialise(parameter)
         causal_lm.set_submodule(name, _quantized(layer, kind))
     for parameter in causal_lm.parameters():
-        read(parameter)
+        materialise(parameter)
     causal_lm.is_loaded_in_4bit = True  # what peft chooses its layers by
 
 

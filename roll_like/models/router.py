@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 UNKNOWN = -1
 
 
-class Router:
+class RouterReplay:
     """The layers with experts of a Hugging Face model.
 
     Args:
@@ -115,7 +115,7 @@ class Router:
 class _Watched(TorchFunctionMode):
     """Within the forward pass of one layer's experts: sees the call that chooses them."""
 
-    def __init__(self, router: Router, layer: int) -> None:
+    def __init__(self, router: RouterReplay, layer: int) -> None:
         super().__init__()
         self._router = router
         self._layer = layer

@@ -105,7 +105,7 @@ def mark(model: nn.Module, unread: dict[str, _Unread]) -> None:
             setattr(parameters[name], _UNREAD, each)
 
 
-def read(parameter: nn.Parameter) -> None:
+def materialise(parameter: nn.Parameter) -> None:
     """Give a parameter its numbers, where it has none yet; nothing else."""
     unread = vars(parameter).pop(_UNREAD, None)
     if unread is not None:

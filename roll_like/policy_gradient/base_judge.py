@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from roll_like.agents.chat_api import ApiError, number, read_chat_request, read_json
+from roll_like.agents.chat_api import ApiError, finite_number, read_body, read_chat_request
 from roll_like.config.inference import BASE
 from roll_like.data.chat import Renderer
 from roll_like.data.reasoning import split_reasoning
@@ -77,7 +77,7 @@ class BaseJudge:
 
     async def _chat(self, request: web.Request) -> web.Response:
         try:
-            asked = self._asked(read_json(await request.read()))
+            asked = self._asked(read_body(await request.read()))
         except ApiError as error:
             return web.json_response(error.body, status=error.status)
         try:
@@ -101,7 +101,7 @@ class BaseJudge:
         unknown = sorted(body.keys() - _KNOWN)
         if unknown:
             raise ApiError(400, f"{', '.join(unknown)}: this server knows {', '.join(sorted(_KNOWN))} only")
-        temperature = number(body, "temperature") if "temperature" in body else 1.0
+        temperature = finite_number(body, "temperature") if "temperature" in body else 1.0
         sampling = Sampling(temperature=temperature, max_tokens=1024)
         chat = read_chat_request({key: value for key, value in body.items() if key != "response_format"}, sampling)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,10 +16,8 @@ from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.interface import State
-
-Timer = Callable[[str], AbstractContextManager[None]]
 
 
 def untimed(_: str) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ import threading
 import time
 
 from roll_like.cluster import Cluster
-from roll_like.cluster.health import Report, RestartBudget, brief
+from roll_like.cluster.health import RestartBudget, RestartCallback, brief
 from roll_like.errors import RollLikeError
 from roll_like.inference.interface import JudgeServer
 
@@ -28,7 +28,9 @@ class JudgeKeeper:
         budget: How often they may be.
     """
 
-    def __init__(self, servers: Cluster[JudgeServer], report: Report, budget: RestartBudget | None = None) -> None:
+    def __init__(
+        self, servers: Cluster[JudgeServer], report: RestartCallback, budget: RestartBudget | None = None
+    ) -> None:
         self._deaths = 0
         self._servers = servers
         self._report = report

@@ -10,7 +10,7 @@ import torch
 
 from roll_like.cluster import Cluster
 from roll_like.config.policy_gradient import SamplingRunConfig
-from roll_like.inference.weight_transfer.probe import TOLERANCES, Probe, probe_tokens
+from roll_like.inference.weight_transfer.probe import TOLERANCES, LogprobProbe, probe_tokens
 from roll_like.models.load import load_tokenizer
 from roll_like.models.precision import precision_of
 from roll_like.training.interface import RankModel
@@ -19,7 +19,7 @@ from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, IntArray, TrainingSample
 
 
-def weight_probe(config: SamplingRunConfig, trained: Cluster[TrainingRank]) -> Probe | None:
+def weight_probe(config: SamplingRunConfig, trained: Cluster[TrainingRank]) -> LogprobProbe | None:
     """Return what engines and trainer are compared by; None for an engine that cannot be asked.
 
     Args:
@@ -30,15 +30,15 @@ def weight_probe(config: SamplingRunConfig, trained: Cluster[TrainingRank]) -> P
     if not inference.capabilities.prompt_logprobs:
         return None
     tokenizer = load_tokenizer(config.model)
-    return Probe(
+    return LogprobProbe(
         tokens=probe_tokens(partial(tokenizer.encode, add_special_tokens=False), config.context_window),
-        trainer=trainer_logprobs(trained),
+        trainer=logprobs_on_ranks(trained),
         tolerance=inference.probe_tolerance or TOLERANCES[precision_of(config)],
         every=inference.probe_every,
     )
 
 
-def trainer_logprobs(trained: Cluster[TrainingRank]) -> Callable[[IntArray], FloatArray]:
+def logprobs_on_ranks(trained: Cluster[TrainingRank]) -> Callable[[IntArray], FloatArray]:
     """Return what computes log-probabilities of given tokens on all ranks: those of a sharded model need each other."""
 
     def logprobs(tokens: IntArray) -> FloatArray:

@@ -24,7 +24,7 @@ from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.of_run import JUDGE, judge_model
 from roll_like.policy_gradient.judge import JudgeKeeper
-from roll_like.policy_gradient.workers import Progress
+from roll_like.policy_gradient.workers import ProgressCallback
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
@@ -95,7 +95,9 @@ class RewardWorkers:
             self._keeper.start()
         self.pools.wait_until_ready()
 
-    def scheduler(self, inference: EnginePool, progress: Progress = lambda done, total: None) -> GenerateScheduler:
+    def scheduler(
+        self, inference: EnginePool, progress: ProgressCallback = lambda done, total: None
+    ) -> GenerateScheduler:
         """Return what collects groups from the engines and has them scored here."""
         return GenerateScheduler(self.router(inference), self.pools, progress=progress)
 

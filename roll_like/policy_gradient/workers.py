@@ -35,7 +35,7 @@ from roll_like.training.engine import Reference, TrainingEngine
 from roll_like.types import PolicySample
 
 #: Called with (finished samples, expected samples).
-Progress: TypeAlias = Callable[[int, int], None]
+ProgressCallback: TypeAlias = Callable[[int, int], None]
 
 
 class AuxiliaryRole(Protocol):

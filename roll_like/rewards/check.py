@@ -47,8 +47,8 @@ from roll_like.types import Message, Task
 if TYPE_CHECKING:
     from rich.console import Console
 
-Kind: TypeAlias = Literal["gold", "wrong", "empty", "hostile"]
-KINDS: tuple[Kind, ...] = ("gold", "wrong", "empty", "hostile")
+CaseKind: TypeAlias = Literal["gold", "wrong", "empty", "hostile"]
+KINDS: tuple[CaseKind, ...] = ("gold", "wrong", "empty", "hostile")
 
 SLOW_SECONDS = 1.0
 _EPSILON = 1e-6
@@ -76,7 +76,7 @@ class CheckedAnswer:
         problems: What is suspicious about it.
     """
 
-    kind: Kind
+    kind: CaseKind
     text: str
     case: int
     value: float | None
@@ -289,7 +289,7 @@ def _check_row(reward: Reward, case: RewardCase, number: int) -> None:
     reward.check_row(task)
 
 
-def _answers(case: RewardCase, *, floods: bool) -> Iterator[tuple[Kind, str]]:
+def _answers(case: RewardCase, *, floods: bool) -> Iterator[tuple[CaseKind, str]]:
     """Yield the case's own answers, empty ones, and ones that no reward should trip over or pay."""
     yield from (("gold", text) for text in case.gold)
     yield from (("wrong", text) for text in case.wrong)
@@ -299,7 +299,7 @@ def _answers(case: RewardCase, *, floods: bool) -> Iterator[tuple[Kind, str]]:
 
 
 def _checked(
-    case: RewardCase, number: int, tried: list[tuple[Kind, str]], pairs: list[list[_Trial]], slow: float
+    case: RewardCase, number: int, tried: list[tuple[CaseKind, str]], pairs: list[list[_Trial]], slow: float
 ) -> Iterator[CheckedAnswer]:
     gold = [
         trials[0].outcome.value
@@ -327,7 +327,7 @@ def _checked(
         )
 
 
-def _mispaid(case: RewardCase, kind: Kind, value: float, paid: float, *, comparable: bool) -> Iterator[str]:
+def _mispaid(case: RewardCase, kind: CaseKind, value: float, paid: float, *, comparable: bool) -> Iterator[str]:
     if kind == "gold" and value < case.gold_value - _EPSILON:
         yield f"a right answer gets {value:.3g}, below {case.gold_value:g}"
     if kind == "empty" and value > case.empty_value + _EPSILON:
@@ -336,7 +336,7 @@ def _mispaid(case: RewardCase, kind: Kind, value: float, paid: float, *, compara
         yield f"a {kind} answer gets {value:.3g}, as much as a right one"
 
 
-def _instability(kind: Kind, trials: list[_Trial], slow: float) -> Iterator[str]:
+def _instability(kind: CaseKind, trials: list[_Trial], slow: float) -> Iterator[str]:
     outcomes = [trial.outcome for trial in trials]
     errors = [outcome for outcome in outcomes if isinstance(outcome, RewardError)]
     if kind == "hostile" and all(isinstance(outcome, RefusedAnswerError) for outcome in outcomes):

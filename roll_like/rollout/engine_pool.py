@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.cluster.health import Report, RestartBudget, brief, to_stderr
+from roll_like.cluster.health import RestartBudget, RestartCallback, brief, to_stderr
 from roll_like.config.inference import EngineConfig
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.errors import GenerationError, RollLikeError, WorkerError
@@ -62,7 +62,7 @@ class EnginePool:
         engines: Cluster[InferenceEngine],
         runner: DriverLoop,
         *,
-        report: Report = to_stderr,
+        report: RestartCallback = to_stderr,
         follows: bool = True,
         budget: RestartBudget | None = None,
         takes_adapters: bool = False,

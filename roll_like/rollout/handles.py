@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
-from roll_like.cluster.health import Report, to_stderr
+from roll_like.cluster.health import RestartCallback, to_stderr
 from roll_like.cluster.worker_restarts import WorkerRestarts
 from roll_like.errors import RollLikeError
 from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
@@ -94,7 +94,7 @@ class RewardPool:
         *,
         limit_seconds: float,
         groups_per_worker: int = 8,
-        report: Report = to_stderr,
+        report: RestartCallback = to_stderr,
     ) -> None:
         self._cluster = cluster
         self._worker_restarts = WorkerRestarts(cluster, RewardWorker.healthy, "its groups are scored again", report)

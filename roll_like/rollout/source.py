@@ -44,7 +44,7 @@ class RolloutSource(Protocol):
         """Read back what `save` wrote; `load_state` was called before."""
 
 
-class Order(Protocol):
+class TaskSampler(Protocol):
     """What groups attempt: endless and resumable."""
 
     def next(self) -> Task:
@@ -140,7 +140,7 @@ class GroupSource(Generic[PlanT]):
     """
 
     collector: Collector[PlanT]
-    order: Order
+    order: TaskSampler
     plan: PlanMaker[PlanT]
     accept: Callable[[Group[Scored]], bool]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from roll_like.check.findings import is_hub_id
+from roll_like.check.findings import is_repo_id
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.metrics.summary import CURVES, Summary
@@ -60,7 +60,7 @@ def model_card(config: RunConfig, steps: int, summary: Summary | None = None) ->
         evaluated_on=[_label(source) for source in _sources(values, "evaluation")],
         figures={} if summary is None else _rewards(summary),
         settings=_settings(values, sources),
-        datasets=[source["path"] for source in sources if is_hub_id(source["path"])],
+        datasets=[source["path"] for source in sources if is_repo_id(source["path"])],
         system_prompt=prompts.pop() if len(prompts) == 1 else None,
         curves=curves if curves is not None and curves.is_file() else None,
         config_yaml=text,
@@ -99,7 +99,7 @@ def _sources(values: Mapping[str, Any], section: str) -> Iterator[Mapping[str, A
 
 
 def _label(source: Mapping[str, Any]) -> str:
-    return str(source.get("name") or (source["path"] if is_hub_id(source["path"]) else Path(source["path"]).stem))
+    return str(source.get("name") or (source["path"] if is_repo_id(source["path"]) else Path(source["path"]).stem))
 
 
 def _at(values: Mapping[str, Any], *keys: str) -> Any:

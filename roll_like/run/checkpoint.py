@@ -165,10 +165,10 @@ class CheckpointStore:
             DiskFullError: The disk is full or not writable; everything is as before.
             CheckpointError: The same, found by one of several ranks.
         """
-        temporary = self.directory / f"{TEMPORARY}{name_of(step)}"
+        temporary = self.directory / f"{TEMPORARY}{checkpoint_name(step)}"
         with self._making_room(step, temporary):
             save_checkpoint(temporary, step, save, state, score=score, healthy=healthy)
-            publish(temporary, self.directory / name_of(step))
+            publish(temporary, self.directory / checkpoint_name(step))
         return self._written(step, score)
 
     def copy(self, snapshot: Path) -> Path:
@@ -178,7 +178,7 @@ class CheckpointStore:
             DiskFullError: The disk is full or not writable; everything is as before.
         """
         manifest = _manifest(snapshot)
-        target = self.directory / name_of(manifest.step)
+        target = self.directory / checkpoint_name(manifest.step)
         with self._making_room(manifest.step, self.directory / f"{TEMPORARY}{target.name}"):
             copy_to_disk(snapshot, target)
         return self._written(manifest.step, manifest.score)
@@ -201,7 +201,7 @@ class CheckpointStore:
             ) from error
 
     def _written(self, step: int, score: float | None) -> Path:
-        path = self.directory / name_of(step)
+        path = self.directory / checkpoint_name(step)
         if self._keep_best and score is not None:
             self._remember_best(path, score)
         self._prune()
@@ -218,7 +218,7 @@ class CheckpointStore:
         for path in reversed(found):
             try:
                 checkpoint = read_checkpoint(path)
-                if path.name != name_of(checkpoint.step):
+                if path.name != checkpoint_name(checkpoint.step):
                     raise CheckpointError(f"{path} holds the checkpoint of step {checkpoint.step}")
             except CheckpointError as error:
                 damaged += 1
@@ -285,7 +285,7 @@ class CheckpointStore:
         if not self._keep_best:
             return
         try:
-            _linked(self.directory.parent, name_of(0)).unlink()
+            _linked(self.directory.parent, checkpoint_name(0)).unlink()
         except OSError as error:
             raise ConfigError(
                 f"{self.directory.parent} takes no symbolic link, which names the best checkpoint: {error.strerror}",
@@ -322,7 +322,7 @@ def _linked(folder: Path, name: str) -> Path:
     return link
 
 
-def name_of(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """Return the name of the checkpoint of a step."""
     return f"step_{step:06d}"
 

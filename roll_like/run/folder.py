@@ -33,7 +33,7 @@ SILENT_SECONDS = 10.0
 AUTO = "auto"
 
 
-def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
+def resolve_run_folder(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
     """Return the run's folder and whether it is continued.
 
     A new run never writes into an old one's folder: the name gets `-2`, `-3`, …
@@ -118,7 +118,7 @@ def latest_run(config: RunConfig) -> Path | None:
 
 def is_finished(directory: Path, config: RunConfig) -> bool:
     """Return whether a run has taken all steps of a configuration and ended well."""
-    events, runs = files.read(directory / files.EVENTS), files.read(directory / files.RUN)
+    events, runs = files.read_jsonl(directory / files.EVENTS), files.read_jsonl(directory / files.RUN)
     if not events or not runs or (events[-1]["kind"], events[-1].get("status")) != ("end", "finished"):
         return False
     steps = getattr(config, "steps", None)  # None where epochs say how many

@@ -22,7 +22,7 @@ from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
-from roll_like.run.folder import find_run, is_finished, locked
+from roll_like.run.folder import is_finished, locked, resolve_run_folder
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunContext, RunState
@@ -47,7 +47,7 @@ def running(
             the hardware is not there.
         StopRequested: A signal to stop arrived meanwhile.
     """
-    directory, resumed_run = find_run(config, resume)
+    directory, resumed_run = resolve_run_folder(config, resume)
     with ExitStack() as stack:
         lock = stack.enter_context(locked(directory))
         stack.enter_context(rare_garbage_collection())

@@ -17,7 +17,7 @@ from roll_like.run.checkpoint import (
     Checkpoint,
     CheckpointClock,
     CheckpointStore,
-    name_of,
+    checkpoint_name,
     read_checkpoint,
     save_checkpoint,
     size_of,
@@ -106,7 +106,7 @@ class Snapshots:
         if self._directory is None or not self._room or not self._has_room(self._directory, expected):
             return False
         self._directory.mkdir(parents=True, exist_ok=True)
-        target, unfinished = self._directory / name_of(step), self._directory / "unfinished"
+        target, unfinished = self._directory / checkpoint_name(step), self._directory / "unfinished"
         try:
             with self._clock.attempt():
                 shutil.rmtree(unfinished, ignore_errors=True)  # of a rank that died while it wrote

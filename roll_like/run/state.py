@@ -19,7 +19,7 @@ from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.metrics import files
 from roll_like.metrics.guards import Guards, NothingLearned, skipped_updates
 from roll_like.metrics.manager import MetricsManager
-from roll_like.metrics.rollouts import Kind
+from roll_like.metrics.rollouts import RolloutKind
 from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_rows
@@ -326,7 +326,7 @@ class RunState:
                     "continue with --resume",
                 ) from error
 
-    def _show(self, groups: Sequence[Group[Scored]], version: int | None = None, *, kind: Kind = "step") -> None:
+    def _show(self, groups: Sequence[Group[Scored]], version: int | None = None, *, kind: RolloutKind = "step") -> None:
         """Write samples for people, with small copies of the images that they are about."""
         self.metrics.log_rollouts(self.finished, rollout_rows(groups, version), kind=kind)
         try:
@@ -450,7 +450,7 @@ class RunState:
         self.metrics.close("stopped")
 
     def _evaluated_steps(self) -> set[int]:
-        return {int(record["step"]) for record in files.read(self.directory / files.EVALUATIONS)}
+        return {int(record["step"]) for record in files.read_jsonl(self.directory / files.EVALUATIONS)}
 
     def _save_engines(self, directory: Path) -> None:
         (directory / "config.yaml").write_text(dump_config(self._config))

@@ -33,7 +33,7 @@ def with_remote_objects(program: Program) -> Program:
     return Program(f"{program.source}\n\n{_REMOTE}", program.language)
 
 
-async def run_test(session: BoxSession, program: Program, test: AssertTest, seconds: float) -> TestResult:
+async def run_assert_test(session: BoxSession, program: Program, test: AssertTest, seconds: float) -> TestResult:
     """Run one test against a session that executes `with_remote_objects(program)`.
 
     Args:

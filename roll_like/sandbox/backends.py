@@ -10,12 +10,12 @@ from typing import Any
 from roll_like.errors import ConfigError
 from roll_like.sandbox.box import Box, SandboxUnavailable
 from roll_like.sandbox.bwrap import HELP
-from roll_like.sandbox.selftest import Report, probe
+from roll_like.sandbox.selftest import SelfTestReport, run_probes
 
 #: Names that `backend` may have.
 BACKENDS = ("auto", "bwrap", "landlock", "remote:URL")
 
-_passed: dict[str, Report] = {}
+_passed: dict[str, SelfTestReport] = {}
 
 
 def make_box(backend: str = "auto", *, workers: int = 2) -> Box:
@@ -56,7 +56,7 @@ async def open_box(backend: str = "auto", *, workers: int = 2) -> Box:
     return make_box(backend, workers=workers)
 
 
-def self_test(backend: str = "auto") -> Report:
+def self_test(backend: str = "auto") -> SelfTestReport:
     """Probe a backend, once in a process, and return what was found.
 
     Raises:
@@ -66,15 +66,15 @@ def self_test(backend: str = "auto") -> Report:
     return _in_a_thread(_tested(backend))
 
 
-def examine(backend: str = "auto") -> Report:
+def examine(backend: str = "auto") -> SelfTestReport:
     """Probe a backend and return what was found, failures included."""
     try:
         return _in_a_thread(_probed(backend))
     except SandboxUnavailable as error:
-        return Report(backend, (), str(error))
+        return SelfTestReport(backend, (), str(error))
 
 
-async def _tested(backend: str) -> Report:
+async def _tested(backend: str) -> SelfTestReport:
     if backend not in _passed:
         report = await _probed(backend)
         if not report.passed:
@@ -85,14 +85,14 @@ async def _tested(backend: str) -> Report:
     return _passed[backend]
 
 
-async def _probed(backend: str) -> Report:
+async def _probed(backend: str) -> SelfTestReport:
     box = make_box(backend)
     try:
-        return await probe(box)
+        return await run_probes(box)
     finally:
         await box.close()
 
 
-def _in_a_thread(work: Coroutine[Any, Any, Report]) -> Report:
+def _in_a_thread(work: Coroutine[Any, Any, SelfTestReport]) -> SelfTestReport:
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
         return thread.submit(asyncio.run, work).result()

@@ -120,12 +120,12 @@ class Comparison:
         return self._within(_decimal(got), _decimal(wanted), absolute=isinstance(wanted, int))
 
     def _difference(self, got: Any, wanted: Any, where: str) -> str | None:
-        different = f"at {where}: expected {shown(wanted)}, got {shown(got)}"
+        different = f"at {where}: expected {short_repr(wanted)}, got {short_repr(got)}"
         if self._family(got) != self._family(wanted):
             return different
         if isinstance(wanted, (list, tuple, deque)):
             if len(got) != len(wanted):
-                return f"at {where}: expected {len(wanted)} elements, got {len(got)}: {shown(got)}"
+                return f"at {where}: expected {len(wanted)} elements, got {len(got)}: {short_repr(got)}"
             pairs = enumerate(zip(got, wanted, strict=True))
             return _first(self._difference(a, b, f"{where}[{at}]") for at, (a, b) in pairs)
         if isinstance(wanted, (set, frozenset)):
@@ -140,15 +140,15 @@ class Comparison:
         if self.from_json:
             keyed = {key if key in wanted_keyed else self._key(_json_key(pair[0])): pair for key, pair in keyed.items()}
             if len(keyed) != len(got):
-                return f"at {where}: two keys are the same in JSON: {shown(got)}"
+                return f"at {where}: two keys are the same in JSON: {short_repr(got)}"
         missing = [name for key, (name, _) in wanted_keyed.items() if key not in keyed]
         if missing:
-            return f"at {where}: the key {shown(missing[0])} is missing"
+            return f"at {where}: the key {short_repr(missing[0])} is missing"
         surplus = [name for key, (name, _) in keyed.items() if key not in wanted_keyed]
         if surplus:
-            return f"at {where}: the key {shown(surplus[0])} is not expected"
+            return f"at {where}: the key {short_repr(surplus[0])} is not expected"
         return _first(
-            self._difference(keyed[key][1], item, f"{where}[{shown(name)}]")
+            self._difference(keyed[key][1], item, f"{where}[{short_repr(name)}]")
             for key, (name, item) in wanted_keyed.items()
         )
 
@@ -181,7 +181,7 @@ class Comparison:
 _FAMILIES = {"tuple": "list", "deque": "list", "frozenset": "set", "int": "number", "float": "number"}
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a short text of a plain value; an integer too long to be printed is described."""
     try:
         text = repr(value)
@@ -191,7 +191,7 @@ def shown(value: object) -> str:
 
 
 def _shown_part(part: str | None) -> str:
-    return "the end" if part is None else shown(part)
+    return "the end" if part is None else short_repr(part)
 
 
 def _lines(text: str) -> list[str]:

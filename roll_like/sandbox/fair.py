@@ -34,7 +34,7 @@ class Measured(Protocol):
         ...
 
 
-class Share:
+class CpuShare:
     """Measures from now on what processes had of the time. For the thread in which it is made.
 
     Args:

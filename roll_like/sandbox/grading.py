@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from roll_like.errors import SandboxError
 from roll_like.sandbox import asserts
 from roll_like.sandbox.box import Box, BoxReport, BoxSession, CallFailed, Ended, Program, SandboxUnavailable
-from roll_like.sandbox.compare import Comparison, shown
+from roll_like.sandbox.compare import Comparison, short_repr
 from roll_like.sandbox.fair import PATIENCE, Measured, within
 from roll_like.sandbox.types import (
     AssertTest,
@@ -162,7 +162,7 @@ class Grading:
         difference = self.comparison.values(value, test.expected)
         if difference is None or (test.wrapped and self.comparison.values(value, test.expected[0]) is None):
             return TestResult(TestStatus.PASSED)
-        return TestResult(TestStatus.WRONG_ANSWER, f"{test.entry_point}{shown(tuple(test.args))}: {difference}")
+        return TestResult(TestStatus.WRONG_ANSWER, f"{test.entry_point}{short_repr(tuple(test.args))}: {difference}")
 
     async def _assert(self, test: AssertTest) -> TestResult:
         limits = self._limits(1)
@@ -171,7 +171,7 @@ class Grading:
         except CallFailed as failure:
             return _of_failure(failure)
         try:
-            result = await asserts.run_test(session, self.program, test, limits.wall_seconds)
+            result = await asserts.run_assert_test(session, self.program, test, limits.wall_seconds)
         except CallFailed as failure:
             result = _of_failure(failure)
         finally:

@@ -24,7 +24,7 @@ _LIMITS = Limits(wall_seconds=10.0, cpu_seconds=5.0, memory_bytes=128 * _MIB, ou
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeResult:
     """One property, whether it holds, and what was seen."""
 
     name: str
@@ -33,7 +33,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SelfTestReport:
     """What the self-test found.
 
     Attributes:
@@ -43,7 +43,7 @@ class Report:
     """
 
     backend: str
-    probes: tuple[Probe, ...]
+    probes: tuple[ProbeResult, ...]
     reason: str = ""
 
     @property
@@ -66,7 +66,7 @@ class Report:
         return "\n".join([f"backend {self.backend}", *lines, f"{self.backend} {status} on this machine"])
 
 
-async def probe(box: Box) -> Report:
+async def run_probes(box: Box) -> SelfTestReport:
     """Run every probe in a box.
 
     Raises:
@@ -75,7 +75,7 @@ async def probe(box: Box) -> Report:
     everywhere = [_clock, _flood]
     probes = [_elsewhere, *everywhere] if box.name == "remote" else [*_HERE, *everywhere]
     found = [await run(box) for run in probes]
-    return Report(box.name, tuple(each for several in found for each in several))
+    return SelfTestReport(box.name, tuple(each for several in found for each in several))
 
 
 _INSPECT = """
@@ -122,7 +122,7 @@ print(json.dumps(found))
 """
 
 
-async def _look_around(box: Box) -> list[Probe]:
+async def _look_around(box: Box) -> list[ProbeResult]:
     with tempfile.TemporaryDirectory(prefix="sandbox-canary-") as folder, socket.socket() as listener:
         Path(folder).chmod(0o755)  # what would keep a program out must be the box, not the file's mode
         canary = Path(folder) / f"canary-{secrets.token_hex(6)}"
@@ -134,7 +134,7 @@ async def _look_around(box: Box) -> list[Probe]:
         report = await box.run(Program(_INSPECT), f"{canary}\n{listener.getsockname()[1]}\n", _LIMITS)
         found: dict[str, Any] = json.loads(report.stdout) if report.ended is Ended.EXITED else {}
         if not found:
-            return [Probe("a program runs", False, f"{report.ended}: {report.detail} {report.stderr[-300:]}")]
+            return [ProbeResult("a program runs", False, f"{report.ended}: {report.detail} {report.stderr[-300:]}")]
         try:
             listener.accept()[0].close()
             reached = True
@@ -150,23 +150,25 @@ async def _look_around(box: Box) -> list[Probe]:
     files, files_seen = stopped("read", "write", "beside")
     network, network_seen = stopped("connect", "datagram", "unix socket")
     return [
-        Probe("a program runs", True, f"{report.cpu_seconds:.3f} s of CPU"),
-        Probe("files outside are out of reach", files and unharmed and not found["listed"], files_seen),
-        Probe("no network", network and not reached, network_seen),
-        Probe("dangerous system calls refused", refused, stopped(*calls)[1]),
-        Probe("not root", 0 not in found["ids"], f"user {found['ids'][0]}"),
-        Probe(
+        ProbeResult("a program runs", True, f"{report.cpu_seconds:.3f} s of CPU"),
+        ProbeResult("files outside are out of reach", files and unharmed and not found["listed"], files_seen),
+        ProbeResult("no network", network and not reached, network_seen),
+        ProbeResult("dangerous system calls refused", refused, stopped(*calls)[1]),
+        ProbeResult("not root", 0 not in found["ids"], f"user {found['ids'][0]}"),
+        ProbeResult(
             "no capability, none to be had",
             not found["capabilities"] and found["no_new_privs"] == 1,
             f"capabilities {found['capabilities'] or 'none'}, no_new_privs {found['no_new_privs']}",
         ),
-        Probe("environment empty", not found["environment"], ", ".join(found["environment"]) or "no variable"),
-        Probe("no inherited descriptor", found["descriptors"] == [0, 1, 2], f"open: {found['descriptors']}"),
-        Probe("no other process in sight", not _others(found["processes"]), f"{len(found['processes'])} in /proc"),
+        ProbeResult("environment empty", not found["environment"], ", ".join(found["environment"]) or "no variable"),
+        ProbeResult("no inherited descriptor", found["descriptors"] == [0, 1, 2], f"open: {found['descriptors']}"),
+        ProbeResult(
+            "no other process in sight", not _others(found["processes"]), f"{len(found['processes'])} in /proc"
+        ),
     ]
 
 
-async def _elsewhere(box: Box) -> list[Probe]:
+async def _elsewhere(box: Box) -> list[ProbeResult]:
     """What can be seen of a server from here: programs run on it and not on this machine."""
     with tempfile.TemporaryDirectory(prefix="sandbox-canary-") as folder:
         Path(folder).chmod(0o755)
@@ -177,8 +179,8 @@ async def _elsewhere(box: Box) -> list[Probe]:
     ran = report.ended is Ended.EXITED
     text = report.stdout.decode().strip()
     return [
-        Probe("a program runs", ran, text or _words(report)),
-        Probe("programs run on another machine", ran and text == "False", f"sees this one's files: {text}"),
+        ProbeResult("a program runs", ran, text or _words(report)),
+        ProbeResult("programs run on another machine", ran and text == "False", f"sees this one's files: {text}"),
     ]
 
 
@@ -241,44 +243,48 @@ print("left a grandchild")
 """
 
 
-async def _memory(box: Box) -> list[Probe]:
+async def _memory(box: Box) -> list[ProbeResult]:
     report = await box.run(Program(_ALLOCATE), "", _LIMITS)
     held = report.ended is Ended.MEMORY and report.peak_memory_bytes < 2 * _LIMITS.memory_bytes
-    return [Probe("memory limit holds", held, f"{report.ended} at {report.peak_memory_bytes >> 20} of 128 MiB")]
+    return [ProbeResult("memory limit holds", held, f"{report.ended} at {report.peak_memory_bytes >> 20} of 128 MiB")]
 
 
-async def _processes(box: Box) -> list[Probe]:
+async def _processes(box: Box) -> list[ProbeResult]:
     report = await box.run(Program(_COUNT), "", _LIMITS)
     text = report.stdout.decode().strip()
     held = report.ended is Ended.EXITED and text.isdigit() and 1 <= int(text) <= _LIMITS.processes
-    return [Probe("process limit holds", held, f"{text or _words(report)} of {_LIMITS.processes}")]
+    return [ProbeResult("process limit holds", held, f"{text or _words(report)} of {_LIMITS.processes}")]
 
 
-async def _whole_tree(box: Box) -> list[Probe]:
+async def _whole_tree(box: Box) -> list[ProbeResult]:
     name = "sb" + secrets.token_hex(6)
     report = await box.run(Program(_OUTLIVE), name + "\n", _LIMITS)
     left = [process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == name]
     text = report.stdout.decode().strip()
     held = report.ended is Ended.EXITED and bool(text) and not left
-    return [Probe("no process outlives its program", held, f"{text or _words(report)}, {len(left)} alive afterwards")]
+    return [
+        ProbeResult("no process outlives its program", held, f"{text or _words(report)}, {len(left)} alive afterwards")
+    ]
 
 
-async def _clock(box: Box) -> list[Probe]:
+async def _clock(box: Box) -> list[ProbeResult]:
     begun = asyncio.get_running_loop().time()
     report = await box.run(Program("import time; time.sleep(30)"), "", Limits(wall_seconds=0.3))
     took = asyncio.get_running_loop().time() - begun
     return [
-        Probe("time limit holds", report.ended is Ended.TIMEOUT and took < 10, f"{report.ended} after {took:.1f} s")
+        ProbeResult(
+            "time limit holds", report.ended is Ended.TIMEOUT and took < 10, f"{report.ended} after {took:.1f} s"
+        )
     ]
 
 
-async def _flood(box: Box) -> list[Probe]:
+async def _flood(box: Box) -> list[ProbeResult]:
     report = await box.run(Program("while True: print('x' * 4096)"), "", _LIMITS)
     held = report.ended is Ended.OUTPUT and len(report.stdout) <= _LIMITS.output_bytes
-    return [Probe("output limit holds", held, f"{report.ended} at {len(report.stdout) >> 10} of 64 KiB")]
+    return [ProbeResult("output limit holds", held, f"{report.ended} at {len(report.stdout) >> 10} of 64 KiB")]
 
 
-async def _persistence(box: Box) -> list[Probe]:
+async def _persistence(box: Box) -> list[ProbeResult]:
     source = """
 import os, math
 found = [name for name in ("/tmp/left", "/dev/shm/left", "left") if os.path.exists(name)]
@@ -290,7 +296,7 @@ math.left = 1
 """
     reports = [await box.run(Program(source), "", _LIMITS) for _ in range(4)]
     seen = {report.stdout.decode().strip() or _words(report) for report in reports}
-    return [Probe("nothing stays for the next program", seen == {"[] False"}, "; ".join(sorted(seen)))]
+    return [ProbeResult("nothing stays for the next program", seen == {"[] False"}, "; ".join(sorted(seen)))]
 
 
 def _words(report: BoxReport) -> str:

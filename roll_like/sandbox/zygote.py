@@ -21,7 +21,7 @@ import psutil
 
 from roll_like.sandbox.box import BoxReport, Ended, SandboxUnavailable
 from roll_like.sandbox.codec import MAX_BYTES
-from roll_like.sandbox.fair import FAIR_SHARE, PATIENCE, Share, too_busy
+from roll_like.sandbox.fair import FAIR_SHARE, PATIENCE, CpuShare, too_busy
 from roll_like.sandbox.types import Limits
 from roll_like.sandbox.worker import COMPILE_ERROR, NOT_STARTED
 
@@ -186,7 +186,7 @@ class Execution:
             reading, writing = os.pipe()
             given += [inside, writing]
             self._watch(reading, self._read_answers)
-        self.share = Share(self._zygote.programs, self._zygote.own)
+        self.share = CpuShare(self._zygote.programs, self._zygote.own)
         self._began, self._starved = self._loop.time(), 0.0
         self._clock = self._loop.call_later(self._job.limits.wall_seconds, self._expire)
         try:

@@ -59,7 +59,7 @@ def main(control: int, folder: str) -> NoReturn:
     os.closerange(control + 1, 1 << 16)
     channel = socket.socket(fileno=control)
     config = json.loads(channel.recv(PACKET))
-    zygote = Zygote(channel, config, channel.recv(PACKET))
+    zygote = ZygoteServer(channel, config, channel.recv(PACKET))
     for name in IMPORTS:
         importlib.import_module(name)
     os.environ.clear()
@@ -69,7 +69,7 @@ def main(control: int, folder: str) -> NoReturn:
     zygote.serve()
 
 
-class Zygote:
+class ZygoteServer:
     """Forks workers and watches them.
 
     Args:

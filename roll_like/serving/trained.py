@@ -9,7 +9,7 @@ from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.metrics.runs import find_run, read_config
-from roll_like.run.checkpoint import name_of, newest_step
+from roll_like.run.checkpoint import checkpoint_name, newest_step
 
 #: Where a run exports its model to, in its folder.
 MODEL = "model"
@@ -87,7 +87,8 @@ def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = Fa
 def _how_to_get_a_model(folder: Path) -> str:
     checkpoints = folder / "checkpoints"
     if step := newest_step(checkpoints):
-        return f"export a checkpoint: roll-like export --checkpoint {checkpoints / name_of(step)} -o {folder / MODEL}"
+        checkpoint = checkpoints / checkpoint_name(step)
+        return f"export a checkpoint: roll-like export --checkpoint {checkpoint} -o {folder / MODEL}"
     return (
         "it has no checkpoint either: wait until it has ended; or start it again with checkpoint.export: true, and "
         "with checkpoint.every: N to have a checkpoint after every N steps"

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from roll_like.tools.base import Tool, ToolError, text_tool
 
-Number: TypeAlias = int | float
+_Number: TypeAlias = int | float
 
 _MAX_LENGTH = 1000  # characters of an expression
 _MAX_BITS = 4096  # of a whole number, in between too
@@ -24,7 +24,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
 }
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e}
+_CONSTANTS: dict[str, _Number] = {"pi": math.pi, "e": math.e}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin")},
     **{name: getattr(math, name) for name in ("acos", "atan", "floor", "ceil", "gcd", "lcm", "degrees", "radians")},
@@ -73,7 +73,7 @@ def calculator() -> Tool:
     return text_tool("calculator", description, "expression", "Such as (2 + 3) * 7 or sqrt(2).", call)
 
 
-def _value(node: ast.expr) -> Number:
+def _value(node: ast.expr) -> _Number:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return _bounded(number)
@@ -90,24 +90,24 @@ def _value(node: ast.expr) -> Number:
     raise ToolError(f"{ast.unparse(node)!r} is not arithmetic; numbers, + - * / // % ** ( ), {', '.join(_FUNCTIONS)}")
 
 
-def _power(base: Number, exponent: Number) -> Number:
+def _power(base: _Number, exponent: _Number) -> _Number:
     if isinstance(base, int) and isinstance(exponent, int) and abs(exponent) * base.bit_length() > _MAX_BITS:
         raise OverflowError
     return _bounded(base**exponent)
 
 
-def _bounded(value: Any) -> Number:
+def _bounded(value: Any) -> _Number:
     if isinstance(value, complex):
         raise ToolError("the value is not a real number")
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise OverflowError
     if isinstance(value, float) and not math.isfinite(value):
         raise OverflowError
-    number: Number = value
+    number: _Number = value
     return number
 
 
-def _written(value: Number) -> str:
+def _written(value: _Number) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return str(value) if isinstance(value, int) else f"{value:.12g}"

@@ -33,7 +33,7 @@ from typing import Any, get_args
 from roll_like.data.reasoning import THINK, ReasoningTags
 from roll_like.errors import ConfigError
 from roll_like.tools.base import AnyCall, MalformedCall
-from roll_like.tools.calls.formats import FORMATS, NAMED, CallStyle, Format, Found, named_json
+from roll_like.tools.calls.formats import FORMATS, NAMED, CallFormat, CallStyle, Found, named_json
 from roll_like.tools.calls.functions import Functions
 from roll_like.tools.calls.payloads import ENDS
 
@@ -95,7 +95,7 @@ def parse_tool_calls(
     return _without(text, found), _numbered(found)
 
 
-def _formats(style: CallStyle, functions: Functions) -> tuple[Format, ...]:
+def _formats(style: CallStyle, functions: Functions) -> tuple[CallFormat, ...]:
     named = named_json(functions) if style in NAMED else None
     return FORMATS[style] if named is None else (*FORMATS[style], named)
 
@@ -112,7 +112,7 @@ class _Scan:
     """
 
     text: str
-    formats: Sequence[Format]
+    formats: Sequence[CallFormat]
     functions: Functions
     tags: ReasoningTags
     begin: int = 0
@@ -153,7 +153,7 @@ class _Scan:
             return re.compile(re.escape(self.tags.close))
         return re.compile(next(close for begins, close in _OWN_REASONING.items() if re.fullmatch(begins, opened)))
 
-    def _read(self, kind: Format, match: re.Match[str]) -> Found | None:
+    def _read(self, kind: CallFormat, match: re.Match[str]) -> Found | None:
         found = kind.read(self.text, match, self.functions)
         if found is None or not found.calls:
             return found

@@ -108,10 +108,10 @@ def use_row_attention(
         layers.refuse_joining(attention)
     if attention == "varlen":
         use_joined_attention(causal_lm, "varlen")
-        probe(causal_lm.base_model, layers)
+        probe_attention(causal_lm.base_model, layers)
         return
     use_dense_attention(causal_lm)
-    calls = probe(causal_lm.base_model, layers)
+    calls = probe_attention(causal_lm.base_model, layers)
     if attention == "auto" and device == "cuda" and not layers.recurrent and not sees_images(causal_lm.config):
         attention = _fastest(causal_lm, calls)
     if attention in ("varlen", "flex"):
@@ -130,7 +130,7 @@ def _fastest(causal_lm: Any, calls: list[AttentionCall]) -> Attention:
 
 
 @torch.no_grad()
-def probe(backbone: Any, layers: AttentionLayers) -> list[AttentionCall]:
+def probe_attention(backbone: Any, layers: AttentionLayers) -> list[AttentionCall]:
     """Run two rows of four tokens; return what the attention layers asked for.
 
         tokens    0 1 2 3    0 4 2 3

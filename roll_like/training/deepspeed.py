@@ -21,7 +21,7 @@ from roll_like.models.imports import quick_imports
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training import deepspeed_states
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, Part
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, StatePart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,9 +77,9 @@ class DeepSpeedBackend(BackendPlugin):
             )
 
     @staticmethod
-    def divided(settings: TrainerConfig) -> frozenset[Part]:
+    def divided(settings: TrainerConfig) -> frozenset[StatePart]:
         """Return what ZeRO shards: the optimizer from stage 1, gradients from 2, weights from 3."""
-        parts: tuple[Part, ...] = ("optimizer", "gradients", "weights")
+        parts: tuple[StatePart, ...] = ("optimizer", "gradients", "weights")
         return frozenset(parts[: settings.zero_stage])
 
     @classmethod
@@ -309,14 +309,14 @@ def _shard(module: nn.Module, dtype: torch.dtype, config: Mapping[str, Any]) -> 
     """
     import deepspeed
 
-    from roll_like.models.unread import read
+    from roll_like.models.unread import materialise
 
     device = deepspeed.get_accelerator().current_device_name()
     converter: Any = None
     for parameter in module.parameters():
         # a copy also on the CPU: rank 0's numbers are written over the others', and pages of a mapped file that are
         # written to stay in memory
-        read(parameter)
+        materialise(parameter)
         kept = dtype if parameter.is_floating_point() else parameter.dtype
         parameter.data = parameter.data.to(device, kept, copy=True)
         if converter is None:

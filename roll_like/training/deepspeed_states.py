@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WEIGHT = "weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 #: Of one rank: a stretch of a parameter.
-Record = Mapping[str, Any]
+_Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def load(engine: Any, directory: Path, precision: str) -> None:
     Raises:
         RuntimeError: It is of another model or of other adapters, incomplete, or did not arrive as it was.
     """
-    files = read(directory)
+    files = read_states(directory)
     pieces = pieces_of(files)
     own = list(stretches(engine))
     optimizer, adam = engine.optimizer, _adam(engine)
@@ -165,7 +165,7 @@ def load(engine: Any, directory: Path, precision: str) -> None:
     _compare(engine, own, files)
 
 
-def read(directory: Path) -> list[Mapping[str, Any]]:
+def read_states(directory: Path) -> list[Mapping[str, Any]]:
     """Return the contents of all ranks' files, which are mapped and not read. Nothing of them is run.
 
     Raises:
@@ -179,9 +179,9 @@ def read(directory: Path) -> list[Mapping[str, Any]]:
     return [torch.load(path, map_location="cpu", mmap=True, weights_only=True) for path in paths]
 
 
-def pieces_of(files: Sequence[Mapping[str, Any]]) -> dict[str, list[Record]]:
+def pieces_of(files: Sequence[Mapping[str, Any]]) -> dict[str, list[_Record]]:
     """Return the stretches of each parameter, in their order."""
-    pieces: dict[str, list[Record]] = defaultdict(list)
+    pieces: dict[str, list[_Record]] = defaultdict(list)
     for file in files:
         for name, record in file["parameters"].items():
             pieces[name].append(record)
@@ -191,10 +191,10 @@ def pieces_of(files: Sequence[Mapping[str, Any]]) -> dict[str, list[Record]]:
 def merged(directory: Path) -> Mapping[str, Tensor]:
     """Return whole weights by name, each put together when it is asked for."""
 
-    def whole(records: Sequence[Record]) -> Callable[[], Tensor]:
+    def whole(records: Sequence[_Record]) -> Callable[[], Tensor]:
         return lambda: torch.cat([record[WEIGHT] for record in records]).view(records[0]["shape"])
 
-    return LazyTensors({name: whole(records) for name, records in pieces_of(read(directory)).items()})
+    return LazyTensors({name: whole(records) for name, records in pieces_of(read_states(directory)).items()})
 
 
 def is_sharded(engine: Any) -> bool:
@@ -216,7 +216,7 @@ def _plain(scaler: Any) -> dict[str, float]:
     return {} if scaler is None else {key: each for key, each in vars(scaler).items() if isinstance(each, int | float)}
 
 
-def _copy(records: Sequence[Record], key: str, target: Tensor, start: int) -> None:
+def _copy(records: Sequence[_Record], key: str, target: Tensor, start: int) -> None:
     """Fill a stretch that begins at `start` of a parameter."""
     end = start + target.numel()
     for record in records:
@@ -226,7 +226,7 @@ def _copy(records: Sequence[Record], key: str, target: Tensor, start: int) -> No
             target[low - start : high - start].copy_(source[low - first : high - first])
 
 
-def _require_same(shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[str, Sequence[Record]]) -> None:
+def _require_same(shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[str, Sequence[_Record]]) -> None:
     require_same_tensors(shapes, pieces)
     for name, shape in shapes.items():
         found = tuple(pieces[name][0]["shape"])
@@ -241,7 +241,7 @@ def _require_same(shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[str, Se
             raise RuntimeError(f"the checkpoint lacks a part of {name}: values from {position} on")
 
 
-def _sums(records: Iterable[Record]) -> dict[str, list[float]]:
+def _sums(records: Iterable[_Record]) -> dict[str, list[float]]:
     """Return sums of the values and of their sizes, by kind."""
     sums: dict[str, list[float]] = {key: [0.0, 0.0] for key in (WEIGHT, *MOMENTS)}
     for record in records:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.cluster.health import Report, RestartBudget, brief, to_stderr
+from roll_like.cluster.health import RestartBudget, RestartCallback, brief, to_stderr
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import WorkerError
 from roll_like.models.card import ModelCard
@@ -61,7 +61,7 @@ class TrainingEngine(Generic[StepT]):
         timer: Timer = lambda name: nullcontext(),
         joined: bool = False,
         frozen: bool = False,
-        report: Report = to_stderr,
+        report: RestartCallback = to_stderr,
     ) -> None:
         self.cluster = cluster
         self.frozen = frozen

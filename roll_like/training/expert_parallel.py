@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from roll_like.models.experts import expert_layers
-from roll_like.models.unread import read
+from roll_like.models.unread import materialise
 from roll_like.training.exchange import exchange
 
 
@@ -63,7 +63,7 @@ class ExpertParallel:
         for experts in expert_layers(model):
             compute = type(experts).forward
             for name, parameter in list(experts.named_parameters(recurse=False)):
-                read(parameter)
+                materialise(parameter)
                 own = parameter.data.chunk(self.size)[self.mesh.get_local_rank()]
                 # a copy: a slice would keep the memory of the whole
                 own = own.to(kept_as[parameter.requires_grad], copy=True)

@@ -25,7 +25,7 @@ from roll_like.training.plugin import (
     COLLECTIVE_TIMEOUT,
     BackendPlugin,
     LazyTensors,
-    Part,
+    StatePart,
     require_same_sum,
     require_same_tensors,
 )
@@ -94,9 +94,9 @@ class FSDP2Backend(BackendPlugin):
             )
 
     @staticmethod
-    def divided(settings: TrainerConfig) -> frozenset[Part]:
+    def divided(settings: TrainerConfig) -> frozenset[StatePart]:
         """Return what ranks divide: all of it, unless a frozen model is whole."""
-        return frozenset[Part](("weights", "gradients", "optimizer") if settings.zero_stage == 3 else ())
+        return frozenset[StatePart](("weights", "gradients", "optimizer") if settings.zero_stage == 3 else ())
 
     @classmethod
     def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:
@@ -162,7 +162,7 @@ class FSDP2Backend(BackendPlugin):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        from roll_like.models.unread import read
+        from roll_like.models.unread import materialise
         from roll_like.training.expert_parallel import ExpertParallel
         from roll_like.training.optimizer import adamw
 
@@ -186,7 +186,7 @@ class FSDP2Backend(BackendPlugin):
                 shard(experts, mesh=same, shard_placement_fn=_second_dimension)
         for part in (*layers, module):
             for parameter in part.parameters():
-                read(parameter)
+                materialise(parameter)
                 if not isinstance(parameter, torch.distributed.tensor.DTensor) and parameter.is_floating_point():
                     parameter.data = parameter.data.to(kept_as[parameter.requires_grad])
             shard(part, mesh=mesh)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.config.run import ALWAYS_SHARED
-from roll_like.config.sections import Precision, Task, TrainerConfig
+from roll_like.config.sections import ModelTask, Precision, TrainerConfig
 from roll_like.training.layout import Layout, MicroBatch
 from roll_like.training.policy import tensors_of
 from roll_like.types import FloatArray, TrainingSample
@@ -185,7 +185,7 @@ class Objective(ABC, Generic[StepT, BatchT]):
     #: Folder of a checkpoint that has the model's files: those of two models are called alike.
     folder: ClassVar[str] = "."
     #: What the exported model is for.
-    task: ClassVar[Task] = "text-generation"
+    task: ClassVar[ModelTask] = "text-generation"
     #: Sums over micro-batches and ranks of one optimizer step, and means over the optimizer steps of a training step.
     losses: ClassVar[frozenset[str]] = frozenset({"train/loss"})
 

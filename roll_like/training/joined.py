@@ -31,7 +31,7 @@ def use_joined_attention(causal_lm: Any, attention: JoinedAttention) -> None:
     from transformers import AttentionInterface
 
     name = f"roll_like_{attention}"
-    AttentionInterface.register(name, partial(attention_forward, KERNELS[attention]))
+    AttentionInterface.register(name, partial(joined_attention_forward, KERNELS[attention]))
     causal_lm.set_attn_implementation(name)
 
 
@@ -40,7 +40,7 @@ def joined_attention(model: Any) -> JoinedAttention | None:
     return _NAMES.get(model.config.get_text_config()._attn_implementation)
 
 
-def attention_forward(
+def joined_attention_forward(
     kernel: Kernel,
     module: torch.nn.Module,  # noqa: ARG001 - of transformers' attention functions
     query_1HTD: Tensor,

@@ -15,7 +15,7 @@ from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
-from roll_like.models.router import Router
+from roll_like.models.router import RouterReplay
 from roll_like.models.vision import refuse_vision, tower_runs, vision_tower
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import use_row_attention
@@ -64,7 +64,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
             trained = not (settings.freeze_vision or spec.frozen)
             module.tower = tower_runs(ranks=settings.workers, divided=divided, trained=trained)
         if self.replays_routes:
-            module.router = Router(model, ROUTER_REPLAY)
+            module.router = RouterReplay(model, ROUTER_REPLAY)
         return module
 
     def hf_model(self, module: nn.Module) -> Any:

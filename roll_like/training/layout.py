@@ -9,10 +9,10 @@ from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from roll_like.data.images import moved
+from roll_like.data.images import shift_images
 from roll_like.data.routes import joined_routes
 from roll_like.training.row_plan import planned
-from roll_like.training.rows import PADDING, Row, balance, build_rows, split_by_budget
+from roll_like.training.rows import PADDING, TokenRow, balance, build_rows, split_by_budget
 from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, TrainingSample
 
 #: Joined rows are at most this part of a micro-batch where groups as a whole fill it badly.
@@ -172,7 +172,7 @@ def spread(
     packed = planned(samples, max_tokens=max_tokens, ranks=ranks) if packing else None
     share = layout["share_prompts"] or packing
 
-    def laid_out(longest: int) -> tuple[list[Row], list[list[list[Row]]]]:
+    def laid_out(longest: int) -> tuple[list[TokenRow], list[list[list[TokenRow]]]]:
         rows = build_rows(samples, share_prompts=share, max_row_tokens=longest, plan=packed, joined=joined)
         return rows, [split_by_budget(own, max_tokens, joined=joined) for own in balance(rows, ranks)]
 
@@ -198,13 +198,13 @@ def spread(
     return filled
 
 
-def _cost(plans: Sequence[Sequence[Sequence[Row]]]) -> int:
+def _cost(plans: Sequence[Sequence[Sequence[TokenRow]]]) -> int:
     """Return what the rank with the most to do computes, in tokens; joined rows have no padding."""
     count = max(len(plan) for plan in plans)
     return count * MICRO_BATCH_TOKENS + max(sum(len(row) for batch in plan for row in batch) for plan in plans)
 
 
-def _pad(rows: Sequence[Row], weight_of: PerToken) -> MicroBatch:
+def _pad(rows: Sequence[TokenRow], weight_of: PerToken) -> MicroBatch:
     length = max(len(row) for row in rows)
     shape = (len(rows), length)
     token_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -224,12 +224,12 @@ def _pad(rows: Sequence[Row], weight_of: PerToken) -> MicroBatch:
         sample_ids=sample_ids,
         target_ids=target_ids,
         weights=weight_of.at(sample_ids, target_ids),
-        images=tuple(image for index, row in enumerate(rows) for image in moved(row.images, index * length)),
+        images=tuple(image for index, row in enumerate(rows) for image in shift_images(row.images, index * length)),
         routes_BLMK=_routes(rows, length),
     )
 
 
-def _routes(rows: Sequence[Row], length: int) -> RouteArray | None:
+def _routes(rows: Sequence[TokenRow], length: int) -> RouteArray | None:
     """Return the routes of rows that are padded to a length."""
     padded = [piece for row in rows for piece in ((row.routes, len(row)), (None, length - len(row)))]
     routes = joined_routes(padded)

@@ -21,7 +21,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=35)
 #: How far sums over all values may be apart, as a share of the sum of absolute values: they add up in another order.
 SUM_TOLERANCE = 1e-9
 #: What the state of a model in training consists of.
-Part = Literal["weights", "gradients", "optimizer"]
+StatePart = Literal["weights", "gradients", "optimizer"]
 
 
 class LazyTensors(Mapping[str, "Tensor"]):
@@ -81,7 +81,7 @@ class BackendPlugin:
 
     #: Keys of its section to check when a rank does not start.
     start_keys: ClassVar[tuple[str, ...]] = ()
-    #: Whether `wrap` calls `models.unread.read` on each parameter before it uses it, where weights are divided.
+    #: Whether `wrap` calls `models.unread.materialise` on each parameter before it uses it, where weights are divided.
     reads_late: ClassVar[bool] = False
     #: Whether ranks can divide the experts of a layer (`expert_parallel`).
     divides_experts: ClassVar[bool] = False
@@ -103,7 +103,7 @@ class BackendPlugin:
         yield from ()
 
     @staticmethod
-    def divided(settings: TrainerConfig) -> frozenset[Part]:
+    def divided(settings: TrainerConfig) -> frozenset[StatePart]:
         """Return what ranks divide among themselves; each rank holds the rest whole."""
         del settings
         return frozenset()
@@ -113,7 +113,7 @@ class BackendPlugin:
         """Return the memory of one rank of a model in training, on its device."""
         divided = cls.divided(settings)
 
-        def share(part: Part, size: int) -> int:
+        def share(part: StatePart, size: int) -> int:
             return size // (settings.workers if part in divided else 1)
 
         # AdamW's two moments in float32, and a float32 copy of weights that are kept in less

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.data.routes import unknown
 from roll_like.models.logits import logit_transform
-from roll_like.models.router import UNKNOWN, Router
+from roll_like.models.router import UNKNOWN, RouterReplay
 from roll_like.models.vision import SeenTokens, TowerRuns
 from roll_like.training.backbone import layer_tokens, run_backbone
 from roll_like.training.layout import MicroBatch
@@ -76,7 +76,7 @@ class RowModule(nn.Module):
     """
 
     parallel: SequenceParallel | None = None
-    router: Router | None = None
+    router: RouterReplay | None = None
     tower: TowerRuns = "where there are images"
 
     def states_before(

@@ -41,7 +41,7 @@ RowT = TypeVar("RowT", bound=Sized)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TokenRow:
     """One prompt and one or more sequences that begin with it; an empty prompt is shared by any.
 
     Attributes:
@@ -139,7 +139,7 @@ def build_rows(
     max_row_tokens: int,
     plan: RowPlan | None = None,
     joined: bool = False,
-) -> list[Row]:
+) -> list[TokenRow]:
     """Lay samples out as rows; responses of one group share a row while it has room.
 
     Args:
@@ -224,7 +224,7 @@ class _Piece:
         return (None if routes is None else routes[self.position : self.end]), self.end - self.position
 
 
-def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
+def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> TokenRow:
     prompt_length = len(row.prompt)
     first = row.prefixes[0].members[0]
     pieces = [_Piece(samples[first], 0, prompt_length, 0)]
@@ -273,7 +273,7 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
         whole: IntArray = np.concatenate(list(parts)).astype(np.int32)
         return whole
 
-    return Row(
+    return TokenRow(
         token_ids=joined(piece.tokens for piece in pieces),
         positions=joined(piece.position + np.arange(len(piece.tokens)) for piece in pieces),
         segment_ids=joined(np.full(len(piece.tokens), piece.segment) for piece in pieces),

@@ -22,8 +22,17 @@ from rich.text import Text
 
 from roll_like.errors import ConfigError, DataError
 from roll_like.metrics import files
-from roll_like.metrics.rollout_text import compared, heading, listed, shown, table_head
-from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, Row, read_id, rollout_steps, solved, with_ids
+from roll_like.metrics.rollout_text import heading, rollout_diff, rollout_line, rollout_lines, table_head
+from roll_like.metrics.rollouts import (
+    KINDS,
+    ROLLOUT_FIELDS,
+    RolloutKind,
+    RolloutRow,
+    read_id,
+    rollout_steps,
+    solved,
+    with_ids,
+)
 from roll_like.metrics.runs import find_run
 
 #: Rollouts that a list for people shows by default.
@@ -31,11 +40,11 @@ LIST_LIMIT = 50
 #: Columns of what is not written to a terminal.
 PIPE_WIDTH = 120
 
-Range: TypeAlias = tuple[float, float]
-Named: TypeAlias = Literal["train", "evaluate"]
-_ALL: Range = (-math.inf, math.inf)
+_Range: TypeAlias = tuple[float, float]
+_Phase: TypeAlias = Literal["train", "evaluate"]
+_ALL: _Range = (-math.inf, math.inf)
 _BROKEN = "restore the file, or move it away: the other steps can be read without it"
-_NAMES: dict[Kind, Named] = {"step": "train", "eval": "evaluate"}
+_NAMES: dict[RolloutKind, _Phase] = {"step": "train", "eval": "evaluate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +59,13 @@ class Wanted:
         success: Whether they solved their task, as `solved` says; None is both.
     """
 
-    steps: Range = _ALL
-    kind: Named | None = None
+    steps: _Range = _ALL
+    kind: _Phase | None = None
     domain: str | None = None
-    rewards: Range = _ALL
+    rewards: _Range = _ALL
     success: bool | None = None
 
-    def takes(self, row: Row) -> bool:
+    def takes(self, row: RolloutRow) -> bool:
         """Return whether a row is wanted. A reward that is no number is in no range but the unbounded one."""
         reward = float(row["reward"])
         return (
@@ -66,7 +75,7 @@ class Wanted:
         )
 
 
-def read_range(option: str, text: str, number: Callable[[str], float] = float) -> Range:
+def read_range(option: str, text: str, number: Callable[[str], float] = float) -> _Range:
     """Return the bounds that `3`, `3:5`, `3:` or `:5` name.
 
     >>> read_range("--step", "3:5", int), read_range("--reward", ":0.5")
@@ -93,7 +102,7 @@ def read_range(option: str, text: str, number: Callable[[str], float] = float) -
     return first, last
 
 
-def domain_of(row: Row) -> str:
+def domain_of(row: RolloutRow) -> str:
     """Return a row's domain, its source where it has none."""
     return str(row.get("domain") or row.get("source") or "")
 
@@ -137,9 +146,9 @@ class Rollouts:
     damaged: list[Path] = field(default_factory=list)
     looked_at: int = 0
     domains: set[str] = field(default_factory=set)
-    rewards: Range = (math.inf, -math.inf)
+    rewards: _Range = (math.inf, -math.inf)
 
-    def of(self, step: int, kind: Kind) -> list[Row]:
+    def of(self, step: int, kind: RolloutKind) -> list[RolloutRow]:
         """Return the rows of a step, each with `id`, `step` and `kind`.
 
         Raises:
@@ -161,7 +170,7 @@ class Rollouts:
             self.damaged.append(path)
         return rows
 
-    def select(self, wanted: Wanted) -> Iterator[Row]:
+    def select(self, wanted: Wanted) -> Iterator[RolloutRow]:
         """Yield what is wanted, step by step; a step's training before the evaluation after it."""
         kinds = [kind for kind in KINDS if wanted.kind in {None, _NAMES[kind]}]
         steps = sorted(
@@ -179,7 +188,7 @@ class Rollouts:
                 if wanted.takes(row):
                     yield row
 
-    def get(self, rollout_id: str) -> Row:
+    def get(self, rollout_id: str) -> RolloutRow:
         """Return one rollout.
 
         Raises:
@@ -216,7 +225,7 @@ class Rollouts:
         return _nearest(f"{prefix}/{rest}", rows)
 
 
-def _nearest(text: str, rows: Sequence[Row]) -> str:
+def _nearest(text: str, rows: Sequence[RolloutRow]) -> str:
     """Return the first few ids that begin most like a text."""
     ids = [str(row["id"]) for row in rows]
     shared = {
@@ -272,12 +281,12 @@ def browse(
         else:
             rows = [rollouts.get(one) for one in diff or [show or ""]]
             if as_json:
-                sys.stdout.writelines(map(files.encode, rows))
+                sys.stdout.writelines(map(files.json_line, rows))
             elif diff is not None:
-                _print(screen, compared(rows[0], rows[1], screen.width))
+                _print(screen, rollout_diff(rows[0], rows[1], screen.width))
             else:
                 _print(screen, heading(rows[0], rollouts.run_dir.name))
-                _print(screen, shown(rows[0], screen.width))
+                _print(screen, rollout_lines(rows[0], screen.width))
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has closed the pipe; what is left in the buffer would fail again at exit
@@ -300,9 +309,9 @@ def _list(screen: Screen, rollouts: Rollouts, wanted: Wanted, limit: int | None,
             print(f"the list ends after {limit}; --limit N lists more, --limit 0 all", file=sys.stderr)
             break
         if as_json:
-            sys.stdout.write(files.encode(row))
+            sys.stdout.write(files.json_line(row))
         else:
-            _print(screen, [*([table_head()] if count == 0 else []), listed(row, domain_of(row), screen.width)])
+            _print(screen, [*([table_head()] if count == 0 else []), rollout_line(row, domain_of(row), screen.width)])
         count += 1
     if count == 0:
         print(nothing_found(rollouts), file=sys.stderr)

@@ -19,9 +19,9 @@ from jinja2.utils import htmlsafe_json_dumps
 
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
-from roll_like.metrics.reports.page import render
+from roll_like.metrics.reports.page import render_page
 from roll_like.metrics.rollout_text import printable
-from roll_like.metrics.rollouts import Row, group_of, solved, spread
+from roll_like.metrics.rollouts import RolloutRow, group_of, solved, subsample
 from roll_like.metrics.runs import read_config
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import has_groups
@@ -67,13 +67,13 @@ def rollouts_page(rollouts: Rollouts, wanted: Wanted, *, limit: int | None = Non
         CheckpointError: Saved tokens cannot be read.
     """
     rows = list(rollouts.select(wanted))
-    chosen = spread(rows, (PAGE_LIMIT if limit is None else limit) or None)
+    chosen = subsample(rows, (PAGE_LIMIT if limit is None else limit) or None)
     tokens, notes = _tokens_of(rollouts.run_dir, chosen)
     pictures, missing = _pictures(rollouts.run_dir, chosen)
     notes += missing
     records = [_record(row, tokens.get(row["id"])) for row in chosen]
     script = (_TEMPLATES / "rollouts.js").read_text(encoding="utf-8")
-    text = render(
+    text = render_page(
         "rollouts.html",
         folder=_TEMPLATES,
         title=f"{rollouts.run_dir.name}: rollouts",
@@ -87,7 +87,7 @@ def rollouts_page(rollouts: Rollouts, wanted: Wanted, *, limit: int | None = Non
     return RolloutsPage(text=text, held=len(chosen), found=len(rows), notes=notes)
 
 
-def _tokens_of(run_dir: Path, rows: Iterable[Row]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+def _tokens_of(run_dir: Path, rows: Iterable[RolloutRow]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """Return the tokens of training rollouts by their ids, where they were saved, and why there are none."""
     steps = {row["step"] for row in rows if row["kind"] == "train" and has_groups(tokens_stem(run_dir, row["step"]))}
     if not steps:
@@ -99,7 +99,7 @@ def _tokens_of(run_dir: Path, rows: Iterable[Row]) -> tuple[dict[str, dict[str, 
     return {one: found for step in sorted(steps) for one, found in step_tokens(run_dir, step, decode).items()}, ()
 
 
-def _pictures(run_dir: Path, rows: Iterable[Row]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _pictures(run_dir: Path, rows: Iterable[RolloutRow]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the small copies of the rows' images as addresses of data by their files, and why some are left out."""
     names = dict.fromkeys(str(image.get("file")) for row in rows for image in row.get("images") or ())
     found: dict[str, str] = {}
@@ -121,7 +121,7 @@ def _pictures(run_dir: Path, rows: Iterable[Row]) -> tuple[dict[str, str], tuple
     )
 
 
-def _record(row: Row, tokens: Mapping[str, Any] | None) -> dict[str, Any]:
+def _record(row: RolloutRow, tokens: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a rollout as the script takes it: the row, and what its filters and its list need."""
     turns: Sequence[Mapping[str, Any]] = row.get("turns") or ()
     return {

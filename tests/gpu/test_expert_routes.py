@@ -16,7 +16,7 @@ from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.models.modules import load_causal_lm
-from roll_like.models.router import Router
+from roll_like.models.router import RouterReplay
 
 pytestmark = pytest.mark.gpu
 PROMPT = np.arange(20, 90, dtype=np.int32)
@@ -37,7 +37,7 @@ def test_it_tells_the_experts_that_the_model_chooses(
         first = engine.generate(requests[:1])
         generations = first | engine.generate(requests[1:])
     model = load_causal_lm(path, "bfloat16").to("cuda").eval()
-    router, alike = Router(model, "the test"), []
+    router, alike = RouterReplay(model, "the test"), []
     for generation in generations.values():
         tokens = torch.from_numpy(np.concatenate([PROMPT, generation.token_ids]).astype(np.int64)).to("cuda")
         with router.record() as chosen:

@@ -17,7 +17,7 @@ from roll_like.inference.hf.engine import HFEngine
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
-from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.probe import LogprobProbe
 from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.checkpoint_names import checkpoint_tensors, tensor_groups
@@ -50,12 +50,12 @@ class FamilyTrainer:
         logprobs_TV = torch.log_softmax(self.model(ids_T[None]).logits[0, :-1].float(), -1)
         return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
 
-    def sync(self, engine: EngineThread, probe: Probe | None = None) -> WeightSync:
+    def sync(self, engine: EngineThread, probe: LogprobProbe | None = None) -> WeightSync:
         sender = SharedMemoryTransfer(engine, 1 << 16).connect(self, rank=0)
         return WeightSync(sender.send, engine, probe=probe)
 
-    def probe(self, tolerance: float = 1e-3, every: int = 1) -> Probe:
-        return Probe(tokens=PROMPT[:64], trainer=self.logprobs, tolerance=tolerance, every=every)
+    def probe(self, tolerance: float = 1e-3, every: int = 1) -> LogprobProbe:
+        return LogprobProbe(tokens=PROMPT[:64], trainer=self.logprobs, tolerance=tolerance, every=every)
 
 
 def vllm_of(path: Path) -> EngineThread:

@@ -26,7 +26,7 @@ from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport
-from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.probe import LogprobProbe
 from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.lora import adapter_names, add_adapters, named_weights, targets
@@ -82,7 +82,7 @@ class AdapterTrainer:
         logprobs_TV = torch.log_softmax((model or self.merged)(ids_T[None]).logits[0, :-1].float(), -1)
         return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
 
-    def sync(self, engine: EngineThread, probe: Probe | None = None) -> WeightSync:
+    def sync(self, engine: EngineThread, probe: LogprobProbe | None = None) -> WeightSync:
         sender = SharedMemoryTransfer(engine, 1 << 12).connect(self, rank=0)
 
         def send(seed: int) -> SendReport:
@@ -162,7 +162,7 @@ def test_vllm_computes_with_the_adapter_what_the_merged_model_computes(
     engine: EngineThread, trainer: AdapterTrainer
 ) -> None:
     assert error(trainer, sampled(engine, "start"), trainer.base) < TOLERANCE
-    probe = Probe(tokens=PROMPT[:64], trainer=trainer.logprobs, tolerance=1e-3, every=1)
+    probe = LogprobProbe(tokens=PROMPT[:64], trainer=trainer.logprobs, tolerance=1e-3, every=1)
     sync = trainer.sync(engine, probe)
     for version in (1, 2):
         before = sampled(engine, f"before-{version}")

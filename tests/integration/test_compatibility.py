@@ -34,12 +34,12 @@ from roll_like.errors import RollLikeError
 from roll_like.inference.interface import GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.weight_transfer.interface import SendReport
-from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.probe import LogprobProbe
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.models.card import ModelCard
 from roll_like.models.load import load_tokenizer
 from roll_like.policy_gradient.objective import PolicyObjective
-from roll_like.policy_gradient.probe import trainer_logprobs
+from roll_like.policy_gradient.probe import logprobs_on_ranks
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.rank import TrainingRank
@@ -184,7 +184,7 @@ def sync_of(
     def send(seed: int) -> SendReport:
         return ranks.everywhere(TrainingRank.send_weights, seed)[0]
 
-    probe = Probe(tokens=tokens, trainer=trainer_logprobs(ranks), tolerance=TOLERANCE, every=1)
+    probe = LogprobProbe(tokens=tokens, trainer=logprobs_on_ranks(ranks), tolerance=TOLERANCE, every=1)
     return WeightSync(send, engine, version=version, probe=probe)
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
     TeacherObjective,
-    TeacherScored,
+    TeacherTargets,
     send_projections,
     teacher_answers,
 )
@@ -144,7 +144,7 @@ def test_updates_are_those_of_a_plain_loop(
         }
         steps = [
             [
-                TeacherScored(teacher=name, samples=part, answers=teacher_answers(engines[name], part))
+                TeacherTargets(teacher=name, samples=part, answers=teacher_answers(engines[name], part))
                 for name, part in (("first", samples[::2]), ("second", samples[1::2]))
             ]
             for samples in batches()

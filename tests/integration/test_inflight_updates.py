@@ -24,7 +24,7 @@ from roll_like.inference.hf.engine import HFEngine
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.engine import SGLangEngine
-from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.probe import LogprobProbe
 from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.modules import load_causal_lm
@@ -54,11 +54,11 @@ class Versions:
         self._models: dict[int, Any] = {}  # by version
         self._model: Any = None
 
-    def _probe(self, engine: EngineThread) -> Probe | None:
+    def _probe(self, engine: EngineThread) -> LogprobProbe | None:
         """Return what stands in for the fingerprints of an engine that has none."""
         if not isinstance(engine.engine, SGLangEngine):
             return None
-        return Probe(tokens=PROMPT[::-1].copy(), trainer=self._logprobs, tolerance=TOLERANCE, every=1)
+        return LogprobProbe(tokens=PROMPT[::-1].copy(), trainer=self._logprobs, tolerance=TOLERANCE, every=1)
 
     @torch.no_grad()
     def _logprobs(self, tokens_T: np.ndarray) -> np.ndarray:

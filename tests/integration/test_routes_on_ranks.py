@@ -16,7 +16,7 @@ from tiny_families import make_family
 
 from roll_like.config.sections import TrainingConfig
 from roll_like.models.modules import load_causal_lm
-from roll_like.models.router import Router
+from roll_like.models.router import RouterReplay
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import micro_batches, per_sample
 from roll_like.training.rank import TrainingRank
@@ -89,7 +89,7 @@ def test_two_ranks_compute_with_the_given_experts(tmp_path: Path, settings: dict
     path = make_family("qwen3_moe", tmp_path)
     found = on_ranks(computed, str(path), settings, among)
     samples, model = routed_samples(among), load_causal_lm(path, "float32")
-    router, total = Router(model, "the test"), torch.zeros(())
+    router, total = RouterReplay(model, "the test"), torch.zeros(())
     expected = []
     for sample in samples:
         assert sample.routes is not None

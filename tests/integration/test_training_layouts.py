@@ -15,7 +15,7 @@ from torch import nn
 
 from roll_like.config.sections import TrainingConfig
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.deepspeed_states import merged, pieces_of, read, stretches
+from roll_like.training.deepspeed_states import merged, pieces_of, read_states, stretches
 from roll_like.training.rank import seed_everything
 
 pytestmark = pytest.mark.integration
@@ -120,7 +120,7 @@ def states(directory: Path) -> dict[tuple[str, str], torch.Tensor]:
     """Whole weights and moments that all ranks have written."""
     return {
         (name, key): torch.cat([record[key] for record in records])
-        for name, records in pieces_of(read(directory / "engine")).items()
+        for name, records in pieces_of(read_states(directory / "engine")).items()
         for key in ("weight", "exp_avg", "exp_avg_sq")
     }
 
@@ -139,7 +139,7 @@ def check(folder: Path, cases: list[tuple[int, Layout]], sources: list[Layout], 
     found = on_ranks(take_back, str(folder), cases, ranks=ranks)[0]
     for number, (index, layout) in enumerate(cases):
         same(folder / f"{index}", folder / f"again-{number}")
-        (_, dtype), steps = sources[index], read(folder / f"again-{number}" / "engine")[0]["step"]
+        (_, dtype), steps = sources[index], read_states(folder / f"again-{number}" / "engine")[0]["step"]
         assert steps == 2
         if layout[1] == dtype:
             # sums over ranks in another order; in 16 bit also gradients that are rounded at another place
@@ -234,7 +234,9 @@ def written_after_moves(rank: int, ranks: int, address: Any, folder: str) -> set
     assert any("exp_avg_offload_buffer" in state for state in adam.state.values())
     save(backend, Path(folder))
     torch.distributed.destroy_process_group()
-    return {key for records in pieces_of(read(Path(folder) / "engine")).values() for each in records for key in each}
+    return {
+        key for records in pieces_of(read_states(Path(folder) / "engine")).values() for each in records for key in each
+    }
 
 
 def test_checkpoints_hold_nothing_of_what_deepspeeds_moves_leave(tmp_path: Path) -> None:

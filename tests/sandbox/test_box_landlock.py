@@ -10,7 +10,7 @@ import pytest_asyncio
 from roll_like.sandbox import backends, kernel
 from roll_like.sandbox.box import CallFailed, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.landlock import LandlockBox, start_confined
-from roll_like.sandbox.selftest import probe
+from roll_like.sandbox.selftest import run_probes
 from roll_like.sandbox.types import Limits
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ async def test_it_passes_the_self_test():
     box = LandlockBox(workers=1)
     try:
         if HAS_LANDLOCK:
-            report = await probe(box)
+            report = await run_probes(box)
             assert report.passed, report.table()
         else:
             with pytest.raises(SandboxUnavailable, match="Landlock version"):

@@ -17,7 +17,7 @@ from roll_like.sandbox.__main__ import main
 from roll_like.sandbox.backends import examine
 from roll_like.sandbox.box import BoxReport, Ended, Program
 from roll_like.sandbox.bwrap import BwrapBox
-from roll_like.sandbox.selftest import Report, probe
+from roll_like.sandbox.selftest import SelfTestReport, run_probes
 from roll_like.sandbox.types import Limits
 
 PROPERTIES = {
@@ -76,14 +76,14 @@ def test_the_box_isolates_here(untested, backend: str):
 async def test_without_nested_namespaces_it_isolates_too():
     box = BwrapBox(workers=1, nest=False)
     try:
-        report = await probe(box)
+        report = await run_probes(box)
         assert report.passed, report.table()
     finally:
         await box.close()
 
 
 async def test_a_box_that_does_not_isolate_is_found_out():
-    report = await probe(Hole())
+    report = await run_probes(Hole())
     passed = {found.name for found in report.probes if found.passed}
     # as an ordinary user that test is passed without walls, and the others of these two depend on what started it
     assert passed <= {"a program runs", "not root", "no inherited descriptor", "no process outlives its program"}
@@ -134,7 +134,9 @@ def test_the_command_prints_a_table_and_says_it_with_its_status(capsys: pytest.C
 
 
 def test_the_command_fails_where_a_probe_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("roll_like.sandbox.__main__.examine", lambda backend: Report(backend, (), "nothing there"))
+    monkeypatch.setattr(
+        "roll_like.sandbox.__main__.examine", lambda backend: SelfTestReport(backend, (), "nothing there")
+    )
     assert main([]) == 1
     assert "nothing there" in capsys.readouterr().out
 

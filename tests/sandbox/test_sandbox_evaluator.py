@@ -12,7 +12,16 @@ import pytest
 from local_box import LocalBox, LocalSession, report
 
 from roll_like.errors import ConfigError, SandboxError
-from roll_like.sandbox import AssertTest, CallTest, CodeEvaluator, CodeResult, Comparison, Limits, StdioTest, TestStatus
+from roll_like.sandbox import (
+    AssertTest,
+    CallTest,
+    CodeEvaluator,
+    CodeResult,
+    Comparison,
+    Limits,
+    StdioTest,
+    TestStatus,
+)
 from roll_like.sandbox.box import Box, BoxReport, CallFailed, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.evaluator import MAX_PROGRAM_BYTES, syntax_error
 from roll_like.sandbox.types import TestCase

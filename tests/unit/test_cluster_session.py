@@ -138,7 +138,7 @@ def ended(events: Path, said: bytes) -> list[dict[str, Any]]:
     """Return the events after the driver has said something and closed its pipe."""
     command = [sys.executable, "-I", "-S", guardian.__file__, "--events", str(events), "test-session-none"]
     subprocess.run(command, input=said, check=True, timeout=20)
-    return files.read(events)
+    return files.read_jsonl(events)
 
 
 STEP = {"kind": "warning", "step": 7, "time": 1.0, "elapsed": 3.5, "text": "slow"}

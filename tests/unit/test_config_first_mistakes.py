@@ -12,7 +12,7 @@ from roll_like.check.machine import ranges
 from roll_like.config.load import load_config
 from roll_like.config.sections import ModelConfig, OptimizerConfig
 from roll_like.errors import ConfigError
-from roll_like.run.folder import find_run
+from roll_like.run.folder import resolve_run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
@@ -144,7 +144,7 @@ def test_a_folder_of_runs_in_the_home_directory(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("HOME", str(tmp_path))
     config = load_config(QUICKSTART, ["output_dir=~/runs", "name=x"])
     assert isinstance(config, RLVRConfig)
-    assert find_run(config, None) == (tmp_path / "runs" / "x", False)
+    assert resolve_run_folder(config, None) == (tmp_path / "runs" / "x", False)
 
 
 @pytest.mark.parametrize("what", ["missing.yaml", ""])

@@ -21,7 +21,7 @@ from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
 from roll_like.config.training_data import ConversationData, PairData
 from roll_like.data import kept_samples, tokenise
-from roll_like.data.bad_rows import SampleCounter
+from roll_like.data.bad_rows import RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import ConversationReader, load_conversations
 from roll_like.data.packed import PackedSamples
@@ -307,7 +307,7 @@ def test_a_process_that_is_lost_is_an_error(tmp_path: Path, render: Renderer, mo
     file = write(tmp_path / "rows.jsonl")
     data = data_of(file, tmp_path)
     reader = ConversationReader(source=data.sources[0], key="data.sources.0", data=data, section="data")
-    job = tokenise.Job(reader, render, SampleCounter("refuse", "data"))
+    job = tokenise.TokeniseJob(reader, render, RowCounter("refuse", "data"))
     monkeypatch.setattr(tokenise, "_FIRST_ROWS", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(tokenise, "_pickled", lambda job: pickle.dumps(None))  # no job: it fails

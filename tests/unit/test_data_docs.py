@@ -13,7 +13,7 @@ from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import ConversationData, PairData
-from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowsReport, SampleCounter
+from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowCounter, RowsReport
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
@@ -75,7 +75,7 @@ def test_every_reason_is_explained() -> None:
 
 
 def test_the_report_is_worded_so() -> None:
-    counter = SampleCounter("skip", "data")
+    counter = RowCounter("skip", "data")
     empty = BadRow(Problem.EMPTY, "message 1 is the assistant's and is empty")
     for line in (7, 12, 13):
         counter.leave(f"talk.jsonl:{line}", empty)

@@ -52,7 +52,7 @@ def test_every_environment_and_option_is_listed() -> None:
     rows = dict(re.findall(r"^\| `(roll_like/[\w-]+)` \| .*? \| (.+?) \|$", PAGE, flags=re.M))
     assert set(rows) == set(registered("roll_like"))
     for env_id, listed in rows.items():
-        known = set(registration.options(gymnasium.spec(env_id)))
+        known = set(registration.env_options(gymnasium.spec(env_id)))
         assert set(re.findall(r"`(\w+)`", listed)) == known - SHARED, env_id
 
 

@@ -47,7 +47,7 @@ from roll_like.inference.sglang.engine import REPORT_TOKENS, SGLangEngine, sampl
 from roll_like.inference.sglang.plugin import SGLangPlugin
 from roll_like.inference.sglang.weight_transfer import SGLangSender, SGLangTransfer
 from roll_like.inference.stops import Stops
-from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.probe import LogprobProbe
 from roll_like.inference.weight_transfer.shared_memory import (
     SharedMemory,
     SharedMemoryTransfer,
@@ -416,7 +416,7 @@ def test_a_sync_is_verified_by_a_probe(tiny_model: Path, by_value: bool) -> None
         sender = transfer.connect(trainer, rank=0)
         with pytest.raises(WeightSyncError, match="sync 1 cannot be verified"):
             WeightSync(sender.send, engine).push()
-        probe = Probe(tokens=PROMPT, trainer=trainer.logprobs, tolerance=1e-4, every=0)
+        probe = LogprobProbe(tokens=PROMPT, trainer=trainer.logprobs, tolerance=1e-4, every=0)
         sync = WeightSync(sender.send, engine, probe=probe)
         for _ in range(4):  # every one, though `every` says the first two
             report = sync.push()
@@ -484,7 +484,7 @@ def test_weights_are_broadcast_to_engines_with_gpus_of_their_own(
     transfer = SGLangTransfer(engines=replicas, gpus_per_engine=1, bucket_bytes=1 << 15, **where)
     assert transfer.connect(trainer, rank=1).send(1).bytes == 0  # the other ranks gather
     sender = transfer.connect(trainer, rank=0)
-    probe = Probe(tokens=PROMPT, trainer=trainer.logprobs, tolerance=1e-4, every=0)
+    probe = LogprobProbe(tokens=PROMPT, trainer=trainer.logprobs, tolerance=1e-4, every=0)
     sync = WeightSync(sender.send, replicas, probe=probe)
     broadcast = Mock(side_effect=torch.distributed.broadcast)
     monkeypatch.setattr(torch.distributed, "broadcast", broadcast)

@@ -12,7 +12,7 @@ from run_folders import Page, make_run, stands_alone
 from roll_like import cli
 from roll_like.errors import ConfigError, DataError
 from roll_like.metrics.panels import Panel, split_panels
-from roll_like.metrics.reports.comparison import Comparison, compare, comparison_page, draw_comparison
+from roll_like.metrics.reports.comparison import RunComparison, compare, comparison_page, draw_comparison
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
 
 
-def printed(comparison: Comparison, width: int) -> list[list[str]]:
+def printed(comparison: RunComparison, width: int) -> list[list[str]]:
     """The tables' lines as words between the columns."""
     console = Console(width=width, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from roll_like.metrics.console import Console, LiveConsole, PlainConsole, make_console
-from roll_like.metrics.progress import Progress, duration, number, sparkline, step_line
+from roll_like.metrics.progress import Progress, duration, format_number, sparkline, step_line
 
 VALUES = {
     "rollout/reward/mean": 0.512,
@@ -49,7 +49,7 @@ def test_sparklines() -> None:
      (3e-7, "3.0e-07"), (float("nan"), "nan")],
 )  # fmt: skip
 def test_numbers(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_durations() -> None:

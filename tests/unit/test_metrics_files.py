@@ -16,7 +16,7 @@ def test_lines_come_back_as_they_went(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     files.append(path, [{"step": 1, "time": 5.0, "elapsed": 1.0, "train/loss": 0.25, "plain": 2}])
     files.append(path, [{"step": 2, "train/loss": math.nan, "a/b": math.inf, "c/d": -math.inf}])
-    first, second = files.read(path)
+    first, second = files.read_jsonl(path)
     assert files.values_of(first) == {"train/loss": 0.25, "plain": 2.0}
     values = files.values_of(second)
     assert math.isnan(values["train/loss"])
@@ -30,24 +30,24 @@ def test_a_half_written_last_line_is_ignored_and_cut_off(tmp_path: Path) -> None
     files.append(path, [{"step": 1}, {"step": 2}])
     with path.open("a") as file:
         file.write('{"step": 3, "train/lo')
-    assert [record["step"] for record in files.read(path)] == [1, 2]
+    assert [record["step"] for record in files.read_jsonl(path)] == [1, 2]
     assert files.cut_after(path, 2) == 0
     files.append(path, [{"step": 3}])
-    assert [record["step"] for record in files.read(path)] == [1, 2, 3]
+    assert [record["step"] for record in files.read_jsonl(path)] == [1, 2, 3]
 
 
 def test_a_damaged_line_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\nrubbish\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2: expected one JSON object.*rubbish"):
-        files.read(path)
+        files.read_jsonl(path)
 
 
 def test_steps_after_the_last_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     files.append(path, [{"step": step} for step in range(1, 6)])
     assert files.cut_after(path, 3) == 2
-    assert [record["step"] for record in files.read(path)] == [1, 2, 3]
+    assert [record["step"] for record in files.read_jsonl(path)] == [1, 2, 3]
     assert files.cut_after(tmp_path / "none.jsonl", 3) == 0
 
 

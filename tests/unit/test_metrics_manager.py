@@ -20,7 +20,7 @@ from roll_like.errors import ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.console import LiveConsole
 from roll_like.metrics.manager import MetricsManager
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.sinks import Sink
 from roll_like.registry import TRACKERS
 from roll_like.run.launch import memory_metrics
@@ -96,7 +96,7 @@ def reward(value: float, weight: float = 1.0) -> dict[str, Mean]:
 
 
 def logged_steps(run_dir: Path) -> list[int]:
-    return [record["step"] for record in files.read(run_dir / files.METRICS)]
+    return [record["step"] for record in files.read_jsonl(run_dir / files.METRICS)]
 
 
 def test_how_long_the_start_took_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_how_long_the_start_took_is_said_once(tmp_path: Path, capsys: pytest.Cap
         metrics.phase("generating", 0, 8)
         metrics.started()
         values = metrics.log(1, reward(0.5))
-    (event,) = [event for event in files.read(tmp_path / "demo" / files.EVENTS) if event["kind"] == "started"]
+    (event,) = [event for event in files.read_jsonl(tmp_path / "demo" / files.EVENTS) if event["kind"] == "started"]
     assert list(event["phases"]) == ["checking", "opening metrics trackers", "starting workers"]
     assert event["phases"]["checking"] >= 7.2
     assert event["phases"]["starting workers"] >= 0.05, "said twice, counted once"
@@ -151,7 +151,7 @@ def test_figures_of_several_roles_reduce_each_by_its_own_rule(tmp_path: Path) ->
     assert values["throughput/tokens_per_second"] == 30
     assert "throughput/samples_per_second" not in values
     assert values["memory/rss_gib"] > 0
-    (line,) = files.read(tmp_path / "demo" / files.METRICS)
+    (line,) = files.read_jsonl(tmp_path / "demo" / files.METRICS)
     assert files.values_of(line) == values
     assert MemoryTracker.runs == {"run0": [(1, values)]}
     assert MemoryTracker.statuses == {"run0": "finished"}
@@ -166,7 +166,7 @@ def test_what_each_role_holds_is_asked_for_once_a_step(tmp_path: Path) -> None:
     figures = {name: value for name, value in values.items() if name.startswith("memory/")}
     del figures["memory/rss_gib"]
     assert figures == {"memory/trainer_gib": 3, "memory/trainer_gpu_gib": 7, "memory/teacher_math_1_gib": 0.5}
-    assert [describe(name).label for name in figures] == ["trainer", "trainer GPU", "teacher_math_1"]
+    assert [metric_info(name).label for name in figures] == ["trainer", "trainer GPU", "teacher_math_1"]
 
 
 def test_figures_that_were_measured_are_not_derived_again(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_jsonl_on_a_full_disk_is_caught_up(tmp_path: Path, monkeypatch: pytest.M
             full[0] = step == 2
             metrics.log(step, reward(0.5))
     assert logged_steps(tmp_path / "demo") == [1, 2, 3]
-    assert [event["kind"] for event in files.read(tmp_path / "demo" / files.EVENTS)] == ["warning", "end"]
+    assert [event["kind"] for event in files.read_jsonl(tmp_path / "demo" / files.EVENTS)] == ["warning", "end"]
 
 
 def test_a_disk_that_stays_full_is_told_at_the_end(
@@ -316,10 +316,10 @@ def test_a_resumed_run_continues_every_series(tmp_path: Path) -> None:
             second.log(step, reward(step))
         second.log_evaluation(4, {"eval/avg": Mean(0.5)})
     assert logged_steps(run_dir) == [1, 2, 3, 4]
-    assert [record["step"] for record in files.read(run_dir / files.EVALUATIONS)] == [0, 4]
+    assert [record["step"] for record in files.read_jsonl(run_dir / files.EVALUATIONS)] == [0, 4]
     assert [step for step, _ in MemoryTracker.runs["run0"]] == [0, 1, 2, 3, 4, 4]
     assert MemoryTracker.statuses == {"run0": "finished"}
-    elapsed = [record["elapsed"] for record in files.read(run_dir / files.METRICS)]
+    elapsed = [record["elapsed"] for record in files.read_jsonl(run_dir / files.METRICS)]
     assert elapsed == sorted(elapsed)
     assert second.summary is not None
     assert (second.summary.figures["eval_before"], second.summary.figures["eval_after"]) == (0.2, 0.5)
@@ -416,7 +416,7 @@ def test_threads_may_warn_at_the_same_time(
             thread.join()
         metrics.event("hang", role="training")
     expected = sorted(f"{name} {index}" for name in ("left", "right") for index in range(20))
-    events = files.read(tmp_path / "demo" / files.EVENTS)
+    events = files.read_jsonl(tmp_path / "demo" / files.EVENTS)
     assert sorted(event["text"] for event in events if event["kind"] == "warning") == expected
     assert [event["role"] for event in events if event["kind"] == "hang"] == ["training"]
     printed = capsys.readouterr().out.splitlines()

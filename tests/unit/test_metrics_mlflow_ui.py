@@ -15,7 +15,7 @@ import yaml
 
 from roll_like import cli
 from roll_like.errors import ConfigError, PluginError
-from roll_like.metrics.mlflow_ui import find_store, serve
+from roll_like.metrics.mlflow_ui import find_store, serve_mlflow
 
 
 def make(folder: Path, *trackers: dict[str, Any] | None, database: bool = False) -> Path:
@@ -86,7 +86,7 @@ def executed(store: str, host: str, port: int) -> tuple[str, list[str], dict[str
         raise Executed
 
     with pytest.raises(Executed):
-        serve(store, host, port, execute=execute)
+        serve_mlflow(store, host, port, execute=execute)
     return found[0]
 
 
@@ -122,7 +122,7 @@ def test_a_password_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_of_a_server_the_address_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve("https://me:word@tracking.example", "127.0.0.1", 5000) == 0
+    assert serve_mlflow("https://me:word@tracking.example", "127.0.0.1", 5000) == 0
     assert capsys.readouterr().out == "the runs log to the MLflow server https://(hidden)@tracking.example\n"
 
 
@@ -133,14 +133,14 @@ def test_what_cannot_be_served_is_explained(monkeypatch: pytest.MonkeyPatch) -> 
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port} of 127\.0\.0\.1 is in use\n  fix: .*--port {port + 1}"):
-            serve(store, "127.0.0.1", port)
+            serve_mlflow(store, "127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1, port 5000"):
-        serve(store, "192.0.2.1", 5000)  # an address of documentation, no machine's
+        serve_mlflow(store, "192.0.2.1", 5000)  # an address of documentation, no machine's
     with pytest.raises(ConfigError, match="--port 70000: expected a TCP port"):
-        serve(store, "127.0.0.1", 70000)
+        serve_mlflow(store, "127.0.0.1", 70000)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PluginError, match="MLflow is not installed"):
-        serve(store, "127.0.0.1", free_port())
+        serve_mlflow(store, "127.0.0.1", free_port())
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.metrics.names import METRICS, describe
+from roll_like.metrics.names import METRICS, metric_info
 from roll_like.metrics.plots import TIMER_COLOURS as PLOT_COLOURS
 from roll_like.metrics.progress import ASYNCHRONOUS, CURVES
 from roll_like.metrics.progress import TIMER_COLOURS as BAR_COLOURS
@@ -32,7 +32,7 @@ from roll_like.metrics.progress import TIMER_COLOURS as BAR_COLOURS
     ],
 )
 def test_the_first_row_that_fits_describes(name: str, label: str, unit: str) -> None:
-    info = describe(name)
+    info = metric_info(name)
     assert (info.name, info.label, info.unit) == (name, label, unit)
 
 
@@ -43,12 +43,12 @@ def test_names_are_unique_and_described() -> None:
 
 
 def test_no_pattern_hides_a_later_row() -> None:
-    assert [info for info in METRICS if not info.is_pattern and describe(info.name) != info] == []
+    assert [info for info in METRICS if not info.is_pattern and metric_info(info.name) != info] == []
 
 
 def test_console_and_plots_show_known_names() -> None:
     shown = {*CURVES, *ASYNCHRONOUS, *BAR_COLOURS, *PLOT_COLOURS}
-    assert [name for name in shown if not describe(name).description] == []
+    assert [name for name in shown if not metric_info(name).description] == []
 
 
 def test_the_page_shows_the_table() -> None:

@@ -11,14 +11,14 @@ from episodes import episode, read_back, rows
 from tests_support import group, task
 
 from roll_like.metrics import files
-from roll_like.metrics.rollout_text import shown
+from roll_like.metrics.rollout_text import rollout_lines
 from roll_like.metrics.rollouts import (
     message_text,
     read_id,
     read_rollouts,
     rollout_steps,
     solved,
-    spread,
+    subsample,
     transcript,
     with_ids,
 )
@@ -32,7 +32,7 @@ def test_an_answer_is_a_row_without_turns() -> None:
     assert not {"turns", "success", "seed", "cuts", "return", "reference"} & row.keys()
     (known,) = rollout_rows([group(replace(task(3), answer="42"), [0.5])])
     assert known["reference"] == "42"
-    text = "\n".join(line.plain for line in shown({"kind": "train", "step": 1, "id": "1/0.0", **known}, 80))
+    text = "\n".join(line.plain for line in rollout_lines({"kind": "train", "step": 1, "id": "1/0.0", **known}, 80))
     assert text.splitlines()[-2:] == ["reference 42", "reward    0.5"]
 
 
@@ -121,7 +121,7 @@ def grouped(*sizes: int) -> list[dict[str, Any]]:
     ],
 )
 def test_what_is_picked_is_spread_over_groups(sizes: tuple[int, ...], limit: int | None, expected: str) -> None:
-    assert " ".join(row["id"].removeprefix("1/") for row in spread(grouped(*sizes), limit)) == expected
+    assert " ".join(row["id"].removeprefix("1/") for row in subsample(grouped(*sizes), limit)) == expected
 
 
 def test_success_is_what_the_environment_says_else_full_reward() -> None:

@@ -69,7 +69,7 @@ def test_the_end_figures(tmp_path: Path) -> None:
 def test_steps_in_which_there_was_nothing_to_learn(tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     write_run(run_dir)
-    lines = files.read(run_dir / files.METRICS)
+    lines = files.read_jsonl(run_dir / files.METRICS)
     equal = {"train/updates": 0, "rollout/groups/accepted": 4, "rollout/groups/zero_variance": 1.0}
     files.replace(run_dir / files.METRICS, [line | (equal if line["step"] in {2, 5} else {}) for line in lines])
     summary = write_summary(run_dir)
@@ -77,7 +77,7 @@ def test_steps_in_which_there_was_nothing_to_learn(tmp_path: Path) -> None:
     for table in summary.tables():
         console.print(table)
     assert "steps without an update: 2 of 8 (step 5: all 4 groups have equal rewards)" in console.export_text()
-    steps = files.read(run_dir / files.METRICS)
+    steps = files.read_jsonl(run_dir / files.METRICS)
     axis = Figure().subplots()
     _panels(steps, [])[0](axis)
     (marks,) = [line for line in axis.lines if line.get_label() == "no update"]

@@ -179,10 +179,10 @@ def test_half_a_surrogate_pair_is_no_reason_to_lose_a_step(run_dir: Path) -> Non
     with manager(run_dir) as metrics:
         metrics.log_rollouts(1, rows([episode(["left"], tool_calls=calls)]))
         state = metrics.state()
-    assert files.read(run_dir / files.EVENTS)[-1]["failures"] == {}
+    assert files.read_jsonl(run_dir / files.EVENTS)[-1]["failures"] == {}
     (trace,) = traces_of(run_dir, state["trackers"]["mlflow"], spans=True).values()
     assert trace.data.spans[-1].inputs == {"query": "\ufffd"}
-    (row,) = files.read(files.rollouts_path(run_dir, 1))
+    (row,) = files.read_jsonl(files.rollouts_path(run_dir, 1))
     assert row["turns"][0]["tool_calls"][0]["arguments"] == {"query": "\ud83d"}
 
 
@@ -301,7 +301,7 @@ def test_a_tracker_that_fails_gets_its_traces_later(
     assert [(step, kind) for step, kind, _ in tracker.taken] == [(1, "step"), (2, "step"), (2, "eval")]
     assert tracker.taken[2][2] == ["eval2/0.0", "eval2/0.1"]
     assert "tracing-memory traces could not be written (ConnectionError: no route to host)" in capsys.readouterr().err
-    end = files.read(tmp_path / "demo" / files.EVENTS)[-1]
+    end = files.read_jsonl(tmp_path / "demo" / files.EVENTS)[-1]
     assert end["failures"]["tracing-memory traces"] == {
         "failures": 2,
         "undelivered": 0,
@@ -314,7 +314,7 @@ def test_what_never_arrives_is_counted(tmp_path: Path, memory: type[TracingMemor
     with manager(tmp_path / "demo", MEMORY) as metrics:
         for step in range(1, 12):
             metrics.log_rollouts(step, ROWS)
-    end = files.read(tmp_path / "demo" / files.EVENTS)[-1]
+    end = files.read_jsonl(tmp_path / "demo" / files.EVENTS)[-1]
     assert end["failures"]["tracing-memory traces"]["undelivered"] == 11
     assert len(list((tmp_path / "demo" / "rollouts").iterdir())) == 11
 
@@ -344,11 +344,11 @@ def test_how_many_are_sent(tmp_path: Path, memory: type[TracingMemory], limit: i
     assert len(sent) == expected
     if limit == 3:
         assert sent == ["1/0.0", "1/1.0", "1/3.0"]
-    assert len(files.read(files.rollouts_path(tmp_path / "demo", 1))) == 40
+    assert len(files.read_jsonl(files.rollouts_path(tmp_path / "demo", 1))) == 40
 
 
 def test_a_tracker_without_traces_is_left_alone(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with manager(tmp_path / "demo", "tensorboard") as metrics:
         metrics.log_rollouts(1, ROWS)
-    assert files.read(tmp_path / "demo" / files.EVENTS)[-1]["failures"] == {}
+    assert files.read_jsonl(tmp_path / "demo" / files.EVENTS)[-1]["failures"] == {}

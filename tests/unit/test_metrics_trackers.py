@@ -24,7 +24,7 @@ from roll_like.metrics.trackers import (
     TensorBoardTracker,
     WandbConfig,
     WandbTracker,
-    flatten,
+    flatten_params,
 )
 from roll_like.registry import TRACKERS
 from roll_like.values import Mean
@@ -58,7 +58,7 @@ def test_names() -> None:
 
 def test_flatten_keeps_every_leaf() -> None:
     nested = {"a": {"b": 1, "c": []}, "d": [{"e": None}, 2], "f": "x", "g": {}}
-    assert flatten(nested) == {"a.b": "1", "a.c": "[]", "d.0.e": "None", "d.1": "2", "f": "x", "g": "{}"}
+    assert flatten_params(nested) == {"a.b": "1", "a.c": "[]", "d.0.e": "None", "d.1": "2", "f": "x", "g": "{}"}
 
 
 def test_mlflow_keeps_figures_parameters_and_files(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def test_auto_is_what_the_hardware_does_well(
     assert precision.precision_of(config) == expected
     assert precision.settled(config).model.dtype == expected
     assert precision.settled(config).model.path == config.model.path
-    why = precision.choice(config)
+    why = precision.auto_precision(config)
     assert why == (None if shown is None else f"model.dtype: {shown} as fast as float32")
 
 

@@ -15,7 +15,7 @@ from tiny_model import make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
-from roll_like.builtin.pipelines.reward_model.objective import ScoreModule, read_pairs
+from roll_like.builtin.pipelines.reward_model.objective import ScoreModule, score_targets
 from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.config.sections import ModelConfig
 from roll_like.data.chat import Renderer
@@ -122,7 +122,7 @@ def pair_of(chosen: list[int], rejected: list[int]) -> ScoredPair:
 def test_the_score_is_read_at_the_last_token_that_is_not_padding(
     chosen: list[int], rejected: list[int], lengths: list[int], shared: int
 ) -> None:
-    pairs = read_pairs([pair_of(chosen, rejected)], pad_token_id=2)
+    pairs = score_targets([pair_of(chosen, rejected)], pad_token_id=2)
     samples = sequences_of(pairs)
     assert [len(sample.token_ids) for sample in samples] == lengths
     assert {sample.prompt_length for sample in samples} == {shared}
@@ -135,7 +135,7 @@ def test_the_score_is_read_at_the_last_token_that_is_not_padding(
 
 def test_a_conversation_of_padding_is_refused() -> None:
     with pytest.raises(EngineError, match=r"f:1: a conversation holds nothing but the padding token 2"):
-        read_pairs([pair_of([2, 2], [5, 6])], pad_token_id=2)
+        score_targets([pair_of([2, 2], [5, 6])], pad_token_id=2)
 
 
 @pytest.mark.parametrize("padding", [None, "<|im_end|>"])  # the second is what a conversation ends with
@@ -154,7 +154,7 @@ def test_an_exported_model_gives_the_scores_of_training(
     with torch.no_grad():
         module.head.weight.mul_(100)
     pairs = load(PAIRS, Renderer(tokenizer)).samples[:6]
-    read = read_pairs(pairs, pad_token_id(config, tokenizer))
+    read = score_targets(pairs, pad_token_id(config, tokenizer))
     ((batch,),) = pair_batches(read, ranks=1, max_tokens=8192)
     with torch.no_grad():
         scores_N = module(*tensors_of(batch, torch.device("cpu"))[:4])

@@ -9,14 +9,14 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from roll_like.agents.chat_api import (
-    Answer,
     ApiError,
     ChatRequest,
+    ChatResponse,
+    finite_number,
     flag,
-    number,
     read_arguments,
+    read_body,
     read_chat_request,
-    read_json,
 )
 from roll_like.inference.interface import Sampling
 
@@ -146,15 +146,15 @@ def test_options_that_the_run_decides_are_named() -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json(raw: bytes) -> None:
     with pytest.raises(ApiError, match="the body is not valid JSON"):
-        read_json(raw)
+        read_body(raw)
 
 
 def test_what_is_no_object_and_what_is_no_text() -> None:
     with pytest.raises(ApiError, match="expected a JSON object, found a list"):
-        read_json(b"[]")
+        read_body(b"[]")
     with pytest.raises(ApiError, match="text that is not valid Unicode"):
-        read_json(b'{"a": "\\ud83d"}')
-    assert read_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
+        read_body(b'{"a": "\\ud83d"}')
+    assert read_body(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_arguments_of_a_call(written: Any, expected: Any) -> None:
 
 def test_numbers_and_flags_of_a_body() -> None:
     body = {"a": 1, "b": True, "c": float("nan"), "d": "1", "e": 10**400, "f": None}
-    assert number(body, "a") == 1.0
+    assert finite_number(body, "a") == 1.0
     for key, found in {"b": "a truth value", "c": "nan", "d": "a text", "e": "a number", "g": "nothing"}.items():
         with pytest.raises(ApiError, match=f"expected a finite number, found {found}"):
-            number(body, key)
+            finite_number(body, key)
     assert flag(body, "b", False) is True
     assert flag(body, "f", None) is None
     with pytest.raises(ApiError, match="expected true or false, found a text"):
@@ -188,7 +188,7 @@ def test_numbers_and_flags_of_a_body() -> None:
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
-def answer(**changes: Any) -> Answer:
+def answer(**changes: Any) -> ChatResponse:
     fields: dict[str, Any] = {
         "answer_id": "chatcmpl-1",
         "created": 1_800_000_000,
@@ -198,10 +198,10 @@ def answer(**changes: Any) -> Answer:
         "logprobs": None,
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }
-    return Answer(**(fields | changes))
+    return ChatResponse(**(fields | changes))
 
 
-def chunks(one: Answer, *, include_usage: bool = False) -> list[ChatCompletionChunk]:
+def chunks(one: ChatResponse, *, include_usage: bool = False) -> list[ChatCompletionChunk]:
     events = list(one.events(include_usage=include_usage))
     assert events.pop() == "data: [DONE]\n\n"
     assert all(event.startswith("data: ") and event.endswith("\n\n") for event in events)

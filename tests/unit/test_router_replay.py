@@ -28,7 +28,7 @@ from roll_like.inference.vllm.arguments import engine_arguments, known_arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.models.modules import load_causal_lm
-from roll_like.models.router import UNKNOWN, Router
+from roll_like.models.router import UNKNOWN, RouterReplay
 from roll_like.models.shape import Experts
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.training.backbone import use_row_attention
@@ -64,7 +64,7 @@ TOKENS = torch.arange(3, 23)
 def test_given_experts_are_used_and_own_ones_change_nothing(name: str) -> None:
     model = make_family(name).requires_grad_(False)
     plain = logits_of(model, TOKENS)
-    router = Router(model, KEY)
+    router = RouterReplay(model, KEY)
     with router.record() as found:
         torch.testing.assert_close(logits_of(model, TOKENS), plain, atol=0, rtol=0)
     dense = 1 if name == "deepseek_v3" else 0
@@ -112,7 +112,7 @@ def by_hand(block: Any, hidden_TD: Tensor, chosen_TK: Tensor) -> Tensor:
 def test_outputs_and_gradients_are_those_computed_by_hand() -> None:
     """Also of the router: its gradient goes through the probabilities of the given experts."""
     model = make_family("qwen3_moe", norm_topk_prob=True)
-    router, block = Router(model, KEY), model.model.layers[1].mlp
+    router, block = RouterReplay(model, KEY), model.model.layers[1].mlp
     generator = torch.Generator().manual_seed(0)
     hidden, weights = (torch.randn(6, 32, generator=generator) for _ in range(2))
     given = torch.from_numpy(random_routes(6, 1).astype(np.int64))
@@ -130,9 +130,9 @@ def test_outputs_and_gradients_are_those_computed_by_hand() -> None:
 
 def test_a_model_without_experts_or_with_another_way_to_choose_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"{KEY}: LlamaForCausalLM has no layers with experts"):
-        Router(make_family("llama"), KEY)
+        RouterReplay(make_family("llama"), KEY)
     model = make_family("qwen3_moe")
-    router = Router(model, KEY)
+    router = RouterReplay(model, KEY)
     gate = model.model.layers[0].mlp.gate
     gate.forward = lambda hidden: (None, torch.ones(hidden.shape[-2], 2), torch.zeros(hidden.shape[-2], 2).long())
     router.give(torch.full((len(TOKENS), LAYERS, ACTIVE), UNKNOWN))
@@ -167,7 +167,7 @@ def samples() -> list[TrainingSample]:
     return made
 
 
-def alone(model: Any, router: Router, sample: TrainingSample) -> Tensor:
+def alone(model: Any, router: RouterReplay, sample: TrainingSample) -> Tensor:
     """Log-probabilities of a sample's sampled tokens, in a sequence of its own."""
     assert sample.routes is not None
     routes = sample.routes.astype(np.int64)
@@ -190,7 +190,7 @@ LAYOUTS = {
 def test_every_token_of_a_row_has_its_own_routes(layout: str) -> None:
     """Log-probabilities and gradients are those of separate sequences, also where activations are computed again."""
     given, model, reference = samples(), make_family("qwen3_moe"), make_family("qwen3_moe")
-    watched = Router(reference, KEY)
+    watched = RouterReplay(reference, KEY)
     expected = [alone(reference, watched, sample) for sample in given]
     sum((each.square().sum() for each in expected), torch.zeros(())).backward()
 
@@ -199,7 +199,7 @@ def test_every_token_of_a_row_has_its_own_routes(layout: str) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     policy = PolicyModule(model, chunk_tokens=64, chunk_vocab=64)
-    policy.router = Router(model, KEY)
+    policy.router = RouterReplay(model, KEY)
     (batches,) = micro_batches(given, ranks=1, max_tokens=40, **LAYOUTS[layout])  # type: ignore[arg-type]
     found = []
     for batch in batches:
@@ -336,7 +336,7 @@ async def test_engines_tell_the_experts_of_prompt_and_response(kind: str, moe: P
         engine: type[InferenceEngine] = INFERENCE_ENGINES.get(kind).engine()
         finished = await sample(engine(INFERENCE_ENGINES.get(kind).Config(max_running=2), spec(moe)))
     model = load_causal_lm(moe, "float32")
-    router = Router(model, KEY)
+    router = RouterReplay(model, KEY)
     assert len(finished["long"].segments) == 2
     for generation in finished.values():
         tokens = torch.from_numpy(np.concatenate([request().prompt_ids, generation.token_ids]).astype(np.int64))

@@ -16,7 +16,7 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.load import dump_config
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.precision import settled
-from roll_like.run.folder import announcement, as_begun, find_run, locked
+from roll_like.run.folder import announcement, as_begun, locked, resolve_run_folder
 from roll_like.run.signals import StopRequested, StopSignal
 
 
@@ -31,22 +31,22 @@ def begun(directory: Path) -> Path:
 
 def test_a_new_run_never_writes_into_an_old_ones_folder(tmp_path: Path) -> None:
     for expected in ("demo", "demo-2", "demo-3"):
-        directory, resumed = find_run(config(tmp_path), None)
+        directory, resumed = resolve_run_folder(config(tmp_path), None)
         assert (directory.name, resumed) == (expected, False)
         begun(directory)
-    assert find_run(config(tmp_path, "demo-x"), None)[0].name == "demo-x"
+    assert resolve_run_folder(config(tmp_path, "demo-x"), None)[0].name == "demo-x"
 
 
 def test_resume_takes_the_latest_or_the_one_that_is_named(tmp_path: Path) -> None:
-    directory, resumed = find_run(config(tmp_path), "")
+    directory, resumed = resolve_run_folder(config(tmp_path), "")
     assert not resumed  # there is nothing to resume: the run starts
     begun(directory)
-    begun(find_run(config(tmp_path), None)[0])
-    assert find_run(config(tmp_path), "") == (tmp_path / "demo-2", True)
-    assert find_run(config(tmp_path), "demo") == (tmp_path / "demo", True)
-    assert find_run(config(tmp_path), str(tmp_path / "demo")) == (tmp_path / "demo", True)
+    begun(resolve_run_folder(config(tmp_path), None)[0])
+    assert resolve_run_folder(config(tmp_path), "") == (tmp_path / "demo-2", True)
+    assert resolve_run_folder(config(tmp_path), "demo") == (tmp_path / "demo", True)
+    assert resolve_run_folder(config(tmp_path), str(tmp_path / "demo")) == (tmp_path / "demo", True)
     with pytest.raises(ConfigError, match="there is no run in") as caught:
-        find_run(config(tmp_path), "demmo")
+        resolve_run_folder(config(tmp_path), "demmo")
     assert "demo, demo-2" in str(caught.value)
 
 
@@ -57,7 +57,7 @@ def test_resume_takes_the_latest_or_the_one_that_is_named(tmp_path: Path) -> Non
 def test_a_resumed_run_keeps_its_precision(stated: str, resume: str | None, kept: str, tmp_path: Path) -> None:
     run = RLVRConfig.model_validate(changed(MINIMAL, model__dtype=stated, output_dir=str(tmp_path), name="demo"))
     assert as_begun(run, "") == run  # there is no run yet
-    directory, _ = find_run(run, None)
+    directory, _ = resolve_run_folder(run, None)
     (directory / "config.yaml").write_text("model: {dtype: float32}\n")  # of a version without dates
     assert as_begun(run, resume).model.dtype == kept
 
@@ -70,7 +70,7 @@ def test_a_resumed_run_keeps_its_date(
     stated: date | None, resume: str | None, kept: date | None, tmp_path: Path
 ) -> None:
     run = RLVRConfig.model_validate(changed(MINIMAL, model__date=stated, output_dir=str(tmp_path), name="demo"))
-    directory, _ = find_run(run, None)
+    directory, _ = resolve_run_folder(run, None)
     begun = settled(run.model_copy(update={"model": run.model.model_copy(update={"date": date(2026, 1, 2)})}))
     (directory / "config.yaml").write_text(dump_config(begun))
     assert as_begun(run, resume).model.date == kept
@@ -81,7 +81,7 @@ def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> 
     follow = "; follow it with: roll-like watch"
     assert announcement(config(tmp_path), None) == f"run {demo}{follow} {demo}"
     assert not demo.exists()
-    begun(find_run(config(tmp_path), None)[0])
+    begun(resolve_run_folder(config(tmp_path), None)[0])
     assert announcement(config(tmp_path), None) == f"run {second} ({demo} exists){follow} {second}"
     assert announcement(config(tmp_path), "") == f"continuing {demo}{follow} {demo}"
 

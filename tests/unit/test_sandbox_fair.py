@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from roll_like.errors import SandboxError
-from roll_like.sandbox.fair import PATIENCE, Share, waited, within
+from roll_like.sandbox.fair import PATIENCE, CpuShare, waited, within
 
 
 def run(work: float, seconds: float, own: Callable[[], float] | None) -> tuple[str, bool]:
@@ -72,7 +72,7 @@ def test_only_what_was_waited_since_the_start_counts(monkeypatch: pytest.MonkeyP
     clock = [100.0]
     monkeypatch.setattr("roll_like.sandbox.fair.time.monotonic", lambda: clock[0])
     programs: list[int] = []
-    share = Share(lambda: programs, [1])
+    share = CpuShare(lambda: programs, [1])
     clock[0] = 110.0
     assert share.own_seconds() == 10.0  # nothing waited, whether or not the program is in sight
     of_process[1] = 9.0  # its server waited four seconds
@@ -87,7 +87,7 @@ def test_cpu_time_is_own_time_however_long_threads_wait() -> None:
     until = time.process_time() + 0.3
     while time.process_time() < until:
         pass
-    assert Share(lambda: (os.getpid(),)).own_seconds() >= 0.3
+    assert CpuShare(lambda: (os.getpid(),)).own_seconds() >= 0.3
 
 
 def test_what_a_thread_waited_is_read_from_the_kernel() -> None:

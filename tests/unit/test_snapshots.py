@@ -20,7 +20,7 @@ from roll_like.cluster import WorkerDied, guardian
 from roll_like.errors import CheckpointError, DiskFullError
 from roll_like.run import folder
 from roll_like.run import snapshots as module
-from roll_like.run.checkpoint import CheckpointStore, name_of, read_checkpoint
+from roll_like.run.checkpoint import CheckpointStore, checkpoint_name, read_checkpoint
 from roll_like.run.folder import locked
 from roll_like.run.snapshots import Snapshots, available_memory
 
@@ -265,7 +265,9 @@ def test_the_newest_state_of_a_killed_driver_is_brought_to_disk(tmp_path: Path, 
     assert process.returncode == 0
     assert on_disk(tmp_path) == sorted({*there, 4})
     assert not (tmp_path / "memory").exists()
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [name_of(step) for step in {*there, 4}]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        checkpoint_name(step) for step in {*there, 4}
+    ]
 
 
 def test_a_driver_that_ended_by_itself_leaves_nothing_to_rescue(tmp_path: Path) -> None:

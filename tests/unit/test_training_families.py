@@ -20,7 +20,7 @@ from roll_like.models.attention import AttentionLayers
 from roll_like.models.logits import logit_transform, refuse_other_logits
 from roll_like.training import flex, sequences, varlen
 from roll_like.training.attention import explicit_attention, use_dense_attention
-from roll_like.training.backbone import joins_rows, probe, use_row_attention
+from roll_like.training.backbone import joins_rows, probe_attention, use_row_attention
 from roll_like.training.joined import KERNELS, joined_attention, use_joined_attention
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
@@ -159,7 +159,7 @@ def test_joined_rows_whose_samples_see_each_other_are_noticed(monkeypatch: pytes
     monkeypatch.setattr(sequences, "_row_sequences", lambda segments: [(len(segments), [(0, len(segments))])])
     with pytest.raises(ConfigError, match="lets a sample see other samples of its row"):
         joined(make_family("llama"))
-    monkeypatch.setattr("roll_like.training.backbone.probe", lambda *_: [])
+    monkeypatch.setattr("roll_like.training.backbone.probe_attention", lambda *_: [])
     assert compared("llama", "a prompt's responses share a row", joined)[0] > 0.1
 
 
@@ -299,7 +299,7 @@ def test_windows_counted_by_places_in_the_row_would_not_pass(family: str, monkey
         return mask if window is None else mask & ~torch.ones_like(mask).tril(-window)
 
     monkeypatch.setattr(RowSegments, "mask", by_place)
-    monkeypatch.setattr("roll_like.training.backbone.probe", lambda *arguments: [])
+    monkeypatch.setattr("roll_like.training.backbone.probe_attention", lambda *arguments: [])
     shared, packed, single = (compared(family, form, for_rows)[0] for form in FORMS)
     assert min(shared, packed) > 0.1
     assert single < 1e-5
@@ -386,7 +386,7 @@ def test_a_window_that_a_layer_does_not_ask_for_is_noticed() -> None:
     model.config.sliding_window = WINDOW
     use_dense_attention(model)
     with pytest.raises(ConfigError, match=r"0 attention layers of LlamaModel asked .* config.json has 2"):
-        probe(model.base_model, AttentionLayers.of(model.config))
+        probe_attention(model.base_model, AttentionLayers.of(model.config))
 
 
 @pytest.mark.parametrize("form", FORMS)

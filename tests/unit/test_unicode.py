@@ -110,7 +110,7 @@ def test_files_are_written(tmp_path: Path) -> None:
     files.replace_text(tmp_path / "summary.json", files.encode_pretty({"text": HALF}))
     assert json.loads((tmp_path / "summary.json").read_text(encoding="utf-8")) == {"text": HALF}
     files.append(tmp_path / "rows.jsonl", [{"text": HALF}])
-    assert files.read(tmp_path / "rows.jsonl") == [{"text": HALF}]
+    assert files.read_jsonl(tmp_path / "rows.jsonl") == [{"text": HALF}]
 
 
 SEPARATORS = "a\u2028b\u0085c\u2029d"

@@ -17,9 +17,9 @@ from roll_like.config.sections import TrainingConfig
 from roll_like.errors import EngineError, WeightSyncError
 from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer.interface import SendReport
-from roll_like.inference.weight_transfer.probe import PROBE_TEXT, PROBE_TOKENS, TOLERANCES, Probe, probe_tokens
+from roll_like.inference.weight_transfer.probe import PROBE_TEXT, PROBE_TOKENS, TOLERANCES, LogprobProbe, probe_tokens
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.policy_gradient.probe import trainer_logprobs
+from roll_like.policy_gradient.probe import logprobs_on_ranks
 from roll_like.training.interface import RankModel
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.values import Max
@@ -54,7 +54,7 @@ def sync_of(engines: Engines, every: int = 10, *, probes: bool = True) -> Weight
         return TRUE
 
     report = SendReport(fingerprints={"a": "same", "b": "same"}, bytes=8, buckets=1)
-    probe = Probe(tokens=TOKENS, trainer=trainer, tolerance=0.1, every=every)
+    probe = LogprobProbe(tokens=TOKENS, trainer=trainer, tolerance=0.1, every=every)
     handle: Any = engines
     return WeightSync(lambda seed: report, handle, version=7, probe=probe if probes else None)
 
@@ -138,7 +138,7 @@ def test_the_trainer_computes_them_at_temperature_1_and_without_dropout(tiny_mod
     ranks: Any = SimpleNamespace(everywhere=lambda ask, function, batch: [function(objective, model, batch)] * 2)
     modes: list[bool] = []
     module.register_forward_pre_hook(lambda *_: modes.append(module.training))
-    found = trainer_logprobs(ranks)(TOKENS)
+    found = logprobs_on_ranks(ranks)(TOKENS)
     ids_T = torch.from_numpy(TOKENS.astype(np.int64))
     with torch.no_grad():
         expected_TV = torch.log_softmax(module.causal_lm(ids_T[None]).logits[0, :-1], -1)

@@ -31,7 +31,7 @@ from roll_like.inference.weight_transfer.shared_memory import (
     fill_bucket,
     read_bucket,
 )
-from roll_like.inference.weight_transfer.sync import WeightSync, compare
+from roll_like.inference.weight_transfer.sync import WeightSync, compare_fingerprints
 
 
 class Policy:
@@ -259,9 +259,9 @@ def test_a_fingerprint_sees_every_row_of_the_columns_it_looks_at() -> None:
 def test_drift_is_named_also_in_a_copy_that_only_the_engine_has() -> None:
     sent = {"embed": "a", "q": "b", "odd": "c"}
     held = Fingerprints(tensors={"embed": "a", "q": "x", "head": "old"}, tied={"head": "embed"})
-    assert compare(sent, held) == (["q", "head (tied to embed)"], ["odd"])
+    assert compare_fingerprints(sent, held) == (["q", "head (tied to embed)"], ["odd"])
     fine = Fingerprints(tensors={**sent, "head": "a"}, tied={"head": "embed"})
-    assert compare(sent, fine) == ([], [])
+    assert compare_fingerprints(sent, fine) == ([], [])
 
 
 def test_a_drifted_engine_never_goes_on() -> None:

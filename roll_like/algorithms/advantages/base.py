@@ -171,7 +171,7 @@ class AdvantageEstimator(ABC):
         for sample in samples:
             if not np.isfinite(sample.reward):
                 raise RewardError(
-                    f"the reward of {describe(sample)} is {sample.reward}; rewards are finite numbers "
+                    f"the reward of {describe_sample(sample)} is {sample.reward}; rewards are finite numbers "
                     f"(its parts: {dict(sample.rewards)})",
                     fix="correct the reward that returned it, or let it raise so that the sample is left out",
                 )
@@ -270,7 +270,7 @@ def spread_over_tokens(samples: Sequence[Scored], values: Sequence[Rewards]) -> 
     return spread
 
 
-def describe(sample: Scored) -> str:
+def describe_sample(sample: Scored) -> str:
     """Name a sample in a message: task, row and place in its group."""
     task = sample.trajectory.task
     return f"sample {sample.trajectory.sample_index} of task {task.task_id!r} ({task.origin})"
@@ -290,8 +290,11 @@ def _checked(what: str, arrays: TokenValues | None, samples: Sequence[Scored]) -
         expected = sample.trajectory.token_ids.shape
         if array.shape != expected:
             raise EngineError(
-                f"the {what} of {describe(sample)} have shape {array.shape}; {expected} was expected, one a token"
+                f"the {what} of {describe_sample(sample)} have shape {array.shape}; {expected} was expected, one a "
+                "token"
             )
         if not np.isfinite(array[sample.trajectory.sampled]).all():
-            raise EngineError(f"the {what} of {describe(sample)} hold infinities or NaN; finite numbers were expected")
+            raise EngineError(
+                f"the {what} of {describe_sample(sample)} hold infinities or NaN; finite numbers were expected"
+            )
     return arrays

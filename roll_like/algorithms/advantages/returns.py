@@ -13,7 +13,7 @@ from roll_like.algorithms.advantages.base import (
     TokenValues,
     ValueFunction,
     action_rewards,
-    describe,
+    describe_sample,
     flatten,
     joined,
     policy_samples,
@@ -100,7 +100,9 @@ def _greedy_reward(group: Group[Scored]) -> float:
         )
     rewards = [sample.reward for sample in group.baselines]
     if not np.isfinite(rewards).all():
-        raise EngineError(f"the greedy {describe(group.baselines[0])} has the reward {rewards[0]}; expected a number")
+        raise EngineError(
+            f"the greedy {describe_sample(group.baselines[0])} has the reward {rewards[0]}; expected a number"
+        )
     return float(np.mean(rewards))
 
 

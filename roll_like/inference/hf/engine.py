@@ -41,7 +41,7 @@ from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.ends import stated_ends
 from roll_like.models.modules import load_causal_lm
-from roll_like.models.router import UNKNOWN, Router
+from roll_like.models.router import UNKNOWN, RouterReplay
 from roll_like.models.vision import SeenTokens, seen_inputs
 from roll_like.types import FloatArray, IntArray, RouteArray, Segment, StopReason
 
@@ -80,7 +80,7 @@ class HFEngine(PolledEngine):
         super().__init__(spec)
         self._config = config
         self._model: Any = None
-        self._router: Router | None = None
+        self._router: RouterReplay | None = None
         self._weights: CheckpointWeights
         self._stops: Stops
         self._shared_generator = torch.Generator().manual_seed(spec.seed)
@@ -122,7 +122,7 @@ class HFEngine(PolledEngine):
         self._model = model.to(self._spec.device).requires_grad_(False).eval()
         self._weights = CheckpointWeights(self._model)
         if self._spec.returns_routes:
-            self._router = Router(self._model, ROUTER_REPLAY)
+            self._router = RouterReplay(self._model, ROUTER_REPLAY)
         tokenizer = AutoTokenizer.from_pretrained(
             self._spec.tokenizer_path, local_files_only=True, trust_remote_code=self._spec.trust_remote_code
         )

@@ -109,10 +109,10 @@ def known_arguments() -> set[str]:
     """Return the fields of SGLang's `ServerArgs`, read from its source: importing it takes many seconds."""
     spec = importlib.util.find_spec("sglang")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return {name for folder in folders for name in server_arguments(Path(folder))}
+    return {name for folder in folders for name in server_args_fields(Path(folder))}
 
 
-def server_arguments(package: Path) -> set[str]:
+def server_args_fields(package: Path) -> set[str]:
     """Return the fields of `ServerArgs` in an SGLang package: annotations of the classes that it is assembled from."""
     return {
         statement.target.id

@@ -40,7 +40,7 @@ def probe_tokens(encode: Callable[[str], Sequence[int]], max_model_len: int) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class LogprobProbe:
     """What engines and trainer are both asked.
 
     Attributes:

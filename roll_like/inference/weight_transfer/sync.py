@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints, InferenceEngine
 from roll_like.inference.weight_transfer.interface import SendReport
-from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.probe import LogprobProbe
 from roll_like.types import FloatArray
 from roll_like.values import Last, Max, Metric, Sum
 
@@ -94,7 +94,7 @@ class WeightSync:
         engines: Engines,
         *,
         version: int = 0,
-        probe: Probe | None = None,
+        probe: LogprobProbe | None = None,
     ) -> None:
         self._send = send
         self._engines = engines
@@ -147,7 +147,7 @@ class WeightSync:
             probe=difference,
         )
 
-    def _ask(self, probe: Probe, trained: FloatArray, version: int) -> float:
+    def _ask(self, probe: LogprobProbe, trained: FloatArray, version: int) -> float:
         """Return the largest difference of any engine from the trainer."""
         engines = self._engines.everywhere(InferenceEngine.prompt_logprobs, probe.tokens)
         differences = (probe.compare(number, trained, found, version) for number, found in enumerate(engines))
@@ -159,7 +159,7 @@ class WeightSync:
         unchecked: set[str] = set()
         engines = self._engines.everywhere(InferenceEngine.fingerprints, list(sent), version)
         for engine, held in enumerate(engines):
-            drifted, unknown = compare(sent, held)
+            drifted, unknown = compare_fingerprints(sent, held)
             if drifted:
                 raise WeightSyncError(
                     f"after sync {version}, inference engine {engine} computes with other numbers than the trainer "
@@ -201,7 +201,7 @@ class VersionCounter:
         )
 
 
-def compare(sent: Mapping[str, str], held: Fingerprints) -> tuple[list[str], list[str]]:
+def compare_fingerprints(sent: Mapping[str, str], held: Fingerprints) -> tuple[list[str], list[str]]:
     """Return the tensors in which an engine differs from the trainer, and those it could not read back."""
     drifted = [name for name, value in sent.items() if name in held.tensors and held.tensors[name] != value]
     unknown = [name for name in sent if name not in held.tensors]

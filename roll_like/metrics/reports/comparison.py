@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.errors import ConfigError
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.panels import Panel, choose_report_panels, split_panels
-from roll_like.metrics.progress import duration, number
+from roll_like.metrics.progress import duration, format_number
 from roll_like.metrics.reports import figures as texts
 from roll_like.metrics.reports.configuration import ABSENT, differences
 from roll_like.metrics.reports.lines import Line, lines_beside
-from roll_like.metrics.reports.page import figure_of, legend_of, render, unwritable, write_page
+from roll_like.metrics.reports.page import figure_of, legend_of, render_page, unwritable, write_page
 from roll_like.metrics.reports.svg import DASHES, ON_WHITE, draw_lines, style_axis
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.runs import Run, labels_of, read_config, read_measured_runs
@@ -31,7 +31,7 @@ _NAMES, _LEAST = 34, 18
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Runs and what is to be said of them beside each other.
 
     Attributes:
@@ -100,26 +100,26 @@ class Comparison:
 
 
 def _label(name: str) -> str:
-    unit = describe(name).unit
+    unit = metric_info(name).unit
     return f"{name} ({unit})" if unit else name
 
 
 def _rate(figures: Mapping[str, Any]) -> str:
-    return number(figures["samples_per_second"])
+    return format_number(figures["samples_per_second"])
 
 
 def _best(figures: Mapping[str, Any]) -> str:
     """Write the best evaluation, and that it is no achievement of the run where it came before the first step."""
-    return number(figures["eval_best"]) + (" (before training)" if figures["eval_best_step"] == 0 else "")
+    return format_number(figures["eval_best"]) + (" (before training)" if figures["eval_best_step"] == 0 else "")
 
 
 def _ends(ends: Sequence[float | None] | None) -> str:
     if ends is None or all(value is None for value in ends):
         return "–"
-    return " → ".join("–" if value is None else number(value) for value in ends)
+    return " → ".join("–" if value is None else format_number(value) for value in ends)
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path]) -> RunComparison:
     """Read runs and put them beside each other; they may be of different pipelines.
 
     Raises:
@@ -143,10 +143,10 @@ def compare(folders: Sequence[Path]) -> Comparison:
             "the configuration those keys are shown that all of them have"
         )
         differing = {key: values for key, values in differing.items() if ABSENT not in values}
-    return Comparison(runs, [figures_of(run) for run in runs.values()], differing, notes)
+    return RunComparison(runs, [figures_of(run) for run in runs.values()], differing, notes)
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
+def write_comparison(comparison: RunComparison, path: Path) -> None:
     """Write curves over each other, as a page (`.html`) or as an image (`.png`).
 
     Raises:
@@ -161,14 +161,14 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
         raise ConfigError(f"-o {path}: expected a name that ends in .html or .png", fix=f"write -o {path}.html")
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: RunComparison) -> str:
     """Return the page: tables, and a figure for each metric with a line for each run."""
     labels = list(comparison.runs)
     figures = [
         figure_of(panel, lines, index, legend=False)
         for index, (panel, lines) in enumerate(comparison.curves(), start=1)
     ]
-    return render(
+    return render_page(
         "comparison.html",
         title=f"{len(labels)} runs",
         labels=labels,
@@ -180,7 +180,7 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
+def draw_comparison(comparison: RunComparison, path: Path) -> None:
     """Draw a panel for each metric into a PNG file, with one legend below.
 
     Raises:
@@ -202,7 +202,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
             draw_lines(axis, lines, ON_WHITE)
             style_axis(axis, ink="#1c2430", grid="#cfd5dd")
             axis.set_title(panel.title, fontsize=11)
-            axis.set_ylabel(describe(lines[0].name).unit)
+            axis.set_ylabel(metric_info(lines[0].name).unit)
         for axis in axes[len(curves) :]:
             axis.set_visible(False)
         handles = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from roll_like.metrics.trackers import flatten
+from roll_like.metrics.trackers import flatten_params
 
 #: What seeds of one experiment may differ in, and what says where a run lies and who is told.
 NOT_COMPARED = ("name", "seed", "output_dir", "metrics", "checkpoint")
@@ -50,8 +50,8 @@ def differences(configs: Sequence[Mapping[str, Any]], *, leave_out: Sequence[str
         configs: At least one.
         leave_out: Keys, or sections, that do not count.
     """
-    flat = [flatten(config) if config else {} for config in configs]
-    shown = [flatten(without_secrets(config)) if config else {} for config in configs]
+    flat = [flatten_params(config) if config else {} for config in configs]
+    shown = [flatten_params(without_secrets(config)) if config else {} for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return {
         key: [one.get(key, ABSENT) for one in shown]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll_like.metrics import files
-from roll_like.metrics.names import describe
-from roll_like.metrics.progress import duration, number, startup_line
+from roll_like.metrics.names import metric_info
+from roll_like.metrics.progress import duration, format_number, startup_line
 from roll_like.metrics.runs import Run
 
 #: Events of a run that a page shows at most: the last ones.
@@ -100,7 +100,7 @@ def failures_of(runs: Sequence[Run]) -> dict[str, str]:
                 if name in _COUNTED or name.startswith(("health/restarts/", "health/hangs/")):
                     totals[name] = totals.get(name, 0.0) + float(value)
     return {
-        f"{describe(name).label} ({name})": number(total)
+        f"{metric_info(name).label} ({name})": format_number(total)
         for name, total in sorted(totals.items())
         if math.isfinite(total) and total
     }

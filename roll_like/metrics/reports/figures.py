@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll_like.metrics.names import describe, without_smaller_passes
+from roll_like.metrics.names import metric_info, without_smaller_passes
 from roll_like.metrics.plots import TIMER_COLOURS
-from roll_like.metrics.progress import HEADLINES, STEP_PHASES, duration, number
+from roll_like.metrics.progress import HEADLINES, STEP_PHASES, duration, format_number
 
 #: What a run is about, besides the console's headlines; in this order, of an evaluation first.
 _EVALUATED = (
@@ -84,14 +84,14 @@ def figure(values: Sequence[float]) -> str:
 def _mean(values: Sequence[float]) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
-        return number(values[0]) if values else "–"
-    return number(math.fsum(finite) / len(finite))
+        return format_number(values[0]) if values else "–"
+    return format_number(math.fsum(finite) / len(finite))
 
 
 def _extent(values: Sequence[float]) -> str:
     """Write the lowest and the highest value; nothing where they read the same."""
     finite = [value for value in values if math.isfinite(value)]
-    ends = [number(end(finite)) for end in (min, max)] if finite else []
+    ends = [format_number(end(finite)) for end in (min, max)] if finite else []
     return "" if len(set(ends)) < 2 else "–".join(ends)
 
 
@@ -120,7 +120,7 @@ def _change(name: str, ends: Iterable[Sequence[float | None]]) -> Change:
     before, after = ([float(value) for value in side if value is not None] for side in zip(*pairs, strict=True))
     both = [(first, last) for first, last in pairs if first is not None and last is not None]
     difference = math.fsum(last - first for first, last in both) / len(both) if both else math.nan
-    info = describe(name)
+    info = metric_info(name)
     sign = "+" if difference >= 0 else "−"
     return Change(
         name=name,
@@ -130,7 +130,7 @@ def _change(name: str, ends: Iterable[Sequence[float | None]]) -> Change:
         after=figure(after),
         means=f"{_mean(before)} → {_mean(after)}",
         extents=f"{_extent(before) or _mean(before)} → {_extent(after) or _mean(after)}" if len(pairs) > 1 else "",
-        change=f"{sign}{number(abs(difference))}" if math.isfinite(difference) else "",
+        change=f"{sign}{format_number(abs(difference))}" if math.isfinite(difference) else "",
         description=info.description,
     )
 
@@ -144,7 +144,7 @@ def phases(figures: Sequence[Mapping[str, Any]]) -> list[Phase]:
         share = math.fsum(one["time"].get(name, 0.0) / one["step_seconds"] for one in timed) / len(timed)
         seconds = math.fsum(one["time"].get(name, 0.0) / one["steps"] for one in timed) / len(timed)
         if share > 0:
-            info, part = describe(name), name not in STEP_PHASES
+            info, part = metric_info(name), name not in STEP_PHASES
             label = info.label if info.label != name else name.removeprefix("time/")
             colour = TIMER_COLOURS.get(name, "#8a8f98")
             found.append((share, Phase(label, f"{seconds:.2f} s", share, info.description, colour, part)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.panels import Panel
 from roll_like.metrics.plots import lost, series, smoothed
 from roll_like.metrics.runs import Run
@@ -67,7 +67,7 @@ def lines_beside(panel: Panel, runs: Mapping[str, Run]) -> list[Line]:
 
 
 def _mean_line(panel: Panel, name: str, runs: Sequence[Run]) -> Line | None:
-    label, marked = describe(name).label, panel.kind == "evaluations"
+    label, marked = metric_info(name).label, panel.kind == "evaluations"
     raw = [points for run in runs if (points := _points(panel, name, run))[0]]
     if not raw:
         return None

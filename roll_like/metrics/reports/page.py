@@ -14,7 +14,7 @@ from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.panels import Panel
 from roll_like.metrics.reports.lines import Line
 from roll_like.metrics.reports.svg import COLOURS, DASHES, curves_svg
@@ -51,7 +51,7 @@ def figure_of(panel: Panel, lines: Sequence[Line], number: int, *, legend: bool)
     """
     return Figure(
         title=panel.title,
-        unit=describe(lines[0].name).unit,
+        unit=metric_info(lines[0].name).unit,
         names=", ".join(dict.fromkeys(line.name for line in lines)),
         svg=curves_svg(lines, number=number, label=panel.title),
         legend=legend_of([line.label for line in lines]) if legend and len(lines) > 1 else (),
@@ -63,7 +63,7 @@ def legend_of(labels: Sequence[str]) -> tuple[tuple[str, int, bool], ...]:
     return tuple((label, index % COLOURS, index // COLOURS % len(DASHES) > 0) for index, label in enumerate(labels))
 
 
-def render(template: str, *, folder: Path | None = None, **content: Any) -> str:
+def render_page(template: str, *, folder: Path | None = None, **content: Any) -> str:
     """Return a page.
 
     Args:

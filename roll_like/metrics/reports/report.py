@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.errors import ConfigError, DataError
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import metric_info
 from roll_like.metrics.panels import choose_report_panels
-from roll_like.metrics.progress import number
+from roll_like.metrics.progress import format_number
 from roll_like.metrics.reports import figures as texts
 from roll_like.metrics.reports.configuration import NOT_COMPARED, as_yaml, differences
 from roll_like.metrics.reports.events import MOST_EVENTS, Event, events_of, failures_of
 from roll_like.metrics.reports.lines import lines_of
-from roll_like.metrics.reports.page import Figure, figure_of, render
+from roll_like.metrics.reports.page import Figure, figure_of, render_page
+from roll_like.metrics.rollouts import RolloutRow
 from roll_like.metrics.runs import Run, labels_of, read_config, read_measured_runs
-from roll_like.metrics.samples import Row, SamplePair, pick_pairs
+from roll_like.metrics.samples import SamplePair, pick_pairs
 from roll_like.metrics.summary import figures_of, status_of
 
 #: Characters of an answer that a page shows; of a prompt a quarter.
@@ -51,7 +52,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ComparedSample:
     """A prompt with an answer from before and one from after."""
 
     prompt: str
@@ -91,7 +92,7 @@ def report_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
     changes = texts.changes(found)
     labels = labels_of(folders)
     notes = _notes(runs, configs)
-    page = render(
+    page = render_page(
         "report.html",
         title=_title([run.name for run in runs]),
         statuses=list(dict.fromkeys(map(status_of, runs))),
@@ -177,7 +178,7 @@ def _seeds(
         ends = [one["before_after"].get(name, (None, None)) for name in names]
         values = tuple(texts.figure([] if after is None else [after]) for _, after in ends)
         seeds.append(Seed(label, str(config.get("seed", "–")), status_of(run), texts.progress(one), values))
-    return {"seeds": seeds, "seed_columns": [describe(name).label for name in names]}
+    return {"seeds": seeds, "seed_columns": [metric_info(name).label for name in names]}
 
 
 def _figures(runs: Sequence[Run]) -> list[Figure]:
@@ -189,7 +190,7 @@ def _figures(runs: Sequence[Run]) -> list[Figure]:
     ]
 
 
-def _samples(run: Run) -> list[Sample]:
+def _samples(run: Run) -> list[ComparedSample]:
     try:
         pairs = pick_pairs(run.folder, int(run.info["sampled_rollouts"]))
     except (ValueError, KeyError) as error:
@@ -200,10 +201,10 @@ def _samples(run: Run) -> list[Sample]:
     return [_sample(pair) for pair in pairs]
 
 
-def _sample(pair: SamplePair) -> Sample:
+def _sample(pair: SamplePair) -> ComparedSample:
     shared = pair.before["prompt"] == pair.after["prompt"]
     reference = pair.before.get("reference")
-    return Sample(
+    return ComparedSample(
         prompt=_cut(str(pair.before["prompt"]), ANSWER_CHARACTERS // 4),
         reference=str(reference) if shared and reference is not None else None,
         answers=(
@@ -213,9 +214,9 @@ def _sample(pair: SamplePair) -> Sample:
     )
 
 
-def _answer(row: Row, label: str, *, shared: bool) -> Answer:
+def _answer(row: RolloutRow, label: str, *, shared: bool) -> Answer:
     text = str(row["text"]).strip("\n")
-    figures = [f"reward {number(float(row['reward']))}"]
+    figures = [f"reward {format_number(float(row['reward']))}"]
     figures += [f"{row['tokens']} tokens"] if "tokens" in row else []
     figures += [f"ended by {row['stop_reason']}"] if "stop_reason" in row else []
     figures += [f"read as {row['answer']}"] if row.get("answer") is not None else []

@@ -13,7 +13,7 @@ from roll_like.tools.calls.functions import Functions
 from roll_like.tools.calls.literals import read_value, skip_space
 from roll_like.tools.calls.payloads import (
     ENDS,
-    Payload,
+    PayloadReader,
     Unread,
     ended,
     payload_at,
@@ -54,7 +54,7 @@ Read: TypeAlias = Callable[[str, "re.Match[str]", Functions], Found | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class CallFormat:
     """A format of calls.
 
     Attributes:
@@ -85,7 +85,7 @@ _FENCE_END = re.compile(r"\s*```(?=\s*<)")
 
 
 def _wrapped(
-    text: str, opened: re.Match[str], functions: Functions, *, close: str, allowed: Sequence[Payload]
+    text: str, opened: re.Match[str], functions: Functions, *, close: str, allowed: Sequence[PayloadReader]
 ) -> Found | None:
     fence = _FENCE.match(text, opened.end())
     inner = fence.end() if fence else opened.end()
@@ -122,8 +122,8 @@ def _closed(text: str, end: int, mark: str, close: str) -> int:
     return end
 
 
-def _tagged(begins: str, close: str, *allowed: Payload) -> Format:
-    return Format(begins, partial(_wrapped, close=close, allowed=allowed))
+def _tagged(begins: str, close: str, *allowed: PayloadReader) -> CallFormat:
+    return CallFormat(begins, partial(_wrapped, close=close, allowed=allowed))
 
 
 _HERMES = _tagged("<tool_call>", "</tool_call>", read_objects)
@@ -326,35 +326,35 @@ def _named_json(text: str, opened: re.Match[str], functions: Functions) -> Found
     return Found(opened.start(), end, [functions.call(opened[0], arguments, text[opened.start() : end])], plain=True)
 
 
-_FUNCTION_TAG = Format("<function=", _function)
-_INVOKES = Format(r"<minimax:tool_call>|<｜DSML｜(?:function_calls|tool_calls)>", _invoke)
-_MISTRAL = Format(r"\[TOOL_CALLS\]", _mistral)
-_DEEPSEEK = Format("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>", _deepseek)
-_KIMI = Format(r"<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>", _kimi)
-_HARMONY = Format(
+_FUNCTION_TAG = CallFormat("<function=", _function)
+_INVOKES = CallFormat(r"<minimax:tool_call>|<｜DSML｜(?:function_calls|tool_calls)>", _invoke)
+_MISTRAL = CallFormat(r"\[TOOL_CALLS\]", _mistral)
+_DEEPSEEK = CallFormat("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>", _deepseek)
+_KIMI = CallFormat(r"<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>", _kimi)
+_HARMONY = CallFormat(
     r"(?:<\|start\|>)?(?:assistant)?(?:<\|channel\|>)?(?:commentary|analysis)\s+to=functions\.[\w.-]+"
     r"|(?:<\|start\|>assistant\s*|<\|channel\|>\s*(?:commentary|analysis)\s+|\A\s*)to=[\w.-]+[^{\n]{0,60}<\|message\|>",
     _harmony,
 )
 _PYTHON_TAG = _tagged(r"<\|python_tag\|>", rf"(?:{ENDS}|\Z)", read_objects, read_python)
-_OBJECTS = Format(
+_OBJECTS = CallFormat(
     r"\{\s*[\"'](?:name|arguments|parameters|type|function|id|tool_calls|tool_name|tool_call_id)[\"']\s*:"
     r"|\[\s*(?=\{\s*[\"'](?:name|arguments|parameters|type|function|id|tool_name|tool_call_id)[\"']\s*:)",
     _plain_json,
     plain=True,
 )
-_PYTHON_CALLS = Format(r"\[\s*(?=[A-Za-z_][\w.-]{0,63}\s*\()", _plain_python, plain=True)
+_PYTHON_CALLS = CallFormat(r"\[\s*(?=[A-Za-z_][\w.-]{0,63}\s*\()", _plain_python, plain=True)
 
 
-def named_json(functions: Functions) -> Format | None:
+def named_json(functions: Functions) -> CallFormat | None:
     """Return the format of a known name before its arguments; None where no names are known."""
     if not functions.parameters:
         return None
     names = "|".join(re.escape(name) for name in sorted(functions.parameters, key=len, reverse=True))
-    return Format(rf"(?<![\w.\\/{{-])(?:{names})(?=\s{{0,2}}\{{)", _named_json, plain=True)
+    return CallFormat(rf"(?<![\w.\\/{{-])(?:{names})(?=\s{{0,2}}\{{)", _named_json, plain=True)
 
 
-FORMATS: dict[CallStyle, tuple[Format, ...]] = {
+FORMATS: dict[CallStyle, tuple[CallFormat, ...]] = {
     "hermes": (_HERMES,),
     "qwen_xml": (_QWEN, _FUNCTION_TAG),
     "json": (_OBJECTS,),

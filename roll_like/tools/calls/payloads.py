@@ -14,7 +14,7 @@ from roll_like.tools.base import AnyCall, MalformedCall
 from roll_like.tools.calls.functions import Functions, arguments_key, is_call
 from roll_like.tools.calls.literals import read_python_call, read_value, skip_space
 
-Payload: TypeAlias = Callable[[str, int, Functions], tuple[list[AnyCall], int]]
+PayloadReader: TypeAlias = Callable[[str, int, Functions], tuple[list[AnyCall], int]]
 
 #: End-of-turn tokens as text, where a text was decoded with them.
 ENDS = (
@@ -262,7 +262,7 @@ def read_python(text: str, at: int, functions: Functions) -> tuple[list[AnyCall]
             return calls, end
 
 
-def payload_at(text: str, at: int) -> Payload | None:
+def payload_at(text: str, at: int) -> PayloadReader | None:
     """Return what reads the payload at a place, judged by how it begins."""
     at = skip_space(text, at)
     if text.startswith("<function=", at):

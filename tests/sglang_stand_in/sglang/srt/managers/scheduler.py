@@ -17,7 +17,7 @@ from torch import Tensor
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.weights import CheckpointWeights
 from roll_like.models.modules import load_causal_lm
-from roll_like.models.router import Router
+from roll_like.models.router import RouterReplay
 from sglang.srt.managers import io_struct
 from sglang.srt.utils import MultiprocessingSerializer, init_custom_process_group
 
@@ -99,7 +99,7 @@ class Scheduler:
         self._asleep: set[str] = set()
         self._backup: dict[str, Tensor] = {}
         self._group: Any = None
-        self._router: Router | None = None
+        self._router: RouterReplay | None = None
 
     def end(self) -> None:
         self._thread.shutdown(wait=True)
@@ -236,7 +236,7 @@ class Scheduler:
     @torch.inference_mode()
     def _routed_experts(self, tokens: list[int]) -> str:
         """The experts of all tokens but the last, as SGLang sends them."""
-        router = self._router = self._router or Router(self._model.module, "the stand-in")
+        router = self._router = self._router or RouterReplay(self._model.module, "the stand-in")
         with router.record() as found:
             self._model.module(torch.tensor([tokens[:-1]]), use_cache=False)
         layers = [found[layer] for layer in range(router.experts.layers)]
