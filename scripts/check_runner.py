@@ -12,6 +12,7 @@ import os
 import re
 import runpy
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,8 +55,7 @@ class Check:
         figures: Reads figures from that folder and from what was printed; also while it runs.
         needs: Python packages without which it is skipped.
         bounds: Figure → least and most; a missing figure, or one outside, fails the check.
-        alone: For so many seconds from its start nothing else runs: `ALWAYS`, or what its measurements need. 0: it
-            also starts beside others.
+        alone: For so many seconds from its start nothing else runs. 0: it also starts beside others.
     """
 
     name: str
@@ -150,9 +150,9 @@ class Schedule:
         return not self._running or (not check.alone and len(self._running) < self.beside and calm)
 
     def _start(self, check: Check, pool: ThreadPoolExecutor) -> None:
-        left = self._until - time.monotonic()
-        self.say(f"{check.name}: {check.about} (at most {min(check.seconds, left) if self._waiting else left:.0f} s)")
         run = Run(check, self.out)
+        left = self._until - run.began
+        self.say(f"{check.name}: {check.about} (at most {min(check.seconds, left) if self._waiting else left:.0f} s)")
         self._running[pool.submit(run.carry_out)] = run
         self._write()
 
@@ -207,12 +207,11 @@ class Run:
         self.until = self.began + check.seconds
         self.peak: float | None = None
         self._folder, self._log = out / check.name, out / "logs" / f"{check.name}.txt"
-        self._marker = secrets.token_hex(8)
-        self.stopped = False
-        self._hung = ""
-        self._figures: Figures = {}
+        self._stacks = out / "logs" / f".{check.name}"
+        self._marker, self._figures = secrets.token_hex(8), Figures()
+        self.stopped, self._hung = False, ""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._stacks.mkdir(parents=True, exist_ok=True)
         self._log.write_bytes(b"")
 
     def so_far(self) -> Result:
@@ -230,12 +229,13 @@ class Run:
             if code != 0:
                 status = "out of time" if code is None else "failed"
                 break
+        shutil.rmtree(self._stacks, ignore_errors=True)
         took = time.monotonic() - self.began
         printed = self._printed()
         try:
             figures = self.check.figures(self._folder, printed)
         except (OSError, ValueError, KeyError) as error:  # a run that was ended may leave half a file
-            figures = {}
+            figures = self._figures
             reason = f"its figures cannot be read: {error}; "
             status = "failed" if status == "passed" else status
         if status != "passed":
@@ -252,7 +252,7 @@ class Run:
 
     def _execute(self, words: Sequence[str]) -> int | None:
         """Run a command in a process group of its own and return its exit code; None if it ran out of time."""
-        own = {MARKER: self._marker, "GPU_CHECK_SIGNAL": str(int(STACKS)), "GPU_CHECK_LOG": str(self._log)}
+        own = {MARKER: self._marker, "GPU_CHECK_SIGNAL": str(int(STACKS)), "GPU_CHECK_STACKS": str(self._stacks)}
         with self._log.open("ab") as output:  # appending, as its processes' stacks are
             process = subprocess.Popen(
                 list(words),
@@ -282,39 +282,37 @@ class Run:
             _GUARDIAN["sweep"](self._marker, name=MARKER, patience=GRACE)
 
     def _write_stacks(self) -> list[str]:
-        """Have all Python processes of the run write their stacks into the log; return where they are."""
-        until = time.monotonic() + GRACE
-        found: dict[str, str] = {}
+        """Have all Python processes of the run write their stacks, bring them into the log; return where they are."""
+        titles: dict[Path, str] = {}
         for pid in sorted(_GUARDIAN["marked"](self._marker, MARKER)):
-            with suppress(OSError):  # it has just ended
-                status, words = (
-                    Path(f"/proc/{pid}/{name}").read_text(errors="replace") for name in ("status", "cmdline")
-                )
-                caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
-                if caught is None or not int(caught[1], 16) >> (STACKS - 1) & 1 or time.monotonic() > until:
-                    continue  # the signal would end it
-                title = " ".join(words.replace("\0", " ").split()).removeprefix(f"{Path(sys.executable).parent}/")[:80]
-                with self._log.open("a") as log:
-                    log.write(f"\n---- Python stacks of process {pid}: {title}\n")
-                begun = size = self._log.stat().st_size
-                os.kill(pid, STACKS)
-                for _ in range(20):  # until they do not grow any more
-                    time.sleep(TICK)
-                    before, size = size, self._log.stat().st_size
-                    if begun < size == before:
-                        break
-                if where := place_of(self._log.read_bytes()[begun:].decode(errors="replace")):
-                    found.setdefault(where, f"{where} [{pid} {title[:40]}]")
-        return sorted(found.values(), key=lambda where: where.startswith("/"))[:8]  # this repository's code first
+            if (file := self._stacks / str(pid)).exists():  # else the signal would end it
+                with suppress(OSError):  # it has just ended
+                    words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").split()
+                    titles[file] = " ".join(words).removeprefix(f"{Path(sys.executable).parent}/")[:80]
+                    os.kill(pid, STACKS)
+        until, before, sizes = time.monotonic() + GRACE, [-1], [0]
+        while (0 in sizes or sizes != before) and time.monotonic() < until:  # until they do not grow any more
+            time.sleep(2 * TICK)
+            before, sizes = sizes, [file.stat().st_size for file in titles]
+        found: dict[str, str] = {}
+        with self._log.open("a") as log:
+            for file, title in titles.items():
+                stacks = file.read_text(errors="replace")
+                log.write(f"\n---- Python stacks of process {file.name}: {title}\n{stacks}")
+                if where := place_of(stacks):
+                    found.setdefault(where, f"{where} [{file.name} {title[:40]}]")
+        # Ray's own processes last
+        return sorted(found.values(), key=lambda where: (where.startswith(("ray/", "/")), "ray::" not in where))[:6]
 
 
 def place_of(stacks: str) -> str:
-    """Return where a process is: the innermost line of this repository, if there is one, else of its main thread."""
+    """Return where a process is: its innermost line of this repository, else of a package, main thread first."""
     threads = reversed(re.split(r"most recent call", stacks))  # the main thread's comes last
     frames = [frame for thread in threads for frame in re.findall(r'File "(.+?)", line (\d+) in (.+)', thread)]
-    own = [frame for frame in frames if frame[0].startswith(f"{ROOT}/") and "/site-packages/" not in frame[0]]
-    file, line, name = next(iter(own or frames), ("", "", ""))
-    return file and f"{file.removeprefix(f'{ROOT}/')}:{line} in {name}"
+    packages = [frame for frame in frames if "/site-packages/" in frame[0]]
+    own = [frame for frame in frames if frame[0].startswith(f"{ROOT}/") and frame not in packages]
+    file, line, name = next(iter(own or packages or frames), ("", "", ""))
+    return file and f"{file.split('/site-packages/')[-1].removeprefix(f'{ROOT}/')}:{line} in {name}"
 
 
 def environment() -> dict[str, str]:

@@ -81,21 +81,15 @@ def figures_of_benchmark(folder: Path, printed: str) -> Figures:  # noqa: ARG001
 
 
 def figures_of_tests(folder: Path, printed: str) -> Figures:  # noqa: ARG001
-    """Return how many tests passed, failed and were skipped, and the figures that tests recorded.
-
-    `tests/gpu/conftest.py` prints a line for each test that has ended.
-    """
+    """Return how many tests passed, failed and were skipped, and figures: what tests/gpu/conftest.py has printed."""
     found: Figures = {"passed": 0, "failed": 0, "skipped": 0}
     for line in printed.splitlines():
         if line.startswith('{"test"') and line.endswith("}"):
             told = json.loads(line)
-            name, outcome, reason = told.pop("test"), told.pop("outcome"), told.pop("reason", "")
+            name, outcome = told.pop("test"), told.pop("outcome")
             found[outcome] += 1
-            if outcome == "skipped":
-                found.setdefault("skipped_because", reason)
-            elif outcome == "failed":
-                found.setdefault("first_failure", name)
-            found |= told
+            told |= {"first_failure": name} if outcome == "failed" else {}
+            found |= {key: value for key, value in told.items() if key not in found}
     return found
 
 
@@ -416,8 +410,7 @@ def main() -> int:
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     beside = max(1, int(min(len(os.sched_getaffinity(0)) // CORES_EACH, machine["gpu_gib"] // GIB_EACH)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a borrowed machine's limit ends the checks, too
-    say = partial(print, flush=True)
-    results = Schedule(checks, out, options.budget, machine, say, used_gpu_memory, beside).run()
+    results = Schedule(checks, out, options.budget, machine, partial(print, flush=True), used_gpu_memory, beside).run()
     print(f"\n{(out / 'report.md').read_text(encoding='utf-8')}\n{out / 'report.json'}")
     return 1 if any(result.status in {"failed", "out of time"} for result in results) else 0
 

@@ -25,10 +25,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tell `make gpu-check` what a test recorded as soon as it has ended: a later one may hang."""
-    if "GPU_CHECK_LOG" in os.environ and (report.when == "call" or report.outcome != "passed"):
+    if "GPU_CHECK_RUN" in os.environ and (report.when == "call" or report.outcome != "passed"):
         told = {"test": report.nodeid.rpartition("::")[2], "outcome": report.outcome, **dict(report.user_properties)}
         if report.skipped and isinstance(report.longrepr, tuple):
-            told["reason"] = report.longrepr[2]
+            told["skipped_because"] = report.longrepr[2]
         print(f"\n{json.dumps(told, default=str)}", flush=True)
 
 

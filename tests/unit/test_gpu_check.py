@@ -78,8 +78,11 @@ def waiting_for_the_driver():
 waiting_for_the_driver()"""
 child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.readline()
+if (forked := os.fork()) == 0:
+    waiting_for_its_parent = lambda: time.sleep(600)
+    waiting_for_its_parent()
 no_python = subprocess.Popen(["sleep", "600"], start_new_session=True)
-(out / "children").write_text(f"{child.pid} {no_python.pid}")
+(out / "children").write_text(f"{child.pid} {forked} {no_python.pid}")
 (out / "found.json").write_text('{"so_far": 1}')
 print("waiting for a rank", flush=True)
 def hanging_here():
@@ -135,7 +138,9 @@ def test_every_kind_of_check_ends_in_the_report(runner: Any, tmp_path: Path) -> 
     assert "speed 2.5" in table
     log = (tmp_path / "logs" / "hangs.txt").read_text()
     assert "waiting for a rank" in log
-    assert len(re.findall("^---- Python stacks of process", log, re.MULTILINE)) == 2  # not of `sleep`
+    assert len(re.findall("^---- Python stacks of process", log, re.MULTILINE)) == 3  # not of `sleep`
+    assert "in <lambda>" in log
+    assert not list((tmp_path / "logs").glob(".*"))
 
 
 def test_an_interrupted_run_leaves_what_it_found(runner: Any, tmp_path: Path) -> None:
@@ -151,6 +156,21 @@ def test_an_interrupted_run_leaves_what_it_found(runner: Any, tmp_path: Path) ->
     assert [check["name"] for check in report["checks"]] == ["first"]
     assert report["not_run"] == ["second"]
     assert "| second | not run |" in (tmp_path / "report.md").read_text()
+
+
+def test_an_interrupt_ends_what_runs(runner: Any, tmp_path: Path) -> None:
+    children = tmp_path / "first" / "children"
+
+    def interrupt(line: str) -> None:
+        if line.startswith("second"):
+            while not (children.exists() and children.read_text()):
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    checks = [fake(runner, "first", HANGING), fake(runner, "second", GOOD)]
+    with pytest.raises(KeyboardInterrupt):
+        runner.Schedule(checks, tmp_path, 60.0, {}, interrupt, beside=2).run()
+    assert not any(alive(int(pid)) for pid in children.read_text().split())
 
 
 def test_a_small_budget_is_for_the_first_checks_and_what_nothing_waits_for_has_the_rest(
@@ -252,7 +272,8 @@ def test_where_a_process_is(runner: Any) -> None:
     ours = f'  File "{ROOT}/roll_like/run/launch.py", line 3 in run\n'
     assert runner.place_of(thread + main + ours) == "roll_like/run/launch.py:3 in run"
     assert runner.place_of(thread + main) == "roll_like/cluster/progress.py:7 in beat"
-    assert runner.place_of(main + of_ray) == "/usr/lib/threading.py:5 in wait"
+    assert runner.place_of(main + of_ray) == "ray/worker.py:9 in main_loop"
+    assert runner.place_of(main) == "/usr/lib/threading.py:5 in wait"
     assert runner.place_of("") == ""
 
 
@@ -274,7 +295,7 @@ def test_figures_of_tests_are_those_that_they_recorded(gpu_check: Any, tmp_path:
     (tmp_path / "conftest.py").write_text(conftest.replace("if not torch.cuda.is_available()", "if False"))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: of a GPU\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    environment = {**os.environ, "GPU_CHECK_LOG": os.devnull}
+    environment = {**os.environ, "GPU_CHECK_RUN": "a"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     expected = {
         "passed": 1,
@@ -328,6 +349,20 @@ def test_the_checks_fit_into_25_minutes_and_name_files_that_exist(gpu_check: Any
         assert all((ROOT / file).is_file() for file in files), files
     tested = {word for check in gpu_check.CHECKS for command in check.commands for word in command}
     assert {f"tests/gpu/{file.name}" for file in (ROOT / "tests" / "gpu").glob("test_*.py")} <= tested
+
+
+def test_the_page_and_the_list_agree_on_order_and_time_limits(
+    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--list"])
+    assert gpu_check.main() == 0
+    *lines, total = capsys.readouterr().out.splitlines()
+    listed = [re.split(r" {2,}", line.replace(" s  ", "  ", 1), maxsplit=3)[:3] for line in lines]
+    table = re.findall(r"^\| (`.*`) \| (\d+) \| (.+?) \|", (ROOT / "docs" / "gpu.md").read_text(), re.MULTILINE)
+    rows = [[name.strip("`"), limit, order] for names, limit, order in table for name in names.split(", ")]
+    assert rows == listed
+    assert [name for name, _, order in rows if order == "alone"] == ["rlvr", "sglang", "engine", "training", "rollout"]
+    assert f" {max(gpu_check.longest(gpu_check.CHECKS, other) for other in ('vllm', 'sglang')):.0f} s, " in total
 
 
 @pytest.mark.usefixtures("recording_pipeline")
