@@ -185,6 +185,16 @@ CHECKS = (
         alone=ALWAYS,
     ),
     Check(
+        "engine",
+        260,
+        "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner, the "
+        "experts that it tells",
+        tests_of("test_engine", "test_expert_routes"),
+        figures_of_tests,
+        needs=("torch", "vllm", "pytest"),
+        alone=ALWAYS,
+    ),
+    Check(
         "memory",
         130,
         "offload and reload: memory that is really freed, training that goes on bit for bit",
@@ -278,16 +288,6 @@ CHECKS = (
         bounds={"eval/accuracy change": (0.05, None)},
     ),
     Check(
-        "engine",
-        260,
-        "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner, the "
-        "experts that it tells",
-        tests_of("test_engine", "test_expert_routes"),
-        figures_of_tests,
-        needs=("torch", "vllm", "pytest"),
-        alone=ALWAYS,
-    ),
-    Check(
         "training",
         150,
         "tokens/s and MFU of the training engine against a bare PyTorch loop, random model",
@@ -296,7 +296,7 @@ CHECKS = (
             (
                 PYTHON,
                 "benchmarks/training.py",
-                *("--device", "cuda", "--max-tokens", "8192"),
+                *("--device", "cuda", "--max-tokens", "8192", "--profile"),
                 *("--prompts", "8", "--samples", "8", "--shortest", "256", "--longest", "768"),
                 *("model.path={out}/model", "model.dtype=bfloat16", "rollout.max_response_tokens=768"),
             ),
