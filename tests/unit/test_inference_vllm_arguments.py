@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,20 @@ def test_the_cache_has_a_share_of_a_gpu_or_a_size_on_cpu() -> None:
 def test_processes_on_gpus_are_never_forked() -> None:
     """CUDA cannot be used in a fork of a process that has looked for GPUs; vLLM asks whether it was used there."""
     assert vllm_environment(VLLMConfig(), 1, "cuda")["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_guardian_finds_vllms_processes(device: str) -> None:
+    """Their titles leave the environment in /proc as it is: the mark of the run that they belong to."""
+    show = (
+        "import os, pathlib, setproctitle; setproctitle.setproctitle('VLLM::EngineCore' * 40); "
+        "print('ROLL_LIKE_MARK=here' in pathlib.Path('/proc/self/environ').read_text())"
+    )
+    added = vllm_environment(VLLMConfig(), 1, device)
+    for environment, found in (({}, "False"), (added, "True")):
+        marked = {"PATH": os.environ["PATH"], "ROLL_LIKE_MARK": "here", **environment}
+        done = subprocess.run([sys.executable, "-c", show], env=marked, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == found
 
 
 def test_code_in_vllms_workers_asks_the_model_runner_for_the_model_only() -> None:

@@ -145,6 +145,8 @@ def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[st
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "TOKENIZERS_PARALLELISM": "false",
+        # a process title would overwrite the environment by which the guardian finds what a run has left
+        "SPT_NOENV": "1",
     }
     if device != "cpu":
         return {
