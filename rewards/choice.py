@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from roll_like.builtin.rewards.boxed import all_boxed
 from roll_like.data.answers import answer_words
+from roll_like.data.boxed import outer_boxes
 
 _FOLDED = {
     # full-width ASCII, letters in parentheses and in circles
@@ -247,10 +247,11 @@ class _Response:
         self._longest = 40 + 2 * max(map(len, options), default=0)
         self._boxes = []
         at, parts = 0, []
-        for start, end, held in all_boxed(text):
-            parts += [text[at:start], _BOX]
-            self._boxes.append(held)
-            at = end
+        for box in outer_boxes(text):
+            if box.closed:
+                parts += [text[at : box.start], _BOX]
+                self._boxes.append(box.held)
+                at = box.end
         self._text = _plain("".join([*parts, text[at:]]))
 
     def choice(self, *, boxed: bool) -> str | None:

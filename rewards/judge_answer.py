@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll_like.builtin.rewards.boxed import closing_braces
+from roll_like.data.boxed import closing_braces
 
 _TAG = r"(?:seed:)?(?:think(?:ing)?|thoughts?|reasoning|reason|analysis|scratchpad|reflection)"
 _THOUGHT_ENDS = re.compile(rf"</{_TAG}>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final\s*<\|message\|>", re.IGNORECASE)
