@@ -38,8 +38,9 @@ _LIMIT = r"(?:at\s+(?:least|most)|up\s+to)"
 _NEGATED = re.compile(
     rf"\s*(?:(?:not|n['’]t|never|wrong|unknown|unclear)\b|[$*_(]*(?:{_BOUND}|{_LIMIT})\b)", re.IGNORECASE
 )
+# nor is what has a subscript, a base that cannot be read
 _BOUND_BEHIND = re.compile(
-    r"[$*_\\)\s]*(?:\w+\s+)?or\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE
+    r"[$*_\\)\s]*(?:\w+\s+)?or\s+(?:more|less|fewer|greater|higher|lower|above|below)\b|\)?_[{\w\\]", re.IGNORECASE
 )
 # "she needs at least 42" may be how a line gives the answer
 _DENIED_BEFORE = re.compile(
