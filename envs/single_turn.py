@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from roll_like.builtin.rewards.boxed import last_boxed
+from roll_like.data.boxed import last_boxed
 from roll_like.envs import FreeText, answer_of, read_tag
 from roll_like.errors import EnvError
 

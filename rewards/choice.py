@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from roll_like.builtin.rewards.boxed import all_boxed
 from roll_like.data.answers import answer_words
+from roll_like.data.boxed import outer_boxes
 
 _FOLDED = {
     # full-width ASCII, letters in parentheses and in circles
@@ -102,7 +102,9 @@ _CORRECT = re.compile(
     rf"statement|alternative|letter|both|but)\s+|[选選][项項]\s*)(?P<letter>{_L})\s*(?:选项|選項|项|項)?\s*"
     r"(?:\b(?:(?P<singular>is)|must be|are)\b(?P<not>\s+not\b|n't\b)?\s*(?:(?:therefore|thus|also|clearly|indeed|"
     r"definitely|hence|both|then|the|our|my|only|most|single)\s+){0,4}(?P<verdict>"
-    r"(?:(?:best|better|final|most \w+)\s+)?(?:answer|option|choice)|correct|right|true|best|incorrect|wrong|false)\b"
+    r"(?:(?:best|better|final|most (?!unlikely|improbable|implausible|in(?:appropriate|accurate|correct))\w+)\s+)?"
+    r"(?:answer|option|choice)|"
+    r"correct|right|true|best|incorrect|wrong|false)\b"
     r"|\s*[:.-]\s*(?P<mark>(?:correct|true|incorrect|false|wrong)\b)\s*(?=[.,;!\n]|$)"
     r"|\s*[:.-]?\s*(?P<sign>[✓✅✔✗❌✘])"
     r"|(?:是|为)?\s*(?P<chinese>正确|正確|对|错误|錯誤|不正确|不对))",
@@ -135,9 +137,23 @@ _BUT = re.compile(
     re.IGNORECASE,
 )
 
+#: What says that an option is not the one that is wanted, unless the question asks for that.
+_BAD = (
+    r"\b(?:wrong|false|worst|weakest|poorest|incorrect|inappropriate|inaccurate|unlikely|unsuitable|unreasonable|"
+    r"improbable|implausible|(?:least|less)[- ](?:likely|probable|plausible|appropriate|suitable|accurate|correct|"
+    r"reasonable|convincing|fitting|good|relevant|consistent|helpful|useful|effective|desirable|true))\b|"
+    r"(?:最?不(?:可能|正确|正確|恰当|合适|适合|符合|属于|对|包括)|最差|最坏|[错錯][误誤]?)的?"
+)
+_ASKED = re.compile(rf"{_BAD}|\bnot\b|n't\b", re.IGNORECASE)
 _DENIED = re.compile(
     r"(?:\b(?:not|never|cannot|wrong|incorrect|false|doubt|trap|tempting|tempted|mistake|pitfall|distractor|"
-    r"second[- ]best)\b|n't\b|不)\W*(?:\w+\W+){0,4}$|不\w{0,2}$",
+    r"(?:second|next|third)[- ]best)\b|n't\b|不)\W*(?:\w+\W+){0,4}$|不\w{0,2}$"
+    rf"|(?:{_BAD})\s*(?:single\s+|remaining\s+|possible\s+|given\s+|of (?:the|these)\s+)?$",
+    re.IGNORECASE,
+)
+_REJECTED = re.compile(
+    r"\b(?:eliminate|avoid|reject|exclude|discard|rule out)\b|\b(?:that|which)\s+(?:\w+\s+)?"
+    rf"(?:not\b|never\b|(?:the\s+)?(?:{_BAD}))|\b(?:that|which)\s+\w+n't\b",
     re.IGNORECASE,
 )
 _CONTRAST = re.compile(r"\b(?:not|than|unlike|instead)\b|n't\b", re.IGNORECASE)
@@ -200,7 +216,9 @@ class _Claim:
     denied: bool = False
 
 
-def choice(text: str, letters: str, options: Sequence[str] = (), *, boxed: bool = False) -> str | None:
+def choice(
+    text: str, letters: str, options: Sequence[str] = (), *, question: str = "", boxed: bool = False
+) -> str | None:
     r"""Return the letter that a response settles on; None where it settles on none or on several.
 
     >>> choice("A is tempting, but the answer is (B).", "ABCD"), choice("The answer is A or B.", "ABCD")
@@ -210,25 +228,30 @@ def choice(text: str, letters: str, options: Sequence[str] = (), *, boxed: bool 
         text: The response.
         letters: The options' letters.
         options: The options' texts, in order; then a text counts as its letter.
+        question: What was asked. "The worst option is D" answers D only to a question for the worst.
         boxed: Only `\boxed{…}` counts.
     """
-    return _Response(text, letters[: len(options) or None], options).choice(boxed=boxed)
+    return _Response(text, letters[: len(options) or None], options, question).choice(boxed=boxed)
 
 
 class _Response:
     """A response to one question."""
 
-    def __init__(self, text: str, letters: str, options: Sequence[str]) -> None:
+    def __init__(self, text: str, letters: str, options: Sequence[str], question: str = "") -> None:
         self._letters = letters
+        asked = {match[0].casefold() for match in _ASKED.finditer(question)}
+        #: Words that deny nothing, as the question asks for such an option.
+        self._asked = re.compile("|".join(map(re.escape, asked)) or r"(?!)", re.IGNORECASE)
         self._options = [answer_words(_plain(option), articles=True) for option in options]
         #: Longer texts are no option's. Characters.
         self._longest = 40 + 2 * max(map(len, options), default=0)
         self._boxes = []
         at, parts = 0, []
-        for start, end, held in all_boxed(text):
-            parts += [text[at:start], _BOX]
-            self._boxes.append(held)
-            at = end
+        for box in outer_boxes(text):
+            if box.closed:
+                parts += [text[at : box.start], _BOX]
+                self._boxes.append(box.held)
+                at = box.end
         self._text = _plain("".join([*parts, text[at:]]))
 
     def choice(self, *, boxed: bool) -> str | None:
@@ -293,7 +316,9 @@ class _Response:
         clause = re.split(r"[,;:]|\bbut\b", sentence)[-1]
         if hedged or _OTHERWISE.search(sentence) or _EITHER.search(clause):
             yield _Claim(start, claim.end, None)
-        elif _DENIED.search(_DOUBTLESS.sub("", clause)):
+        elif _DENIED.search(self._asked.sub("", _DOUBTLESS.sub("", clause))) or _REJECTED.search(
+            self._asked.sub("", self._text[start : claim.start])
+        ):
             yield _Claim(start, claim.end, claim.letter, denied=True)
         elif not (
             _SAID_BY_OTHERS.search(clause)

@@ -12,11 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll_like.builtin.rewards.boxed import closing_braces
-
-_TAG = r"(?:seed:)?(?:think(?:ing)?|thoughts?|reasoning|reason|analysis|scratchpad|reflection)"
-_THOUGHT_ENDS = re.compile(rf"</{_TAG}>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final\s*<\|message\|>", re.IGNORECASE)
-_THOUGHT_BEGINS = re.compile(rf"\s*(?:<{_TAG}>|\[THINK\]|◁think▷|<\|channel\|>\s*analysis)", re.IGNORECASE)
+from roll_like.data.boxed import closing_braces
+from roll_like.data.reasoning import ANY_CLOSE, ANY_OPEN
 
 #: A brace that begins an object rather than a set, a LaTeX argument or code.
 _OBJECT = re.compile(r"""\{\s*(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[“”][^“”\n]*[“”]|[A-Za-z_]\w*)\s*:""")
@@ -105,10 +102,10 @@ def _with_key(content: Mapping[str, Any] | None, key: str | None) -> Mapping[str
 def _without_reasoning(text: str) -> str:
     """Return what follows the reasoning; a closing tag that an object quotes does not end it."""
     objects = [found for found in _objects(text) if found.content is not None]
-    for close in reversed(list(_THOUGHT_ENDS.finditer(text))):
+    for close in reversed(list(ANY_CLOSE.finditer(text))):
         if not any(found.start < close.start() < found.end for found in objects):
             return text[close.end() :]
-    if _THOUGHT_BEGINS.match(text):
+    if ANY_OPEN.match(text.lstrip()):
         raise MalformedError(f"reasoning that does not end: {text[-200:]!r}")
     return text
 

@@ -87,7 +87,8 @@ class MultipleChoice(Reward):
             gold, options = self._gold(completion.answer, completion.metadata)
         except ValueError as error:
             raise RewardError(str(error), fix="correct the row") from error
-        chosen = choice(completion.text, self.config.letters, options, boxed=self.config.boxed)
+        question = str(completion.messages[-1]["content"]) if completion.messages else ""
+        chosen = choice(completion.text, self.config.letters, options, question=question, boxed=self.config.boxed)
         return RewardResult(float(chosen == gold), {"parsed": float(chosen is not None)}, chosen or "")
 
     def _gold(self, answer: str | None, metadata: Mapping[str, Any]) -> tuple[str, list[str]]:

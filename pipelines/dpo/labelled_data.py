@@ -13,9 +13,10 @@ from typing import Any, TypeAlias, cast
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData, LabelledSource
 from roll_like.config.training_data import PairData, without_rows
-from roll_like.data.bad_rows import BadRow, Problem, RowCounter
+from roll_like.data.bad_rows import RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import read_conversation, usable, whole
+from roll_like.data.loss_flags import left_out, yes_or_no
 from roll_like.data.messages import require_fields, short
 from roll_like.data.pairs import PairSample, load_pairs
 from roll_like.data.rows import Row
@@ -99,11 +100,7 @@ class LabelledReader(Reader[LabelledSample]):
         found = read_conversation(row, self.source, self.key)
         turns = found.assistant_turns()[0 if found.response else -1 :]
         if found.untrained.intersection(turns):
-            raise BadRow(
-                Problem.UNTRAINED,
-                "the labelled response has a flag (weight: 0, …) that leaves it out of the loss",
-                fix="correct the row",
-            )
+            raise left_out("the labelled response")
         return whole(found.sequences(renderer, turns))
 
     def finish(self, row: Row, parts: list[ConversationSample], counter: RowCounter) -> list[LabelledSample]:
@@ -134,17 +131,13 @@ def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSamp
             yield LabelledSample(sample=each.rejected, label=False)
 
 
-_WORDS = {"true": True, "1": True, "false": False, "0": False}
-
-
 def _label(row: Row, source: LabelledSource, key: str) -> bool:
     require_fields(row, {source.label_field: f"{key}.label_field"})
-    label = row.fields[source.label_field]
-    if label in (0, 1) and isinstance(label, int):
-        return bool(label)
-    if isinstance(label, str) and label.lower() in _WORDS:  # of a table
-        return _WORDS[label.lower()]
+    found = row.fields[source.label_field]
+    label = yes_or_no(found)
+    if label is not None:
+        return label
     raise DataError(
-        f"{row.origin}: expected true or false (or 1 or 0) in {source.label_field!r}, found {short(label)}",
+        f"{row.origin}: expected true or false (or 1 or 0) in {source.label_field!r}, found {short(found)}",
         fix=f"correct the row, or {key}.label_field",
     )

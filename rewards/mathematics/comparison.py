@@ -92,7 +92,7 @@ class AnswerComparison:
         if isinstance(answer, Proportion):
             return len(answer.terms) == 1 and self._value(reference, answer.terms[0])
         if isinstance(answer, Based):
-            return bool(reference.expr == answer.value)
+            return bool(reference.expr == rational(answer.value))
         if isinstance(answer, Residue):
             return bool(reference.expr == answer.value)
         if isinstance(answer, Choice):
@@ -273,7 +273,8 @@ def _date(reference: Date, answer: Reading) -> bool:
 def _based(reference: Based, answer: Reading) -> bool:
     if isinstance(answer, Value):
         # the base is often left out, since the question names it
-        return bool(answer.expr.is_Integer) and answer.unit is None and str(answer.expr) == reference.digits
+        decimal = reference.digits.lstrip("-").replace(".", "").isdecimal()
+        return decimal and answer.unit is None and bool(answer.expr == sympy.Rational(reference.digits))
     return isinstance(answer, Based) and reference == answer
 
 

@@ -14,10 +14,11 @@ from roll_like.builtin.rewards.mathematics.kinds import (
     Several,
 )
 from roll_like.builtin.rewards.mathematics.reading import parse_answer
-from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates, has_box
+from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates
 from roll_like.builtin.rewards.mathematics.special import Choice, Clock, Date, Phrase, Word
 from roll_like.builtin.rewards.mathematics.verdict import Verdict
 from roll_like.builtin.rewards.mathematics.writing import written
+from roll_like.data.boxed import has_box
 
 _GSM8K = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 _WORDS_ALONE = re.compile(r"(?:[^\W\d_]{2,}[\s.,'!?-]*)+")

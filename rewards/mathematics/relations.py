@@ -9,7 +9,8 @@ from sympy import Expr, Symbol
 
 from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import Named, Numbers, Reading, ReadPart, Relation, Several, Value
-from roll_like.builtin.rewards.mathematics.quantities import expression
+from roll_like.builtin.rewards.mathematics.quantities import expression, rational
+from roll_like.builtin.rewards.mathematics.special import Based, read_special
 from roll_like.builtin.rewards.mathematics.text import split_top
 
 _OPERATORS = re.compile(r"<=|>=|=<|=>|!=|<|>|==?|\\(?:le|ge|ne|approx|equiv|in)(?![A-Za-z])")
@@ -41,7 +42,7 @@ def related(text: str, read_part: ReadPart) -> list[Reading]:
     if "\\approx" in operators:
         return _approximated(parts, operators, read_part)
     if set(operators) == {"="}:
-        return _equation(parts, read_part)
+        return _in_bases(parts, read_part) or _equation(parts, read_part)
     return _inequality(parts, operators)
 
 
@@ -69,6 +70,17 @@ def _approximated(parts: list[str], operators: list[str], read_part: ReadPart) -
     if len(values) == 2 and abs(complex(values[0]) - complex(values[1])) <= 0.01 * abs(complex(values[0])):
         return [*exact, *last]
     return last
+
+
+def _in_bases(parts: list[str], read_part: ReadPart) -> list[Reading]:
+    """Return both sides of `1010_2 = 10`; none if no side is a number with its base."""
+    if len(parts) != 2 or not any(isinstance(read_special(part), Based) for part in parts) or _NAME.fullmatch(parts[0]):
+        return []
+    sides = [read_part(part)[0] for part in parts]
+    values = [rational(side.value) if isinstance(side, Based) else getattr(side, "expr", None) for side in sides]
+    if values[0] != values[1]:
+        raise UnreadableError("numbers of two bases that are not equal")
+    return sides
 
 
 def _equation(parts: list[str], read_part: ReadPart) -> list[Reading]:

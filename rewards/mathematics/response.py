@@ -11,11 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roll_like.builtin.rewards.mathematics.text import closing
+from roll_like.data.boxed import outer_boxes
 from roll_like.data.numbers import find_numbers, fold_characters
 
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
-_BARE_BOX = re.compile(r"\\[A-Za-z]+(?:\s*\{[^{}]*\}|\d)*|[-+]?[^\s$\\{}]+")
 _TOGETHER = re.compile(
     r"[\s$,;&*()\[\]\\]*(?:(?:\\text\{\s*)?(?:and|or|und|oder|et|ou|y|e|и|或|和)\s*\}?)?[\s$,;&*()\[\]\\]*"
 )
@@ -40,8 +38,9 @@ _LIMIT = r"(?:at\s+(?:least|most)|up\s+to)"
 _NEGATED = re.compile(
     rf"\s*(?:(?:not|n['’]t|never|wrong|unknown|unclear)\b|[$*_(]*(?:{_BOUND}|{_LIMIT})\b)", re.IGNORECASE
 )
+# nor is what has a subscript, a base that cannot be read
 _BOUND_BEHIND = re.compile(
-    r"[$*_\\)\s]*(?:\w+\s+)?or\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE
+    r"[$*_\\)\s]*(?:\w+\s+)?or\s+(?:more|less|fewer|greater|higher|lower|above|below)\b|\)?_[{\w\\]", re.IGNORECASE
 )
 # "she needs at least 42" may be how a line gives the answer
 _DENIED_BEFORE = re.compile(
@@ -68,26 +67,19 @@ def boxes(text: str) -> list[str] | None:
     >>> boxes(r"\boxed{1}, so \boxed{2") is None
     True
     """
-    return None if (spans := _box_spans(text)) is None else [held for _, _, held in spans]
+    found = outer_boxes(text, bare=True)
+    return [box.held for box in found] if all(box.closed for box in found) else None
 
 
 def boxed_answer(text: str) -> str | None:
     r"""Return the answer in the last box, or in the last boxes that stand together, with commas between."""
-    spans = _box_spans(text)
-    if not spans:
+    found = outer_boxes(text, bare=True)
+    if not found or not all(box.closed for box in found):
         return None
-    held = [spans[-1][2]]
-    for (_, end, before), (start, _, _) in zip(reversed(spans[:-1]), reversed(spans), strict=False):
-        if not _TOGETHER.fullmatch(text[end:start]):
-            break
-        held.insert(0, before)
-    distinct = [one for index, one in enumerate(held) if one.strip() and one not in held[:index]]
-    return ", ".join(distinct)
-
-
-def has_box(text: str) -> bool:
-    """Return whether there is a box at all, closed or not."""
-    return _BOX.search(text) is not None
+    apart = (
+        at for at in range(len(found) - 1, 0, -1) if not _TOGETHER.fullmatch(text[found[at - 1].end : found[at].start])
+    )
+    return ", ".join(dict.fromkeys(box.held for box in found[next(apart, 0) :] if box.held.strip()))
 
 
 def candidates(text: str) -> Iterator[str]:
@@ -108,25 +100,6 @@ def candidates(text: str) -> Iterator[str]:
     lines = [line for line in end.splitlines() if line.strip()]
     for line in lines[: -_LINES - 1 : -1]:
         yield from _in_line(line.strip())
-
-
-def _box_spans(text: str) -> list[tuple[int, int, str]] | None:
-    found: list[tuple[int, int, str]] = []
-    at = 0
-    while (match := _BOX.search(text, at)) is not None:
-        if text.startswith("{", match.end()):
-            end = closing(text, match.end())
-            if end < 0:
-                return None
-            found.append((match.start(), end + 1, text[match.end() + 1 : end]))
-        else:
-            bare = _BARE_BOX.match(text, match.end())
-            if bare is None:
-                at = match.end()
-                continue
-            found.append((match.start(), bare.end(), bare[0].rstrip(".,;")))
-        at = found[-1][1]
-    return found
 
 
 def _stated(rest: str) -> Iterator[str]:
@@ -205,4 +178,4 @@ def _in_line(line: str) -> Iterator[str]:
         yield folded[numbers[-1].start : numbers[-1].end]
 
 
-__all__ = ["boxed_answer", "boxes", "candidates", "has_box"]
+__all__ = ["boxed_answer", "boxes", "candidates"]

@@ -41,9 +41,10 @@ class Based:
     base: int
 
     @property
-    def value(self) -> int:
+    def value(self) -> Fraction:
         """Its value."""
-        return int(self.digits, self.base)
+        whole, _, decimals = self.digits.partition(".")
+        return Fraction(int(whole + decimals, self.base), self.base ** len(decimals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,11 @@ _BASES = {
     "twelve": 12, "sixteen": 16, "bin": 2, "oct": 8, "dec": 10, "hex": 16,
 }  # fmt: skip
 _BASED = re.compile(
-    r"\(?([0-9A-Fa-f]+(?: [0-9A-Fa-f]{4})*)\)?\s*(?:_\s*(?:\{\s*(?:\\text\{)?\s*(\d{1,2}|[a-z]+)\s*\}?\s*\}|(\d{1,2})"
-    r"|\\text\{\s*([a-z]+)\s*\})"
+    r"(-?\(?-?)([0-9A-Fa-f]+(?: [0-9A-Fa-f]{4})*(?:\.[0-9A-Fa-f]+)?)\)?\s*"
+    r"(?:_\s*(?:\{\s*\(?\s*(?:\\text\{)?\s*(\d{1,2}|[a-z]+)\s*\}?\s*\)?\s*\}|(\d{1,2})|\\text\{\s*([a-z]+)\s*\})"
     r"|\s(?:in\s+)?(?:\(?base[- ](\d{1,2}|[a-z]+)\)?))"
 )
+_PREFIXED = re.compile(r"(-?)0([box])([0-9A-Fa-f]+)", re.IGNORECASE)
 _RESIDUE = re.compile(
     r"(?:[a-zA-Z]\s*\\equiv\s*)?(-?\d+)\s*(?:\\pmod\s*\{?\s*(\d+)\s*\}?|\(?\s*(?:\\bmod|\\text\{\s*mod\s*\}|\\mod|\bmod)\s*\{?\s*(\d+)\s*\}?\s*\)?)"
 )
@@ -206,16 +208,20 @@ def _date(text: str) -> Date | None:
 
 
 def _based(text: str) -> Based | None:
-    match = _BASED.fullmatch(text.strip())
-    if match is None:
+    if prefixed := _PREFIXED.fullmatch(text.strip()):
+        sign, name, digits = prefixed.groups()
+        base = {"b": 2, "o": 8, "x": 16}[name.lower()]
+    elif match := _BASED.fullmatch(text.strip()):
+        sign, digits, *names = match.groups()
+        name = next(name for name in names if name)
+        base = int(name) if name.isdecimal() else _BASES.get(name, 0)
+    else:
         return None
-    digits, *names = match.groups()
-    name = next(name for name in names if name)
-    base = int(name) if name.isdecimal() else _BASES.get(name, 0)
-    digits = digits.replace(" ", "").lower().lstrip("0") or "0"
-    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
+    whole, _, decimals = digits.replace(" ", "").lower().partition(".")
+    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in whole + decimals):
         return None
-    return Based(digits, base)
+    decimals = decimals.rstrip("0")
+    return Based(f"{'-' * (sign.count('-') % 2)}{whole.lstrip('0') or '0'}{'.' if decimals else ''}{decimals}", base)
 
 
 def _residue(text: str) -> Residue | None:

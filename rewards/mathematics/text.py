@@ -58,7 +58,7 @@ _SYNONYMS = {
 # commands and switches that only format, with what stands for them
 _DROPPED = (
     r"\displaystyle|\textstyle|\scriptstyle|\limits|\nolimits|\boldmath|\normalsize|\large|\Large|\LARGE|\huge|\Huge"
-    r"|\small|\bf|\rm|\it|\bfseries|\left\.|\right\.|\left|\right|\middle|\mleft|\mright|\bigl|\bigr|\Bigl|\Bigr|\biggl"
+    r"|\small|\bf|\rm|\it|\bfseries|\left\.|\right\.|\left|\right|\middle|\mathopen|\mathclose|\mleft|\mright|\bigl|\bigr|\Bigl|\Bigr|\biggl"
     r"|\biggr|\Biggl|\Biggr|\bigg|\Bigg|\big|\Big|\nonumber|\notag|\therefore|\because|\hfill|\centering|\strut|\null|\relax|\allowbreak"
 )
 _BLANKS = r"\quad|\qquad|\enspace|\thinspace|\space"
@@ -102,6 +102,8 @@ _BRACED_COMMA = re.compile(r"(?<=\d)\s*(?:\{,\}|\{,)\s*\}?(?=\d)")
 _GROUP_BLANK = re.compile(
     r"(?<![\d.,])(\d{1,3})((?:(?:\\[,;: !]|~|\{\\,\}|\\thinspace\s?|\{,\}|,\\!|\{\s\})\s?\d{3})+)(?!\d)"
 )
+_END = r"(?:(?!\\c[au]p)[^\[\](),;]|\([^()]*\))+"
+_INTERVAL = re.compile(rf"([\[\]])({_END}[,;]{_END})([\[\]])")
 _DIGIT_GROUP = re.compile(r"\d{3}")
 _ENDS = " \n\t.,;:"
 
@@ -127,7 +129,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"\^\s*\\circ(?![A-Za-z])", r"^{\\circ}", text)
     text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&").replace(r"\_", "_")
     text = re.sub(r"\s+", " ", text.replace(r"\qed", " ")).strip(_ENDS.replace(".", ""))
-    return _bare(text)
+    return _turned(_bare(text))
 
 
 def strip_label(text: str) -> str:
@@ -287,6 +289,13 @@ def _text(inner: str) -> str:
         return f" {inner} "
     inner = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", inner)  # so that it holds no braces
     return "\\text{" + re.sub(r"\\text\{([^{}]*)\}", r"\1", inner) + "}"
+
+
+def _turned(text: str) -> str:
+    """Return the text with `]0,1[`, as French notation writes open ends, as `(0,1)`."""
+    if not re.search(r"[\[\]]", re.sub(r"\[[^\[\]]*\]", "", text)):
+        return text
+    return _INTERVAL.sub(lambda match: f"{match[1].replace(']', '(')}{match[2]}{match[3].replace('[', ')')}", text)
 
 
 def _bare(text: str) -> str:

@@ -23,13 +23,19 @@ TOLERANCE = Fraction(1, 10**6)
 _UNIT_SIGNS = frozenset("$€£¥₹%")
 _MAX_POWER_BITS = 40_000
 _SCALES = {
-    "hundred": 2,
-    "thousand": 3,
-    "million": 6,
-    "billion": 9,
-    "trillion": 12,
-    **dict.fromkeys("万萬", 4),
-    **dict.fromkeys("亿億", 8),
+    "dozen": 12,
+    "score": 20,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "lakh": 10**5,
+    "million": 10**6,
+    "crore": 10**7,
+    **dict.fromkeys(("billion", "bn"), 10**9),
+    "trillion": 10**12,
+    "quadrillion": 10**15,
+    "千": 10**3,
+    **dict.fromkeys("万萬", 10**4),
+    **dict.fromkeys("亿億", 10**8),
 }
 
 _LATEX = (
@@ -48,11 +54,14 @@ _LATEX_SIGN = re.compile(rf"\\({'|'.join(_LATEX_SIGNS)})(?![A-Za-z])")
 _BRACES = re.compile(r"(?<!\^)\{([^{}]*)\}")
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}]")
 
-_GLUED_BEFORE = regex.compile(r"(?:\w-|\d[./:,']|\^[{(]?|√[{(]?\s?)$")
+_GLUED_BEFORE = regex.compile(r"(?:\w-|\d[./:,']|\^[{(]?|√[{(]?\s?|(?<!\d\s?)±\s?)$")
 # 5k and 0x1f are other numbers than 5 and 0
-_GLUED_AFTER = regex.compile(r"[-./:,']\d|\s?[√π‰‱]|\s?pi\b|[xyzinekKM](?![\p{L}\p{N}'])|(?<=\b0)[xXbBoO][\da-fA-F]+\b")
+_GLUED_AFTER = regex.compile(
+    r"[-./:,']\d|\s?[√π‰‱]|\s?(?:pi|factorial|squared|cubed)\b|[xyzinekKM](?![\p{L}\p{N}'])|(?<=\b0)[xXbBoO][\da-fA-F]+\b"
+)
 _POWER = re.compile(r"(?:\s?\^\s?|\*\*)(?:\{\s?([-+]?\d+)\s?\}|\(([-+]?\d+)\)|([-+]?\d+))(?![\d.])")
-_SCALE = re.compile(rf"\s?({'|'.join(_SCALES)})\b", re.IGNORECASE)
+# 千米 is a kilometre
+_SCALE = re.compile(rf"\s?({'|'.join(_SCALES)})\b(?!(?<=千)\s*[米克瓦])", re.IGNORECASE)
 _CURRENCY_AFTER = re.compile(r"\s?([$€£¥₹])(?!\d)")
 # 007 is a name, and 05/01 a date
 _LEADING_ZERO = re.compile(r"[^\d.]*0\d|.*/\s?0\d")
@@ -60,9 +69,20 @@ _LEADING_ZERO = re.compile(r"[^\d.]*0\d|.*/\s?0\d")
 _JOINED = regex.compile(r"(?<=\p{L})[.'&-](?=[\p{L}\p{N}])|(?<=\p{N})['-](?=\p{L})|(?<=\p{L})_(?=\p{N})")
 _ROOT = re.compile(r"([√∛∜])\s*[({]?\s*")
 _WORD = regex.compile(
-    r"(?:[√∛∜]?[\p{L}\p{M}\p{N}]+(?:(?:(?<=\p{N})[-./:*](?=\p{N})|/)[\p{L}\p{M}\p{N}]+)*"
+    r"(?:(?:(?<![^\s(\[=])-(?=[√∛∜\p{N}]|\p{L}(?!\p{L})))?"
+    r"[√∛∜]?[\p{L}\p{M}\p{N}]+(?:(?:(?<=\p{N})[-./:*](?=\p{N})|/)[\p{L}\p{M}\p{N}]+)*"
     r"(?:\++|\#|(?:(?<=\b\p{L})|(?<=\b\p{L}\p{L}))-(?![\w-]))?)|-?∞|[\p{S}‰‱]"
 )
+# -(5), and -5 in words
+_SIGNED = re.compile(
+    r"([-+])\s?[(\[][(\[\s]*([-+]?)\s?([$€£¥₹]?√?(?:\d+(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:/\d+)?\s?%?)\s*[)\]]+"
+)
+_SIGN_WORD = regex.compile(
+    r"(?i)(?:\bnegative|(?:(?<=^\s*)|(?<=\b(?:is|was|of|to|at|equals)\s|[=:]\s?))minus)\s+(?=[$€£¥₹√\d])"
+)
+# in a sentence `5!` may be nothing but a lively 5
+_FACTORIAL = re.compile(r"(?<=\d)\)?\s?!+(?!\w)")
+_SENTENCE = regex.compile(r"\p{L}\p{L}|\p{Lo}")
 _PRODUCT = re.compile(r"(?<=\d)(\s?)\*(?=\s?\d)")
 _BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+(?=\S)", re.MULTILINE)
 _SEVERAL = re.compile(r"\s*(?:[^\W\d]+\s*)?(?:(?:,\s*)?\b(?:and|or|to)\b|[&±和或至到])\s*", re.IGNORECASE)
@@ -209,14 +229,20 @@ def _plain(text: str) -> str:
             text = pattern.sub(plain, text)
         text = _LATEX_SIGN.sub(lambda match: _LATEX_SIGNS[match[1]], text)
         text = _BRACES.sub(r"\1", text)
-    return str(_UNSPACED.sub(r" \g<0> ", _PRODUCT.sub(r"\1×", fold_characters(text))))
+    text = _SIGN_WORD.sub("-", _PRODUCT.sub(r"\1×", fold_characters(text)))
+    text = _SIGNED.sub(lambda match: f"{'-' if (match[1] == '-') != (match[2] == '-') else ''}{match[3]}", text)
+    if "!" in text:
+        prose = _SENTENCE.search(text)
+        alone = len(text) if prose is None else prose.start()
+        text = _FACTORIAL.sub(lambda match: " factorial" * match[0].count("!"), text[:alone]) + text[alone:]
+    return str(_UNSPACED.sub(r" \g<0> ", text))
 
 
 def _numbers(plain: str) -> Iterator[AnswerNumber]:
     """Yield the numbers in a text that are no part of something longer, such as a date, a version or a term."""
     for found in find_numbers(plain):
         start, end, value = found.start, found.end, found.number.value
-        if _GLUED_BEFORE.search(plain[max(0, start - 3) : start]) or _GLUED_AFTER.match(plain, end):
+        if _GLUED_BEFORE.search(plain[max(0, start - 4) : start]) or _GLUED_AFTER.match(plain, end):
             continue
         written = plain[start:end]
         power = _POWER.match(plain, end)
@@ -229,7 +255,7 @@ def _numbers(plain: str) -> Iterator[AnswerNumber]:
             value, end = raised, power.end()
         scale = _SCALE.match(plain, end)
         if scale is not None:
-            value, end = value * 10 ** _SCALES[scale[1].casefold()], scale.end()
+            value, end = value * _SCALES[scale[1].casefold()], scale.end()
         currency = re.search(r"[$€£¥₹]", written)
         after = None if currency else _CURRENCY_AFTER.match(plain, end)
         end = end if after is None else after.end()

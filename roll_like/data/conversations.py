@@ -18,7 +18,7 @@ from typing import Any
 from roll_like.config.training_data import ConversationData, ConversationSource, without_rows
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.loss_flags import untrained
+from roll_like.data.loss_flags import left_out, untrained
 from roll_like.data.messages import (
     read_messages,
     read_prompt,
@@ -71,11 +71,7 @@ class ConversationRow:
         trained = [at for at in turns if at not in self.untrained]
         if not trained:
             which = f"message {turns[0]}" if len(turns) == 1 else f"each of the messages {turns[0]} to {turns[-1]}"
-            raise BadRow(
-                Problem.UNTRAINED,
-                f"{which} is the assistant's, and has a flag (weight: 0, …) that leaves it out of the loss",
-                fix="correct the row",
-            )
+            raise left_out(f"{which} is the assistant's, and")
         return trained
 
     def assistant_turns(self) -> list[int]:

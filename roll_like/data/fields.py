@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll_like.config.sections import DataSource, SourceConfig
+from roll_like.data.boxed import last_boxed
 from roll_like.errors import DataError
 
 #: Keys of sources whose fields hold conversations.
 _CONVERSATIONS = ("prompt_field", "messages_field", "completion_field", "chosen_field", "rejected_field")
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*")
 
 
 def as_named(fields: dict[str, Any], source: SourceConfig) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def final_answer(text: str, source: DataSource, origin: str, key: str) -> str:
             fix=f"correct the row, or {key}.answer_after",
         )
     if source.answer_boxed:
-        answer_in_box = last_box(text)
+        answer_in_box = (last_boxed(text, bare=True) or "").strip()
         if answer_in_box:
             return answer_in_box
         raise DataError(
@@ -97,29 +97,6 @@ def final_answer(text: str, source: DataSource, origin: str, key: str) -> str:
             fix=f"correct the row, or set {key}.answer_boxed: false",
         )
     return text
-
-
-def last_box(text: str) -> str | None:
-    r"""Return what the last `\boxed{…}` holds that is closed; of `\boxed 5` the word.
-
-    >>> last_box(r"So $x = \boxed{\frac{1}{2}}$."), last_box(r"$\boxed 5$"), last_box("5")
-    ('\\frac{1}{2}', '5', None)
-    """
-    for match in reversed(list(_BOXED.finditer(text))):
-        rest = text[match.end() :]
-        if not rest.startswith("{"):
-            word = re.match(r"[^\s$\\{}]+", rest)
-            if word is not None:
-                return word[0].rstrip(".,;")
-            continue
-        depth = 0
-        for at, (backslash, sign) in enumerate(zip(" " + rest, rest, strict=False)):
-            if backslash == "\\":  # \{ and \} are braces that are read
-                continue
-            depth += (sign == "{") - (sign == "}")
-            if depth == 0:
-                return rest[1:at].strip()
-    return None
 
 
 def _end_of(text: str) -> str:

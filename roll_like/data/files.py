@@ -81,13 +81,14 @@ def ending(name: str) -> Ending | None:
     return Ending(name[: len(lower) - len(suffix)], _KINDS[suffix], suffix, compression)
 
 
-def read_file(path: Path, label: str, key: str) -> Iterator[Record]:
+def read_file(path: Path, label: str, key: str, split: str = "train") -> Iterator[Record]:
     """Yield the rows of a file.
 
     Args:
         path: The file.
         label: What messages call it.
         key: Place of its source in the configuration, for messages.
+        split: Which rows, where one JSON object holds lists of rows of several splits.
 
     Raises:
         DataError: It cannot be read, or holds something else than rows; names the line where there is one.
@@ -109,15 +110,15 @@ def read_file(path: Path, label: str, key: str) -> Iterator[Record]:
             if found.kind == "table":
                 yield from _table(lines, "\t" if found.suffix == ".tsv" else ",", label)
             elif found.kind == "json":
-                yield from _values("".join(lines), label, 1)
+                yield from _values("".join(lines), label, 1, key, split)
             else:
-                yield from _objects(lines, label)
+                yield from _objects(lines, label, key, split)
 
 
 def read_json_lines(path: Path, key: str) -> Iterator[Record]:
     """Yield the objects of a file of JSON lines, whatever its name; arguments and errors are those of `read_file`."""
     with _explained(str(path), key), _text(path, Ending(path.name, "lines", ".jsonl", "")) as text:
-        yield from _objects(_lines(text, str(path)), str(path))
+        yield from _objects(_lines(text, str(path)), str(path), key, "train")
 
 
 @contextmanager
@@ -223,7 +224,7 @@ def _lines(text: TextIO, label: str) -> Iterator[str]:
         yield line.removeprefix("\ufeff")
 
 
-def _objects(lines: Iterator[str], label: str) -> Iterator[Record]:
+def _objects(lines: Iterator[str], label: str, key: str, split: str) -> Iterator[Record]:
     """Yield one object a line, or those of a file that begins with a list or with an object over several lines."""
     begun = False
     for number, line in enumerate(lines, start=1):
@@ -235,7 +236,7 @@ def _objects(lines: Iterator[str], label: str) -> Iterator[Record]:
             following = next(filter(None, map(str.strip, rest)), "")
             # an object that ends before its end, and then another or none, is a broken line
             if text.startswith("[") or (following and not isinstance(_decoded(following), dict)):
-                yield from _values(line + "".join(rest), label, number)
+                yield from _values(line + "".join(rest), label, number, key, split)
                 return
         begun = True
         value, end = _value(text, 0, label, number)
@@ -255,20 +256,26 @@ def _decoded(text: str) -> Any:
         return None
 
 
-def _values(text: str, label: str, line: int) -> Iterator[Record]:
+#: Keys by which an object holds splits, and is no row.
+_SPLITS = frozenset({"train", "training", "validation", "valid", "val", "dev", "test", "eval"})
+
+
+def _values(text: str, label: str, line: int, key: str, split: str) -> Iterator[Record]:
     """Yield the objects in a JSON text: of a list, of the one list in an object, or of several values.
 
     Args:
         text: Begins at the beginning of a line.
         label: Of the file.
         line: The number of that line.
+        key: As of `read_file`.
+        split: As of `read_file`.
     """
     start = _blank_end(text, 0)
     if start == len(text):
         return
     value, end = _value(text, start, label, line)
     if end == len(text):
-        yield from _members(value, label)
+        yield from _members(value, label, key, split)
         return
     first, counted = line, 0
     while True:
@@ -280,11 +287,20 @@ def _values(text: str, label: str, line: int) -> Iterator[Record]:
         value, end = _value(text, start, label, first)
 
 
-def _members(value: Any, label: str) -> Iterator[Record]:
-    """Yield the objects of a list, or of the one list in an object, or the object itself."""
+def _members(value: Any, label: str, key: str, split: str) -> Iterator[Record]:
+    """Yield the objects of a list, of the one list or the split's list in an object, or the object itself."""
     if isinstance(value, dict):
-        lists = [each for each in value.values() if isinstance(each, list)]
-        value = lists[0] if len(lists) == 1 and all(map(_is_row, lists[0])) else [value]
+        lists = {name: each for name, each in value.items() if isinstance(each, list)}
+        of_rows = all(_is_row(each) for one in lists.values() for each in one)
+        if of_rows and len(lists) > 1 and not _SPLITS.isdisjoint(lists) and split not in lists:
+            raise DataError(
+                f"{label}: there is no split {split!r}; it has {', '.join(map(repr, lists))}",
+                fix=f"set {key}.split to one of them",
+            )
+        if of_rows and (split in lists or len(lists) == 1):
+            value = lists[split] if split in lists else next(iter(lists.values()))
+        else:
+            value = [value]
     if not isinstance(value, list):
         raise DataError(
             f"{label}: expected a list of JSON objects, found {type(value).__name__}", fix="correct the file"

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import ChatMessage
 from roll_like.data.rows import Row
 from roll_like.errors import DataError
@@ -100,10 +101,24 @@ def require_trained(row: Row, field: str, response: Sequence[ChatMessage]) -> No
         )
 
 
+def left_out(what: str) -> BadRow:
+    """Return the error of a row in which nothing is left to train, or not what should be."""
+    return BadRow(
+        Problem.UNTRAINED,
+        f"{what} has a flag (weight: 0, …) that leaves it out of the loss",
+        fix="correct the row",
+    )
+
+
+def yes_or_no(value: Any) -> bool | None:
+    """Return what true, 1, `"true"` or `"1.0"` of a table say; None where it is something else."""
+    if isinstance(value, str):
+        return _WORDS.get(value.strip().lower())
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+
+
 def _flag(value: Any, key: str, place: str) -> bool:
-    known = _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
-    if isinstance(value, bool | int | float) and value in (0, 1):
-        known = bool(value)
+    known = yes_or_no(value)
     if known is None:
         raise DataError(
             f"{place}: {key} is {value!r}; expected 1 or 0 (or true or false): there is no weight between",

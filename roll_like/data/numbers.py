@@ -172,7 +172,7 @@ def _number(match: re.Match[str]) -> Number | None:
     exponent = int((groups["exponent"] or groups["power"] or "0").strip("{}()"))
     if abs(exponent) > MAX_EXPONENT:
         return None
-    value = Fraction(re.sub(r"\D", "", groups["whole"] or "") or 0)
+    value = Fraction(int(re.sub(r"\D", "", groups["whole"] or "") or 0))
     step: Fraction | None = None
     decimals, recurring = groups["decimals"] or groups["decimals_2"] or "", groups["recurring"]
     if decimals:
@@ -181,19 +181,20 @@ def _number(match: re.Match[str]) -> Number | None:
     if recurring:
         value += Fraction(int(recurring), 10 ** len(decimals) * (10 ** len(recurring) - 1))
         step = None
-    for part in (groups["vulgar"], groups["vulgar_2"]):
-        value += Fraction(unicodedata.numeric(part)).limit_denominator(10) if part else 0
+    if vulgar := groups["vulgar"] or groups["vulgar_2"]:
+        value += Fraction(unicodedata.numeric(vulgar)).limit_denominator(10)
     fraction = groups["mixed"] or (groups["denominator"] and f"1/{groups['denominator']}")
     if fraction:
         numerator, denominator = (int(part) for part in fraction.split("/"))
         if denominator == 0:
             return None
         value = value + Fraction(numerator, denominator) if groups["mixed"] else value / denominator
-    scale = Fraction(10) ** exponent / (100 if groups["percent"] else 1)
+    exponent -= 2 if groups["percent"] else 0
+    if exponent:
+        scale = Fraction(10) ** exponent
+        value, step = value * scale, None if step is None else step * scale
     negative = ((groups["sign"] or "").startswith("-")) != bool(groups["sign_2"])
-    return Number(
-        -value * scale if negative else value * scale, None if step is None else step * scale, bool(groups["percent"])
-    )
+    return Number(-value if negative else value, step, bool(groups["percent"]))
 
 
 __all__ = ["FoundNumber", "Number", "find_numbers", "fold_characters", "parse_number", "read_number"]

@@ -38,8 +38,19 @@ KNOWN_TAGS: tuple[ReasoningTags, ...] = (
     ReasoningTags(open="Here is my thought process:", close="Here is my response:"),  # Granite 3.2
 )
 
-#: Closing tags in the form of XML: `</think>`, `</seed:think>`, `</mm:think>`, `</longcat_think>`, `</thought>`.
-_XML = re.compile(r"</((?:[\w.-]+[:|_])?think(?:ing)?(?:[:|_][\w.-]+)?|thought|reasoning)>")
+#: Names of tags in the form of XML: `think`, `seed:think`, `mm:think`, `longcat_think`, `thought`.
+_NAMES = r"(?:[\w.-]+[:|_])?think(?:ing)?(?:[:|_][\w.-]+)?|thought|reasoning"
+_XML = re.compile(rf"</({_NAMES})>")
+# those that prompts ask models for, beside those of templates
+_ANY_NAME = rf"(?:{_NAMES}|thoughts|reason|analysis|scratchpad|reflection)"
+#: What begins and ends reasoning of a model whose tags are not known.
+ANY_OPEN, ANY_CLOSE = (
+    re.compile("|".join([xml, *(re.escape(mark) for mark in marks if not mark[0].isalpha())]), re.IGNORECASE)
+    for xml, marks in (
+        (rf"<{_ANY_NAME}>", [tags.open for tags in KNOWN_TAGS]),
+        (rf"</{_ANY_NAME}>", [tags.final or tags.close for tags in KNOWN_TAGS]),
+    )
+)
 #: What some templates ask for around the answer, after `</think>`.
 _RESPONSE = ("<response>", "</response>")
 
@@ -170,6 +181,8 @@ def known_tags(template: str, tokens: Sequence[str] = ()) -> ReasoningTags | Non
 
 
 __all__ = [
+    "ANY_CLOSE",
+    "ANY_OPEN",
     "KNOWN_TAGS",
     "THINK",
     "ReasoningTags",

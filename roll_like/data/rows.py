@@ -148,9 +148,9 @@ def _split_rows(source: RowSource | DataSource, path: Path, key: str) -> Iterato
     for each in asked:
         name, bracket, _ = each.partition("[")
         files = _files_of(source, path, name, key)
-        rows: Iterator[Row] = (row for file, label in files for row in _rows_of(file, label, source, key))
+        rows: Iterator[Row] = (row for file, label in files for row in _rows_of(file, label, source, key, name))
         if bracket:
-            count = sum(1 for file, label in files for _ in _rows_of(file, label, source, key))
+            count = sum(1 for file, label in files for _ in _rows_of(file, label, source, key, name))
             rows = islice(rows, *_slice(bracket + each.partition("[")[2], count, key))
         yield from rows
 
@@ -171,7 +171,7 @@ def _files_of(source: RowSource | DataSource, path: Path, split: str, key: str) 
     return [(path, source.path)]
 
 
-def _rows_of(path: Path, label: str, source: RowSource | DataSource, key: str) -> Iterator[Row]:
+def _rows_of(path: Path, label: str, source: RowSource | DataSource, key: str, split: str) -> Iterator[Row]:
     if path.is_dir() and is_saved(path):
         import datasets
 
@@ -180,7 +180,7 @@ def _rows_of(path: Path, label: str, source: RowSource | DataSource, key: str) -
         return
     found = ending(path.name)
     typed = found is not None and found.kind in ("parquet", "arrow")
-    for place, fields in read_file(path, label, key):
+    for place, fields in read_file(path, label, key, split):
         yield Row(fields, f"{label}:{place}", typed=typed)
 
 

@@ -6,7 +6,8 @@ Torch and transformers are imported only by the functions that need them, so tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,7 @@ def load_for_training(
                 fix=COMPLETE,
             ) from error
     refuse_untied(path, model)
+    refuse_further_layers(path, model, info["unexpected_keys"])
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # scaled-dot-product attention would drop the bound
     # transformers only warns about these and goes on with random numbers
@@ -155,6 +157,23 @@ def refuse_absent(path: Path, absent: Sequence[str]) -> None:
         )
 
 
+def refuse_further_layers(path: Path, model: Any, unexpected: Iterable[str]) -> None:
+    """Raise a ConfigError where the files hold more layers than config.json says; transformers would leave them out."""
+    config = model.config.get_text_config()
+    layers = int(config.num_hidden_layers)
+    # behind the layers some files have those that predict further tokens
+    known = layers + int(getattr(config, "num_nextn_predict_layers", None) or 0)
+    names = dict(model.named_modules())
+    found = [match for match in map(_LAYER.match, unexpected) if match and f"{match[1]}.{layers - 1}" in names]
+    most = max((int(match[2]) + 1 for match in found if f"{match[1]}.{layers}" not in names), default=0)
+    if most > known:
+        key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+        raise ConfigError(
+            f"config.json in {path} says {key}: {layers}, and the files hold {most} layers",
+            fix=f"set {key}: {most} in config.json; to train fewer layers, set model.keep_layers",
+        )
+
+
 def refuse_untied(path: Path, model: Any) -> None:
     """Raise a ConfigError where the files hold two tensors of what config.json says is one."""
     stated = model.get_expanded_tied_weights_keys(all_submodels=True)
@@ -163,6 +182,7 @@ def refuse_untied(path: Path, model: Any) -> None:
         raise ConfigError(untied(path, apart[0], stated[apart[0]]), fix=UNTIE)
 
 
+_LAYER = re.compile(r"(.*\b(?:layers|h|blocks))\.(\d+)\.")
 #: What to do about a flag that is wrong.
 UNTIE = "set tie_word_embeddings: false in its config.json (in a copy of the directory, if it is the hub's cache)"
 

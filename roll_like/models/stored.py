@@ -73,14 +73,21 @@ def weight_files(directory: Path) -> list[Path]:
     Adapters and copies of another kind (`consolidated.safetensors`) beside them are none of them.
 
     Raises:
-        ConfigError: Files that the index names are missing; or the index cannot be read.
+        ConfigError: Files that the index names are missing; or the index cannot be read, or is missing.
     """
     index = directory / INDEX
     if not index.is_file():
         single = directory / _SINGLE
         if single.is_file():
             return [single]
-        return sorted(each for each in directory.glob(WEIGHTS) if not each.name.startswith("adapter_"))
+        found = sorted(each for each in directory.glob(WEIGHTS) if not each.name.startswith("adapter_"))
+        if len(found) > 1:
+            raise ConfigError(
+                f"{directory} holds {len(found)} files of weights ({found[0].name}, …) and no {INDEX} that says what "
+                "is in which",
+                fix=f"add {INDEX} from where the model is from, or save the model again (save_pretrained)",
+            )
+        return found
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(places.values()))

@@ -13,9 +13,10 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import ConversationData, PairData
+from roll_like.data.boxed import last_boxed
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
-from roll_like.data.fields import last_box, read_transcript, value_at
+from roll_like.data.fields import read_transcript, value_at
 from roll_like.data.pairs import load_pairs
 from roll_like.data.tasks import load_tasks
 from roll_like.errors import ConfigError, DataError
@@ -146,7 +147,7 @@ def test_nested_fields(tmp_path: Path, render: Renderer) -> None:
     ],
 )
 def test_boxes(text: str, answer: str | None) -> None:
-    assert last_box(text) == answer
+    assert last_boxed(text, bare=True) == answer
 
 
 def test_answers_that_are_not_there_name_their_row(tmp_path: Path, render: Renderer) -> None:

@@ -89,6 +89,19 @@ def test_json_as_a_list_or_one_object_a_line(text: str, tmp_path: Path) -> None:
     assert rows(write(tmp_path / "a.json", text)) == [({"a": 1}, "a.json:1"), ({"a": 2}, "a.json:2")]
 
 
+def test_splits_in_one_json_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", json.dumps({"train": [{"a": 1}, {"a": 2}], "test": [{"a": 3}], "version": 1}))
+    assert rows(path) == [({"a": 1}, "a.json:1"), ({"a": 2}, "a.json:2")]
+    for split, values in (("test", [3]), ("train[1:]", [2])):
+        found = read_rows(DataSource(path=str(path), split=split), "data.sources[0]")
+        assert [row.fields["a"] for row in found] == values
+    with pytest.raises(DataError, match=r"no split 'dev'; it has 'train', 'test'") as raised:
+        list(read_rows(DataSource(path=str(path), split="dev"), "data.sources[0]"))
+    assert "data.sources[0].split" in str(raised.value)
+    lists = write(tmp_path / "b.json", json.dumps({"questions": [{"a": 1}], "facts": [{"b": 2}]}))
+    assert len(rows(lists)) == 1  # a row with two lists
+
+
 def test_one_object_is_one_row(tmp_path: Path) -> None:
     assert rows(write(tmp_path / "a.json", '{"messages": ["x"]}')) == [({"messages": ["x"]}, "a.json:1")]
     for message in ({"role": "user", "content": "q"}, {"from": "human", "value": "q"}):  # one row, and no list of rows

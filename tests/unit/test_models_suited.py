@@ -154,3 +154,23 @@ def test_files_that_the_index_names_are_all_there(tmp_path: Path) -> None:
     assert "lacks 1 of the 3 files that model.safetensors.index.json names: model-00002-of-00003.safetensors" in message
     (directory / "model.safetensors.index.json").write_text('{"weight_map": []}')
     assert "model.safetensors.index.json cannot be read" in refused(directory)
+
+
+def test_shards_need_their_index(tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    for number in (1, 2):
+        own = {name: weights[name] for name in sorted(weights)[number - 1 :: 2]}
+        save_file(own, directory / f"model-0000{number}-of-00002.safetensors", metadata={"format": "pt"})
+    message = refused(directory)
+    assert "2 files of weights (model-00001-of-00002.safetensors, …) and no model.safetensors.index.json" in message
+    assert "→ add model.safetensors.index.json" in message
+
+
+def test_a_config_with_fewer_layers_than_the_files(copy: Path) -> None:
+    edit(copy, num_hidden_layers=1)
+    message = refused(copy)
+    assert "num_hidden_layers: 1" in message
+    assert "the files hold 2 layers" in message
+    assert "→ set num_hidden_layers: 2 in config.json" in message

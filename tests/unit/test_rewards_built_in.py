@@ -10,12 +10,12 @@ import pytest
 from reward_support import completion, outcomes, row, value
 
 from roll_like import RewardResult
-from roll_like.builtin.rewards.boxed import last_boxed
 from roll_like.builtin.rewards.exact_match import F1, ExactMatch, ExactMatchConfig, F1Config, _Compared, normalise
 from roll_like.builtin.rewards.format import Format, FormatConfig
 from roll_like.builtin.rewards.length import Length, LengthConfig
 from roll_like.builtin.rewards.multiple_choice import MultipleChoice, MultipleChoiceConfig, choice
 from roll_like.builtin.rewards.repetition import Repetition, RepetitionConfig, repeated_share
+from roll_like.data.boxed import last_boxed
 from roll_like.errors import ConfigError, DataError, RewardError
 from roll_like.registry import REWARDS
 
@@ -60,6 +60,11 @@ def test_a_comparison_without_its_measure_cannot_be_made() -> None:
         (r"\boxed {x}", "x"),
         (r"\boxed{1} and \boxed{2", "1"),
         (r"\fbox{7}", "7"),
+        (r"\framebox{7}", "7"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{so \boxed{7}", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxedx{7}", None),
         (r"\boxed 5", None),
         ("boxed{5}", None),
         ("", None),

@@ -10,6 +10,7 @@ from roll_like import Completion, RewardResult
 from roll_like.builtin.rewards.math import Math, MathConfig
 from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.grader import grade, read_reference
+from roll_like.builtin.rewards.mathematics.response import boxed_answer
 from roll_like.builtin.rewards.mathematics.text import tidy
 from roll_like.errors import RewardError
 from roll_like.types import StopReason
@@ -207,3 +208,11 @@ def test_equal_wrong_answers_have_equal_texts(one: str, other: str) -> None:
     first, second = (grade("77", text, boxed=False) for text in (one, other))
     assert first.answer == second.answer != ""
     assert not first.equal
+
+
+def test_many_boxes_are_read_in_linear_time() -> None:
+    many = " ".join(f"\\boxed{{{number}}}" for number in range(200_000))
+    found = boxed_answer(many)  # where looking for repeated ones is quadratic, this takes minutes
+    assert found is not None
+    assert found.startswith("0, 1, 2, ")
+    assert found.endswith(", 199999")
