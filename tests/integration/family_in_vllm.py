@@ -1,7 +1,8 @@
 """Compares exported models in vLLM with transformers, one forked process a family: all share one import of vLLM.
 
 Run as a script (`FamilyServer` does): reads a request a line, `{"family": …, "directory": …, "settings": …}`, and
-writes an answer a line, `{"exported": …, "updated": …}` in nats, or `{"stage": …, "error": …}`.
+writes an answer a line: `exported` and `updated`, the largest differences in nats, and `spread`, the standard deviation
+of the log-probabilities; or `stage` and `error`, and what came before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -87,17 +88,20 @@ def serve() -> None:
 
 def _answer(family: str, directory: Path, settings: Mapping[str, Any]) -> NoReturn:
     """Compare, in a process of its own."""
-    stages: list[str] = []
+    stages = ["export"]
     code = 1
     try:
         log = os.open(directory / "log", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        answer: dict[str, Any] = {}
         try:
-            answer = _compare(family, directory, settings, stages)
+            for stage, result in _compare(family, directory, settings):
+                stages.append(stage)
+                answer |= result
         except Exception as error:  # noqa: BLE001 - whatever vLLM says is the answer
             traceback.print_exc()
-            answer = {"stage": stages[-1], "error": f"{type(error).__name__}: {error}"}
+            answer |= {"stage": stages[-1], "error": f"{type(error).__name__}: {error}"}
         (directory / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
         code = 0
     finally:
@@ -105,7 +109,8 @@ def _answer(family: str, directory: Path, settings: Mapping[str, Any]) -> NoRetu
         os._exit(code)
 
 
-def _compare(family: str, directory: Path, settings: Mapping[str, Any], stages: list[str]) -> dict[str, float]:
+def _compare(family: str, directory: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each next stage, and what the one before has found."""
     import numpy as np
     import torch
     from all_families import make_model, save_model
@@ -116,7 +121,6 @@ def _compare(family: str, directory: Path, settings: Mapping[str, Any], stages: 
     from roll_like.models.modules import load_causal_lm
 
     torch.set_num_threads(1)
-    stages.append("export")
     zero = tuple(settings.get("zero", ()))
     fresh = make_model(family, scale=2, **settings.get("config", {}))
     for name, tensor in fresh.state_dict().items():
@@ -126,7 +130,7 @@ def _compare(family: str, directory: Path, settings: Mapping[str, Any], stages: 
     file = base / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | settings.get("entries", {})), encoding="utf-8")
     model = load_causal_lm(base, "float32").eval()
-    prompt = np.random.default_rng(1).integers(3, 512, settings.get("prompt", _PROMPT)).tolist()
+    prompt = np.random.default_rng(1).integers(3, 512, _PROMPT).tolist()
     _change(model, zero, seed=1)
     weights = ((weight.name, weight.merged(torch.float32)) for weight in named_weights(model))
     exported = save_hf_directory(weights, model.config, make_tiny_tokenizer(), directory / "model", base_dir=base)
@@ -134,13 +138,12 @@ def _compare(family: str, directory: Path, settings: Mapping[str, Any], stages: 
     _change(model, zero, seed=2)
     second = _greedy(model, prompt)  # before vLLM starts: it may compute with transformers' classes, and changes them
 
-    stages.append("load")
+    yield "load", {}
     llm = _engine(exported, settings.get("engine", {}))
-    stages.append("compute")
-    answer = {"exported": _difference(llm, prompt, first), "spread": float(first[1].std())}
-    stages.append("update")
+    yield "compute", {"spread": float(first[1].std())}
+    yield "update", {"exported": _difference(llm, prompt, first)}
     _update(llm, model)
-    return answer | {"updated": _difference(llm, prompt, second)}
+    yield "end", {"updated": _difference(llm, prompt, second)}
 
 
 def _change(model: Any, zero: tuple[str, ...], seed: int) -> None:
@@ -202,9 +205,12 @@ def _difference(llm: Any, prompt: list[int], expected: tuple[list[int], torch.Te
     (output,) = llm.generate([{"prompt_token_ids": tokens}], greedy, use_tqdm=False)
     given = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], tokens[1:], strict=True)]
     (output,) = llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
-    chosen = [next(iter(entry.values())).logprob for entry in output.outputs[0].logprobs]
-    asked = torch.tensor([*given, *chosen])
-    found = torch.cat([logprobs_T, logprobs_T[-_SAMPLED:]])
+    chosen = output.outputs[0].token_ids
+    # in bfloat16 two tokens may be equally likely; what follows another token is no longer the same text
+    alike = next((i + 1 for i in range(_SAMPLED) if chosen[i] != tokens[len(prompt) + i]), _SAMPLED)
+    top = [entry[token].logprob for entry, token in zip(output.outputs[0].logprobs[:alike], chosen, strict=False)]
+    asked = torch.tensor([*given, *top])
+    found = torch.cat([logprobs_T, logprobs_T[-_SAMPLED:][:alike]])
     return float((asked - found).abs().max().nan_to_num(1e9))
 
 
