@@ -44,6 +44,7 @@ _SIZES: dict[str, int] = {
     }.items()
     for name in names.split()
 }
+_WIDTHS = range(16, 97)
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -94,12 +95,19 @@ def families() -> list[str]:
     return [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name not in NOT_MADE]
 
 
-def make_model(name: str, *, seed: int = 0, **changes: Any) -> Any:
-    """Return a random model of a family, in float32; no number in it is the one that it was born with."""
+def make_model(name: str, *, seed: int = 0, scale: int = 1, **changes: Any) -> Any:
+    """Return a random model of a family, in float32; no number in it is the one that it was born with.
+
+    Args:
+        name: The family.
+        seed: Of its weights.
+        scale: How many times as wide it is (hidden sizes, head sizes and ranks). Heads of 16 are too small for engines.
+        changes: Entries of its configuration, and of its parts.
+    """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = CONFIG_MAPPING[name](**_small(CONFIG_MAPPING[name], {**_OWN.get(name, {}), **changes}))
+    config = CONFIG_MAPPING[name](**_small(CONFIG_MAPPING[name], {**_OWN.get(name, {}), **changes}, scale))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).eval()
@@ -119,7 +127,7 @@ def save_model(model: Any, directory: Path) -> Path:
     return directory
 
 
-def _small(kind: Any, own: dict[str, Any]) -> dict[str, Any]:
+def _small(kind: Any, own: dict[str, Any], scale: int) -> dict[str, Any]:
     """Return the changes to a configuration that make it small."""
     default = kind()
     values = default.to_dict()
@@ -127,17 +135,17 @@ def _small(kind: Any, own: dict[str, Any]) -> dict[str, Any]:
     layers = max((value for key, value in values.items() if _SIZES.get(key) == _LAYERS and _is_size(value)), default=0)
     for key, value in values.items():
         if key in _SIZES and _is_size(value) and value > 0:
-            small[key] = min(value, _SIZES[key])
+            small[key] = min(value, _SIZES[key] * scale if _SIZES[key] in _WIDTHS else _SIZES[key])
         elif key.endswith("_token_id") and _is_size(value):
             small.setdefault(key, min(value, 9))
         elif isinstance(value, list | tuple) and len(value) == layers > _LAYERS:  # one entry a layer
             other = next((each for each in value if each != value[0]), value[1])
             small[key] = [value[0], other]
         elif key in kind.sub_configs and isinstance(value, dict) and type(getattr(default, key)).model_type:
-            small[key] = _small(type(getattr(default, key)), {})
+            small[key] = _small(type(getattr(default, key)), own.get(key, {}), scale)
     if "kv_lora_rank" in small and "num_key_value_heads" in small:  # latent attention has keys for every head
         small["num_key_value_heads"] = small["num_attention_heads"]
-    return {**small, **own}
+    return {**small, **{key: value for key, value in own.items() if not (key in kind.sub_configs and key in small)}}
 
 
 def _is_size(value: Any) -> bool:

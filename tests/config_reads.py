@@ -35,7 +35,7 @@ def modules() -> Iterator[ModuleType]:
     """Import and yield every module of the package, its built-in plugins included."""
     for found in pkgutil.walk_packages(roll_like.__path__, "roll_like."):
         if not found.name.endswith(
-            ("__main__", "_main", "assert_process", "worker_extension", "vllm.experts", "vllm.adapters")
+            ("__main__", "_main", "assert_process", "worker_extension", "vllm.experts", "vllm.adapters", "vllm.rotary")
         ):
             yield importlib.import_module(found.name)
 

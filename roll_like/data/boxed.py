@@ -10,7 +10,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _BARE = re.compile(r"\\[A-Za-z]+(?:\s*\{[^{}]*\}|\d)*|[-+]?[^\s$\\{}]+")
 
 
-class Box(NamedTuple):
+class BoxedText(NamedTuple):
     """A box at `text[start:end]` and what it holds; `closed` unless its end is missing."""
 
     start: int
@@ -35,24 +35,28 @@ def last_boxed(text: str, *, bare: bool = False) -> str | None:
     return last
 
 
-def outer_boxes(text: str, *, bare: bool = False) -> list[Box]:
+def outer_boxes(text: str, *, bare: bool = False) -> list[BoxedText]:
     """Return the boxes that are in no other one, in order; arguments are those of `last_boxed`."""
-    found: list[Box] = []
+    found: list[BoxedText] = []
     for box in _boxes(text, bare=bare):
         if not found or box.start >= found[-1].end:
             found.append(box)
     return found
 
 
-def _boxes(text: str, *, bare: bool) -> Iterator[Box]:
+def _boxes(text: str, *, bare: bool) -> Iterator[BoxedText]:
     closing = closing_braces(text)
     for match in _BOX.finditer(text):
         start, begin = match.span()
         if text.startswith("{", begin):
             end = closing.get(begin)
-            yield Box(start, begin, "", closed=False) if end is None else Box(start, end + 1, text[begin + 1 : end])
+            yield (
+                BoxedText(start, begin, "", closed=False)
+                if end is None
+                else BoxedText(start, end + 1, text[begin + 1 : end])
+            )
         elif bare and (held := _BARE.match(text, begin)) is not None:
-            yield Box(start, held.end(), held[0].rstrip(".,;"))
+            yield BoxedText(start, held.end(), held[0].rstrip(".,;"))
 
 
 def has_box(text: str) -> bool:

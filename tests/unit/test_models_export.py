@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import resource
+import shutil
 import weakref
 from pathlib import Path
 
@@ -193,6 +194,35 @@ def test_generation_settings_of_the_base_model_are_kept(trained, tmp_path):
     (base / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6}')
     out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", base_dir=base)
     assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": [2, 7], "temperature": 0.6}
+
+
+def test_added_tokens_and_templates_survive(trained, tiny_model, tmp_path):
+    """Tokens that are added after pretraining, special and ordinary, and the files of chat templates."""
+    model, tokenizer = trained
+    base = shutil.copytree(tiny_model, tmp_path / "base")
+    changed = copy.deepcopy(tokenizer)
+    changed.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
+    changed.add_tokens(["<think>"])
+    changed.save_pretrained(base)
+    (base / "chat_template.jinja").write_text("[{{ messages[0].content }}]<|call|>")
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "tool_use.jinja").write_text("({{ messages[0].content }})")
+    before = load_tokenizer(ModelConfig(path=str(base)))
+    assert before.convert_tokens_to_ids(["<|call|>", "<think>"]) == [512, 513]
+
+    out = save_hf_directory(model.state_dict(), model.config, before, tmp_path / "out", base_dir=base)
+    after = load_tokenizer(ModelConfig(path=str(out)))
+    assert (out / "chat_template.jinja").read_text() == "[{{ messages[0].content }}]<|call|>"
+    assert after.get_added_vocab() == before.get_added_vocab()
+    assert after.all_special_tokens == before.all_special_tokens
+    turns = [{"role": "user", "content": "<think>hi"}]
+    for name, written in ((None, "[<think>hi]<|call|>"), ("tool_use", "(<think>hi)")):
+        assert after.apply_chat_template(turns, chat_template=name, tokenize=False) == written
+        tokens = after.encode(written)
+        assert tokens == before.encode(written)
+        assert 513 in tokens
+    assert after.encode("<|call|>") == [512]
+    assert after.decode([512, 513], skip_special_tokens=True) == "<think>"
 
 
 def test_the_card_and_its_picture_are_beside_the_weights(trained, tmp_path):

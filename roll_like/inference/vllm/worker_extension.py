@@ -1,8 +1,8 @@
 """What this package adds to vLLM's worker, inside the engine's process.
 
 vLLM imports this module there because it is named as `worker_extension_cls`. Importing it registers the
-`shared_memory` weight-transfer engine beside vLLM's own, and on CPU a method that packs experts after a reload. It also
-lets the watchdog see the process.
+`shared_memory` weight-transfer engine beside vLLM's own. On CPU it also replaces what packs experts after a reload, and
+what rotates heads. It also lets the watchdog see the process.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import STOPPING, WeightSyncError
 from roll_like.inference.vllm.adapters import HeldAdapter, compute_adapters_on_cpu, without_wrappers
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
+from roll_like.inference.vllm.rotary import rotate_every_head
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
 
@@ -79,6 +80,7 @@ if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeightTransfer)
 repack_experts()
 compute_adapters_on_cpu()
+rotate_every_head()
 PROGRESS.open()
 
 
