@@ -227,7 +227,9 @@ class Renderer:
             return str(written)
         if self._compiled is None or self._compiled[0] != template:
             words = {**self.tokenizer.special_tokens_map, **self._variables}
-            self._compiled = (template, _compile_jinja_template(template), words)
+            compiled = _compile_jinja_template(template)
+            compiled.globals = dict(compiled.globals)  # each text copies it: a chain of dictionaries takes long
+            self._compiled = (template, compiled, words)
         _, compiled, words = self._compiled
         return str(compiled.render(messages=messages, documents=None, **variables, **words))
 

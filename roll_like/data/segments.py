@@ -58,7 +58,7 @@ class Segments:
         """Return the tokens of texts, to which nothing is added."""
         cut = [[text] if self._added is None else self._added.split(text) for text in texts]
         unknown = list(dict.fromkeys(part for parts in cut for part in parts[::2] if part not in self._known))
-        encoded = self._tokenizer.encode_batch(unknown, add_special_tokens=False) if unknown else []
+        encoded = self._tokenizer.encode_batch_fast(unknown, add_special_tokens=False) if unknown else []
         found = {part: each.ids for part, each in zip(unknown, encoded, strict=True)}
         result = []
         for parts in cut:
