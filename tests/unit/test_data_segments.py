@@ -56,9 +56,9 @@ def test_what_comes_again_is_tokenised_once() -> None:
     seen: list[str] = []
 
     class Counting:
-        def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
             seen.extend(texts)
-            return tokenizer.backend_tokenizer.encode_batch(texts, **options)
+            return tokenizer.backend_tokenizer.encode_batch_fast(texts, **options)
 
     segments = Segments.of(tokenizer)
     assert segments is not None
