@@ -48,10 +48,17 @@ def marked(value: str, name: str = MARKER) -> list[int]:
 
 
 def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None:
-    """Wait until the marked processes have ended, and kill those that have not."""
+    """Wait until the marked processes have ended, and kill those that have not.
+
+    A process shows no environment for a moment while it starts, so none are left only if none is seen twice.
+    """
     until = time.monotonic() + patience
-    while (left := marked(value, name)) and time.monotonic() < until:
+    left = marked(value, name)
+    while time.monotonic() < until:
         time.sleep(0.1)
+        before, left = left, marked(value, name)
+        if not before and not left:
+            return
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -304,3 +304,16 @@ def test_what_is_set_for_a_cluster_without_token_is_not_for_the_next(
     with RaySession(hardware("10.0.0.1:6379"), tmp_path):
         assert os.environ[AUTH_MODE] == "disabled"
     assert AUTH_MODE not in os.environ
+
+
+def test_a_process_that_is_not_seen_once_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is just being started: its environment cannot be read yet."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    seen = iter([[], [process.pid], [process.pid]])
+    monkeypatch.setattr(guardian, "marked", lambda value, name: next(seen, []))
+    try:
+        guardian.sweep("none", patience=0.15)
+        assert process.wait(10) == -9
+    finally:
+        process.kill()
+        process.wait()
