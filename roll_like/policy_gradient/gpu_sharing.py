@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
@@ -16,13 +16,8 @@ from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState
-from roll_like.training.engine import Timer, TrainingEngine
+from roll_like.training.engine import Timer, TrainingEngine, untimed
 from roll_like.training.interface import State
-
-
-def untimed(_: str) -> AbstractContextManager[None]:
-    """Time nothing."""
-    return nullcontext()
 
 
 @dataclass

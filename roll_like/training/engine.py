@@ -24,6 +24,11 @@ from roll_like.values import Max, Metric, Sum, merge
 Timer = Callable[[str], AbstractContextManager[None]]
 
 
+def untimed(_: str) -> AbstractContextManager[None]:
+    """Time nothing."""
+    return nullcontext()
+
+
 class Resident(Protocol):
     """Holds states of a model in the devices' memory."""
 
@@ -58,7 +63,7 @@ class TrainingEngine(Generic[StepT]):
         cluster: Cluster[TrainingRank],
         objective: Objective[StepT, Any],
         *,
-        timer: Timer = lambda name: nullcontext(),
+        timer: Timer = untimed,
         joined: bool = False,
         frozen: bool = False,
         report: RestartCallback = to_stderr,

@@ -19,7 +19,7 @@ from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, Train
 ROWS_A_BUDGET = 4
 #: A micro-batch more takes a GPU as long as about this many tokens, an estimate: on an H100 one of 4,500 tokens took a
 #: model of 0.4B parameters 155 ms, and its matrix products need about 20.
-MICRO_BATCH_TOKENS = 2048
+JOINED_BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ def spread(
 def _cost(plans: Sequence[Sequence[Sequence[TokenRow]]]) -> int:
     """Return what the rank with the most to do computes, in tokens; joined rows have no padding."""
     count = max(len(plan) for plan in plans)
-    return count * MICRO_BATCH_TOKENS + max(sum(len(row) for batch in plan for row in batch) for plan in plans)
+    return count * JOINED_BATCH_TOKENS + max(sum(len(row) for batch in plan for row in batch) for plan in plans)
 
 
 def _pad(rows: Sequence[TokenRow], weight_of: PerToken) -> MicroBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
@@ -12,7 +12,7 @@ from roll_like.config.sections import DeviceRange, TrainerConfig
 from roll_like.models.load import ResolvedModel
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.engine import Timer, TrainingEngine, meet
+from roll_like.training.engine import Timer, TrainingEngine, meet, untimed
 from roll_like.training.interface import Objective, RankSpec, StepT
 from roll_like.training.plugin import BackendPlugin
 from roll_like.training.rank import TrainingRank
@@ -56,7 +56,7 @@ def start_engine(
     devices: DeviceRange,
     *,
     stack: ExitStack,
-    timer: Timer = lambda name: nullcontext(),
+    timer: Timer = untimed,
 ) -> TrainingEngine[StepT]:
     """Start the ranks of one model and have them meet.
 
@@ -94,7 +94,7 @@ def start_trainer(
     resources: ResourceManager,
     stack: ExitStack,
     *,
-    timer: Timer = lambda name: nullcontext(),
+    timer: Timer = untimed,
     frozen: bool = False,
 ) -> TrainingEngine[StepT]:
     """Start the ranks of the model that a run trains, one optimizer step a step; frozen ones only compute.
