@@ -48,7 +48,7 @@ def main() -> None:
     import torch
 
     from roll_like.builtin.pipelines.sft.config import SFTConfig
-    from roll_like.config.sections import LoRAConfig
+    from roll_like.config.training import LoRAConfig
     from roll_like.models.load import load_tokenizer, resolve_model
     from roll_like.models.lora import quantized_layers
     from roll_like.models.modules import load_causal_lm

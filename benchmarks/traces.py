@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from common import Options, finish, repetition_count, say
 
-from roll_like.config.sections import MetricsConfig
+from roll_like.config.run import MetricsConfig
 from roll_like.metrics.manager import MetricsManager
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.types import Group, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord

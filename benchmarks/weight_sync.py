@@ -231,7 +231,7 @@ class Adapters:
     def __init__(self, model: Any, rank: int, dtype: str) -> None:
         import torch
 
-        from roll_like.config.sections import LoRAConfig
+        from roll_like.config.training import LoRAConfig
         from roll_like.models.lora import add_adapters, named_weights, targets
 
         lora = LoRAConfig(rank=rank)

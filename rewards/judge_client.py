@@ -12,7 +12,7 @@ from pydantic import Field
 
 from roll_like.builtin.rewards.judge_answer import MalformedError, parse_object
 from roll_like.config.base import ConfigModel
-from roll_like.config.reward_names import BASE_JUDGE_URL, BASE_JUDGE_VARIABLE, JUDGE_URL, JUDGE_URLS_VARIABLE
+from roll_like.config.rewards import BASE_JUDGE_URL, BASE_JUDGE_VARIABLE, JUDGE_URL, JUDGE_URLS_VARIABLE
 from roll_like.errors import RewardError
 from roll_like.types import Message
 

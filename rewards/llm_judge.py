@@ -25,7 +25,7 @@ from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Rew
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_answer import MalformedError
 from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeEndpointConfig
-from roll_like.config.reward_names import BASE_JUDGE_URL, JUDGE_URL
+from roll_like.config.rewards import BASE_JUDGE_URL, JUDGE_URL
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from roll_like.config.sections import Precision, SamplingResourcesConfig, TrainingConfig
-from roll_like.config.states import StateSizes
+from roll_like.config.model import Precision
+from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.training import StateSizes, TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.registry import INFERENCE_ENGINES, TRAINING_BACKENDS

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.models.load import QUICKSTART_MODEL, resolve_model
 
 #: Hidden size, layers, heads, MLP: those of Qwen2.5-1.5B and Qwen2.5-0.5B, which have another vocabulary.

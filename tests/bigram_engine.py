@@ -22,7 +22,7 @@ from torch import Tensor
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.load import load_config
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.objective import PolicyObjective, with_reference
 from roll_like.registry import ADVANTAGES

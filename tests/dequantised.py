@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from roll_like.config.sections import LoRAConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.models.lora import named_weights, quantized_layers
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.quantized import quantize

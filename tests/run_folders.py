@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from roll_like.config.sections import MetricsConfig
+from roll_like.config.run import MetricsConfig
 from roll_like.metrics.manager import MetricsManager
 from roll_like.values import Mean, Sum
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from sglang_engine import STAND_IN
 
-from roll_like.config.sections import SamplingResourcesConfig
-from roll_like.config.violations import Violation
+from roll_like.config.base import Violation
+from roll_like.config.resources import SamplingResourcesConfig
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.plugin import SGLangPlugin

@@ -27,7 +27,7 @@ from roll_like.cluster import Cluster, RaySession, thread_environment
 from roll_like.cluster.cluster import python_path
 from roll_like.cluster.node_watch import page_prefix
 from roll_like.cluster.progress import PROGRESS, VARIABLE
-from roll_like.config.sections import ResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.hf.engine import HFEngine
 from roll_like.models.imports import quick_imports
 from roll_like.training.deepspeed import without

@@ -8,15 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel
-from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
-from roll_like.config.reward_names import RETURN
-from roll_like.config.rewards import OptionalRewardsConfig, RewardedRunConfig, reported_name
+from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Violation
+from roll_like.config.evaluation import EvaluationSchedule
+from roll_like.config.resources import ResourcesConfig
+from roll_like.config.rewards import RETURN, OptionalRewardsConfig, reported_name
+from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_rewards import REWARD_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sections import PositiveFloat, PositiveInt, ResourcesConfig
-from roll_like.config.violations import Violation
+from roll_like.config.sampling import PolicyGradientConfig, RewardedRunConfig
 from roll_like.registry import ADVANTAGES, PIPELINES
 from roll_like.types import EVALUATION_SEED
 

@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
-from roll_like.config.roles import RolePlan
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt
+from roll_like.config.data import ConversationData, ConversationSource
+from roll_like.config.evaluation import RowsEvaluationConfig
+from roll_like.config.offline import OfflineRunConfig
+from roll_like.config.resources import RolePlan
 from roll_like.config.rules import budget_holds_a_sample
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sections import PositiveInt
 from roll_like.config.teachers import TeacherConfigs, teacher_roles, teachers_fit
-from roll_like.config.training_data import ConversationData, ConversationSource
 from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 
 

@@ -19,7 +19,7 @@ from roll_like.builtin.pipelines.distill.objective import (
     teacher_answers,
 )
 from roll_like.cluster import ResourceManager
-from roll_like.config.run import ScheduleConfig
+from roll_like.config.evaluation import ScheduleConfig
 from roll_like.config.teachers import teacher_of
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag
 
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
-from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.rules import budget_holds_a_pair, budget_holds_a_sample
-from roll_like.config.rules_algorithm import adapter_off_means_something
-from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule, RunConfig
-from roll_like.config.sections import (
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt, Violation
+from roll_like.config.data import ConversationSource, PairData, PairSource, RowLimits
+from roll_like.config.evaluation import RowsEvaluationConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.offline import OfflineRunConfig
+from roll_like.config.resources import (
     DeviceRange,
-    ModelConfig,
-    PositiveInt,
-    ReferenceSection,
+    RolePlan,
     SamplingResourcesConfig,
     TrainerDeviceMappingConfig,
     TrainerResourcesConfig,
+    model_role,
 )
-from roll_like.config.training_data import ConversationSource, PairData, PairSource, RowLimits
-from roll_like.config.violations import Violation
+from roll_like.config.rules import budget_holds_a_pair, budget_holds_a_sample
+from roll_like.config.rules_algorithm import adapter_off_means_something
+from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule, RunConfig
+from roll_like.config.training import ReferenceSection
 from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
 
 

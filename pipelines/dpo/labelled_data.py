@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData, LabelledSource
-from roll_like.config.training_data import PairData, without_rows
+from roll_like.config.data import PairData, without_rows
 from roll_like.data.bad_rows import RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import read_conversation, usable, whole

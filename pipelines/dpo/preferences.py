@@ -15,7 +15,7 @@ from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective, PairedObjective, PairStep
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.cluster import ResourceManager
-from roll_like.config.run import ScheduleConfig
+from roll_like.config.evaluation import ScheduleConfig
 from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.models.load import ResolvedModel, resolve_model

@@ -8,18 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from roll_like.config.algorithm import AlgorithmConfig, KLConfig
-from roll_like.config.base import ConfigModel
-from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.prompts import PromptConfig
+from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, Violation
+from roll_like.config.resources import RolePlan
 from roll_like.config.rewards import OptionalRewardsConfig
-from roll_like.config.roles import RolePlan
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_algorithm import groups_can_be_compared
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sections import Fraction, PositiveFloat
+from roll_like.config.sampling import PolicyGradientConfig, PromptConfig
 from roll_like.config.teachers import TeacherConfigs, teacher_roles, teachers_fit
-from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES
 
 

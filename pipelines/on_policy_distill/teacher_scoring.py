@@ -14,7 +14,7 @@ from roll_like.algorithms.distillation.on_policy import with_teacher_advantages
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig, TeacherSignalConfig
 from roll_like.cluster import ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.sections import DeviceRange
+from roll_like.config.resources import DeviceRange
 from roll_like.config.teachers import teacher_of
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.gpu_sharing import GPUSharing

@@ -12,17 +12,18 @@ from roll_like.builtin.pipelines.dpo.config import (
     adapters_can_be_switched_off,
     loss_and_reference_agree,
 )
-from roll_like.config.base import ConfigModel
+from roll_like.config.base import ConfigModel, Epochs, PositiveInt, Steps, Violation
+from roll_like.config.data import PairData
+from roll_like.config.evaluation import EvaluationConfig, ScheduleConfig
 from roll_like.config.offline import steps_of
-from roll_like.config.prompts import AnswerRolloutConfig, EvaluationConfig, PromptRunConfig
+from roll_like.config.rollout import AnswerRolloutConfig
 from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.rules_schedule import only_synchronous
-from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import Epochs, PositiveInt, ReferenceSection, Steps
-from roll_like.config.training_data import PairData
-from roll_like.config.violations import Violation
+from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.sampling import PromptRunConfig
+from roll_like.config.training import ReferenceSection
 from roll_like.errors import ConfigError
 from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
 

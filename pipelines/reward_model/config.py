@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel
-from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
+from roll_like.config.base import ConfigModel, PositiveInt, Violation
+from roll_like.config.data import PairSource, RowLimits
+from roll_like.config.evaluation import RowsEvaluationConfig
+from roll_like.config.model import ModelTask
+from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.rules import budget_holds_a_pair
 from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule
-from roll_like.config.sections import ModelTask, PositiveInt, TrainingConfig
-from roll_like.config.training_data import PairSource, RowLimits
-from roll_like.config.violations import Violation
+from roll_like.config.training import TrainingConfig
 from roll_like.registry import PIPELINES
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from roll_like.algorithms.reward_model import ScoredPairs, reward_model_objective
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair
-from roll_like.config.sections import ModelTask, TrainingConfig
+from roll_like.config.model import ModelTask
+from roll_like.config.training import TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.models.classifier import HEAD, load_classifier
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update, computed

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.prompts import PromptConfig
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.sampling import PromptConfig
 from roll_like.registry import PIPELINES
 
 

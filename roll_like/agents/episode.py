@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
-from roll_like.config.reward_names import RETURN
+from roll_like.config.rewards import RETURN
 from roll_like.data.reasoning import Turn
 from roll_like.data.routes import joined_routes
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed

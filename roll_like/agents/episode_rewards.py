@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from roll_like.config.reward_names import RETURN
+from roll_like.config.rewards import RETURN
 from roll_like.rollout.scheduler import GroupScorer
 from roll_like.types import Group, Scored, Task
 

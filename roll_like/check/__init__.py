@@ -42,8 +42,8 @@ from roll_like.check.model import (
 from roll_like.check.reasoning import check_reasoning
 from roll_like.check.tokens import check_tokens, ends_of
 from roll_like.config.plan import Plan, plan
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError, shortened
 from roll_like.models.load import renderer_of

@@ -8,9 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 from roll_like.check.findings import Finding, Report, failed, is_repo_id
-from roll_like.config.prompts import PromptRunConfig
-from roll_like.config.rewards import RewardedRunConfig
-from roll_like.config.sections import DataSource, SourceConfig
+from roll_like.config.data import DataSource, SourceConfig
+from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.streamed import FIRST_ROWS
 from roll_like.data.tasks import TaskSource, load_task_source

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from roll_like.config.violations import Finding
+from roll_like.config.base import Finding
 
 
 def check_environment() -> Iterator[Finding]:

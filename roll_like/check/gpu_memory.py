@@ -14,10 +14,10 @@ from typing import TypeAlias
 from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
 from roll_like.config.inference import GPU_BUCKET_BYTES, NCCL, EngineConfig, engines_share_gpus, weight_backend
 from roll_like.config.plan import GIB, bytes_per_value, frozen_sections, trained_parameters, training_states
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.roles import RolePlan
+from roll_like.config.resources import DeviceRange, RolePlan
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import DeviceRange, TrainerConfig, TrainingConfig
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.models.shape import ModelShape
 from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 

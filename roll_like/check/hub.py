@@ -9,8 +9,8 @@ from pathlib import Path
 from huggingface_hub.constants import is_offline_mode
 
 from roll_like.check.findings import Finding, failed, is_repo_id
+from roll_like.config.model import ModelConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import ModelConfig
 from roll_like.errors import RollLikeError
 from roll_like.models.load import MODEL, TOKENIZER, cached_copy, resolve_model
 from roll_like.models.modules import load_model_config

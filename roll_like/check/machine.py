@@ -11,10 +11,10 @@ from roll_like.check.findings import Finding, failed
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.plan import GIB, Plan, bytes_per_value
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.rollout import AsyncSchedule, ReplaySchedule
 from roll_like.config.run import RunConfig
-from roll_like.config.schedule import AsyncSchedule, ReplaySchedule
-from roll_like.config.sections import CriticConfig, TrainerConfig
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.training import CriticConfig, TrainerConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.metrics.trackers import TraceTracker

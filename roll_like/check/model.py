@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from roll_like.check.findings import Finding, failed
 from roll_like.check.hub import localised
 from roll_like.config.algorithm import ROUTER_REPLAY
+from roll_like.config.model import ModelConfig
 from roll_like.config.plan import GIB, bytes_per_value, frozen_sections
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import ModelConfig, ReferenceSection
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.training import ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll_like.check.findings import Finding
-from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import EnvError
 from roll_like.types import THINK

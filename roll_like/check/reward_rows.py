@@ -8,7 +8,7 @@ from typing import cast
 
 from roll_like.check.data import RowsOnly, is_out_of_reach
 from roll_like.config.base import PipelineConfig
-from roll_like.config.prompts import PromptRunConfig
+from roll_like.config.sampling import PromptRunConfig
 from roll_like.data.tasks import load_task_source
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardCase, RewardConfig

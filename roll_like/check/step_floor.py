@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from roll_like.config.gpus import GPU_KINDS, GPUKind, GPUName
 from roll_like.config.inference import engines_share_gpus
 from roll_like.config.plan import Plan, bytes_per_value, trained_parameters
-from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.models.flops import ForwardPass
 from roll_like.models.precision import precision_of
 from roll_like.models.shape import ModelShape

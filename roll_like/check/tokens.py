@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from roll_like.check.findings import Finding
-from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import EnvError
 from roll_like.models.ends import EndToken, end_tokens

@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.sections import PositiveFloat, PositiveInt
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveFloat, PositiveInt
 from roll_like.registry import ADVANTAGES, LOSSES
 
 Statistics = Literal["none", "group", "batch", "running"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,7 +20,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from roll_like.config.explain import explain
 from roll_like.config.keys import union_members
@@ -27,6 +28,42 @@ from roll_like.config.source import Source
 from roll_like.config.value_hints import NOTHING
 from roll_like.errors import PluginError
 from roll_like.registry import Registry
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Epochs = Annotated[float, Field(gt=0, le=1_000_000)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A combination that cannot work: the key to change, and why."""
+
+    path: tuple[str | int, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found: an `error` stops a run, a `warning` may not be meant, a `note` was not checked."""
+
+    level: Literal["error", "warning", "note"]
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.key}: {self.message}"
+
+
+def raise_violations(title: str, violations: Iterable[Violation]) -> None:
+    """Raise one ValidationError that lists `violations`, if there are any."""
+    errors = [
+        InitErrorDetails(type=PydanticCustomError("rule", violation.message), loc=violation.path, input=None)
+        for violation in violations
+    ]
+    if errors:
+        raise ValidationError.from_exception_data(title, errors)
 
 
 class ConfigModel(BaseModel):

@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from roll_like.config.base import PluginConfig, PluginSetting
-from roll_like.config.sections import PositiveFloat, PositiveInt, Precision, SamplingResourcesConfig
-from roll_like.config.violations import Violation
+from roll_like.config.base import PluginConfig, PluginSetting, PositiveFloat, PositiveInt, Violation
+from roll_like.config.model import Precision
+from roll_like.config.resources import SamplingResourcesConfig
 from roll_like.registry import INFERENCE_ENGINES
 
 #: What a request is computed with: the model in training, or what its adapter is beside, without any adapter. Other

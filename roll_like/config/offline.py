@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
+from fractions import Fraction as Ratio
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from roll_like.config.python_rows import as_section
+from roll_like.config.base import Epochs, Steps, Violation
+from roll_like.config.data import RowLimits
+from roll_like.config.evaluation import RowsEvaluationConfig
+from roll_like.config.resources import TrainerResourcesConfig
 from roll_like.config.rules import RUN_RULES, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
-from roll_like.config.run import Rule, RunConfig, ScheduleConfig
-from roll_like.config.sections import Epochs, Steps, TrainerResourcesConfig
-from roll_like.config.training_data import RowLimits, RowSource
-from roll_like.config.violations import Violation
-
-SourceT = TypeVar("SourceT", bound=RowSource)
+from roll_like.config.run import Rule, RunConfig
 
 
 def steps_of(epochs: float, items: int, per_step: int) -> int:
@@ -27,7 +25,7 @@ def steps_of(epochs: float, items: int, per_step: int) -> int:
     >>> steps_of(1.1, 100, 10)  # where 1.1 * 100 / 10 is 11.000000000000002
     11
     """
-    return math.ceil(Fraction(str(epochs)) * items / per_step)
+    return math.ceil(Ratio(str(epochs)) * items / per_step)
 
 
 def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
@@ -45,19 +43,6 @@ def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
 def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
     count, what = config.items_per_step
     yield from ranks_have_work(config.training, count, "step", what, f"raise data.{what}_per_step")
-
-
-class RowsEvaluationConfig(ScheduleConfig, Generic[SourceT]):
-    """How progress is measured: on data that is not trained on."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rows_alone(cls, value: Any) -> Any:
-        return as_section(value)
-
-    sources: Annotated[tuple[SourceT, ...], Field(min_length=1)] = Field(
-        description="Datasets; their limits are those of `data`."
-    )
 
 
 class OfflineRunConfig(RunConfig):

@@ -11,11 +11,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.roles import RolePlan
+from roll_like.config.resources import DeviceRange, RolePlan
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import DeviceRange, TrainerConfig
-from roll_like.config.states import QUANTIZED_BYTES, StateBytes, StateSizes
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.training import QUANTIZED_BYTES, StateBytes, StateSizes, TrainerConfig
 from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30

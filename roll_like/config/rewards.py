@@ -1,19 +1,38 @@
-"""How samples are scored: the section `rewards`, and the run's own judge model."""
+"""The sections `rewards` and `domains`: how samples are scored."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.inference import JudgeServerConfig
-from roll_like.config.policy_gradient import SamplingRunConfig
-from roll_like.config.reward_names import BASE_JUDGE_URL
-from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt
-from roll_like.errors import ConfigError
+from roll_like.config.algorithm import DifficultyConfig
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveFloat, PositiveInt
+from roll_like.config.resources import DeviceRange
 from roll_like.registry import REWARDS
+
+#: The pool of all rewards that no other pool has.
+DEFAULT_POOL = "rewards"
+
+
+#: The environment's own reward among those of an episode.
+RETURN = "return"
+
+
+#: What a reward writes in place of an address.
+JUDGE_URL = "judge"
+
+
+#: Environment variable of reward workers with the addresses of its replicas, separated by commas.
+JUDGE_URLS_VARIABLE = "ROLL_LIKE_JUDGE_URLS"
+
+
+#: What a reward writes for the model that adapters are trained on, which the policy's engines have.
+BASE_JUDGE_URL = "base"
+
+
+#: Environment variable of reward workers with its address.
+BASE_JUDGE_VARIABLE = "ROLL_LIKE_BASE_JUDGE_URL"
 
 
 class RewardPoolConfig(ConfigModel):
@@ -59,69 +78,15 @@ def reported_name(reward: Any) -> str:
     return name
 
 
-class RewardedRunConfig(SamplingRunConfig):
-    """A run whose samples are scored by reward workers."""
+class DomainConfig(ConfigModel):
+    """How the tasks of one domain are scored and chosen."""
 
-    rewards: RewardsConfig
-    judge: JudgeServerConfig | None = Field(
-        default=None, description="A model that judges, for `llm_judge` rewards; none by default."
+    rewards: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="Names of the rewards in `rewards.use` that score it; no other does."
     )
-
-    @property
-    def base_judges(self) -> tuple[int, ...]:
-        """Places in `rewards.use` of the rewards that ask the base model in the policy's engines."""
-        return tuple(
-            index
-            for index, reward in enumerate(self.rewards.use)
-            if any(getattr(judge, "url", None) == BASE_JUDGE_URL for judge in getattr(reward, "judges", ()))
-        )
-
-    @property
-    def adapter_keys(self) -> tuple[str, ...]:
-        """Keys that need an engine with the base model beside the policy's adapter."""
-        return (*super().adapter_keys, *(f"rewards.use.{index}.judges" for index in self.base_judges))
-
-    def evaluating(self, model: str) -> Self:
-        """Return the same configuration for another model.
-
-        Raises:
-            ConfigError: There is no `evaluation` section, or the model that training starts from judges.
-        """
-        for index in self.base_judges:
-            raise ConfigError(
-                f"rewards.use.{index}.judges: `url: {BASE_JUDGE_URL}` is the model that training starts from, which is "
-                "not loaded to evaluate another one",
-                fix="give the address of an endpoint, or `url: judge` with a `judge` section",
-            )
-        return super().evaluating(model)
-
-    @property
-    def roles(self) -> tuple[RolePlan, ...]:
-        """The same, with the judge, and reward pools that have devices of their own."""
-        resources, roles = self.resources, [*super().roles]
-        if self.replay is not None:
-            return tuple(roles)
-        if self.judge is not None:
-            devices = resources.device_mapping.judge or resources.device_mapping.inference
-            roles.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
-        for name, pool in self.rewards.pools.items():
-            if pool.devices is not None:
-                key, path = f"rewards.pools.{name}.workers", ("rewards", "pools", name, "devices")
-                roles.append(model_role(resources, f"rewards {name}", pool.workers, key, pool.devices, path))
-        return tuple(roles)
-
-    @property
-    def processes(self) -> dict[str, int]:
-        """The reward workers; none without rewards, and in a replay."""
-        if self.replay is not None:
-            return {}
-        pools = self.rewards.pools.values()
-        pooled = {name for pool in pools for name in pool.rewards}
-        others = any(reported_name(reward) not in pooled for reward in self.rewards.use)
-        workers = sum(pool.workers for pool in pools) + self.rewards.workers * others
-        return {**super().processes, **({"reward workers": workers} if workers else {})}
-
-    @property
-    def domain_rewards(self) -> dict[str, tuple[str, ...]]:
-        """The names of the rewards of each domain that names its own."""
-        return {}
+    difficulty: DifficultyConfig | None = Field(
+        default=None, description="Band of its groups that are trained on; default: `algorithm.mask.difficulty`."
+    )
+    drop_zero_variance_groups: bool | None = Field(
+        default=None, description="Replace its groups of equal rewards; default: `rollout`'s setting of this name."
+    )

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll_like.config.base import Violation
+from roll_like.config.evaluation import ScheduleConfig
 from roll_like.config.inference import DEFAULT_ENGINE, WEIGHT_TRANSPORTS, weight_backend
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.roles import RolePlan
+from roll_like.config.resources import RolePlan
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
 from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, oversampling_replaces_something
 from roll_like.config.rules_schedule import SCHEDULE_RULES
-from roll_like.config.run import RunConfig, ScheduleConfig
-from roll_like.config.sections import TrainerConfig
-from roll_like.config.violations import Violation
+from roll_like.config.run import RunConfig
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.training import TrainerConfig
 from roll_like.registry import TRAINING_BACKENDS
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.sections import DeviceRange, ReferenceSection, TrainingConfig
-from roll_like.config.violations import Violation
+from roll_like.config.base import Violation
+from roll_like.config.resources import DeviceRange
+from roll_like.config.sampling import PolicyGradientConfig
+from roll_like.config.training import ReferenceSection, TrainingConfig
 from roll_like.registry import ADVANTAGES
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.base import Violation
 from roll_like.config.run import RunConfig
-from roll_like.config.violations import Violation
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 
 
 def schedule_reaches_its_end(config: RunConfig) -> Iterator[Violation]:

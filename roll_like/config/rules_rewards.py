@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 
-from roll_like.config.prompts import PromptRunConfig
-from roll_like.config.reward_names import BASE_JUDGE_URL, DEFAULT_POOL, JUDGE_URL
-from roll_like.config.rewards import RewardedRunConfig, reported_name
-from roll_like.config.sections import DataSource
-from roll_like.config.violations import Violation
+from roll_like.config.base import Violation
+from roll_like.config.data import DataSource
+from roll_like.config.rewards import BASE_JUDGE_URL, DEFAULT_POOL, JUDGE_URL, reported_name
+from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
 
 
 def _all_sources(config: PromptRunConfig) -> list[DataSource]:

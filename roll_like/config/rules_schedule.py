@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from roll_like.config.base import Violation
 from roll_like.config.inference import EngineConfig, engines_share_gpus
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.rollout import AsyncSchedule
 from roll_like.config.run import Rule
-from roll_like.config.schedule import AsyncSchedule
-from roll_like.config.violations import Violation
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.registry import LOSSES
 
 

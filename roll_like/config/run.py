@@ -6,32 +6,39 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from roll_like.config.base import ConfigModel, PipelineConfig
-from roll_like.config.guards import GuardsConfig
-from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.sections import (
-    CheckpointConfig,
-    MetricsConfig,
-    ModelConfig,
-    ModelTask,
-    TrainerConfig,
-    TrainerResourcesConfig,
-    TrainingConfig,
+from roll_like.config.base import (
+    ConfigModel,
+    PipelineConfig,
+    PluginConfig,
+    PluginSetting,
+    PositiveFloat,
+    PositiveInt,
+    Violation,
+    raise_violations,
 )
-from roll_like.config.violations import Violation, raise_violations
+from roll_like.config.evaluation import ScheduleConfig
+from roll_like.config.model import ModelConfig, ModelTask
+from roll_like.config.resources import RolePlan, TrainerResourcesConfig, model_role
+from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.errors import ConfigError
+from roll_like.registry import TRACKERS
 
 if TYPE_CHECKING:
     from roll_like.types import Callbacks, CheckReport, RunResult
 
+
 #: What a run's folder may be called.
 NAME_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+
+
 #: What puts several samples into one row in pipelines that always do.
 ALWAYS_SHARED = "the pipeline"
+
+
 #: Looks at a whole configuration and yields what cannot work together.
 Rule: TypeAlias = Callable[..., Iterator[Violation]]
 
@@ -47,20 +54,73 @@ def _of_known_home(path: Path) -> Path:
     return path
 
 
-class ScheduleConfig(ConfigModel):
-    """When progress is measured."""
+class CheckpointConfig(ConfigModel):
+    """When states are written and how many are kept."""
 
-    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
-    before: bool = Field(default=True, description="Evaluate before the first step.")
-    after: bool = Field(default=True, description="Evaluate after the last step.")
+    every: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Steps between checkpoints; 0: only by time (`every_minutes`) and at the end."
+    )
+    every_minutes: Annotated[float, Field(ge=0)] = Field(
+        default=10.0,
+        description="Write a checkpoint between two steps when the last one is this old; later if the run would wait "
+        "for checkpoints more than 2 % of the time; 0: never by time. Minutes.",
+    )
+    keep: PositiveInt = Field(default=2, description="How many of the latest to keep.")
+    keep_best: bool = Field(default=True, description="Also keep the one with the best evaluation score.")
+    at_end: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Write one after the last step. `auto`: yes, unless the whole run took less than `every_minutes` "
+        "and its model is exported. Such a run leaves `model/` and no checkpoint: it can be chatted with, served and "
+        "trained further (`model.path`), but `--resume` with more `steps` repeats it.",
+    )
+    export: bool = Field(default=True, description="Write a Hugging Face directory after the last step.")
 
-    def due(self, finished: int, steps: int) -> bool:
-        """Return whether to evaluate after so many of all steps."""
-        if finished == 0:
-            return self.before
-        if finished == steps:
-            return self.after
-        return self.every > 0 and finished % self.every == 0
+
+class MetricsConfig(ConfigModel):
+    """Where figures go. `metrics.jsonl` is always written."""
+
+    trackers: tuple[Annotated[PluginConfig, PluginSetting(TRACKERS)], ...] = Field(
+        default_factory=lambda: (TRACKERS.get("mlflow").Config(),),
+        description="Any of `mlflow`, `tensorboard`, `wandb`, or a registered one.",
+    )
+    console: Literal["auto", "live", "plain", "quiet"] = Field(
+        default="auto", description="`auto` is a live view on a terminal, plain lines elsewhere."
+    )
+    sampled_rollouts: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="Rollouts shown at the end of the run, next to those of the first step."
+    )
+    traces_per_step: Annotated[int, Field(ge=0)] | None = Field(
+        default=16,
+        description="Rollouts of each step, and of each evaluation, that trackers get as traces, evenly over groups. "
+        "`null`: all; 0: none. Rollouts.",
+    )
+
+
+GuardName = Literal["mismatch", "grad_norm", "reward", "entropy", "truncation", "zero_variance"]
+
+
+class GuardsConfig(ConfigModel):
+    """Metrics that are watched for signs that training breaks down. Each guard warns; those in `stop` end the run."""
+
+    stop: tuple[GuardName, ...] = Field(
+        default=(),
+        description="Guards that end the run: `mismatch` (engine and trainer disagree), `grad_norm` (one update 10 "
+        "times the usual), `reward` (less than half of its best), `entropy` (a tenth of that at the start), "
+        "`truncation` (nearly all answers cut), `zero_variance` (nothing to learn from). The others warn only.",
+    )
+    patience: PositiveInt = Field(
+        default=20,
+        description="Steps in a row that reward, entropy, truncation or zero variance must be bad. Steps.",
+    )
+    mismatch_limit: PositiveFloat = Field(
+        default=1.0,
+        description="`mismatch` finds a `mismatch/kl` above this, for three steps in a row. Nats per token.",
+    )
+    mismatch_growth: Annotated[float, Field(gt=1)] = Field(
+        default=5.0,
+        description="`mismatch` also finds a `mismatch/kl` above this many times the median of the first 20 steps. A "
+        "median below 0.0001 nats counts as 0.0001.",
+    )
 
 
 class RunConfig(PipelineConfig):

@@ -7,10 +7,9 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel
-from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.sections import DeviceRange, HardwareConfig, ModelConfig, PositiveInt
-from roll_like.config.violations import Violation
+from roll_like.config.base import ConfigModel, PositiveInt, Violation
+from roll_like.config.model import ModelConfig
+from roll_like.config.resources import DeviceRange, HardwareConfig, RolePlan, model_role
 
 
 class TeacherConfig(ConfigModel):

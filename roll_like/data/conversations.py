@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roll_like.config.training_data import ConversationData, ConversationSource, without_rows
+from roll_like.config.data import ConversationData, ConversationSource, without_rows
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.loss_flags import left_out, untrained

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roll_like.config.sections import DataSource, SourceConfig
+from roll_like.config.data import DataSource, SourceConfig
 from roll_like.data.boxed import last_boxed
 from roll_like.errors import DataError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll_like.config.sections import SourceConfig
+from roll_like.config.data import SourceConfig
 from roll_like.errors import DataError, RollLikeError
 
 #: What `datasets` says of a subset, a split or a file that is not there, each with what would be right.

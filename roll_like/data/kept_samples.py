@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic
 
-from roll_like.config.training_data import RowLimits, RowSource
+from roll_like.config.data import RowLimits, RowSource
 from roll_like.data.bad_rows import LeftOut, Problem, RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import Columns, PackedSamples

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll_like.config.sections import DataSource
-from roll_like.config.training_data import RowSource
+from roll_like.config.data import DataSource, RowSource
 from roll_like.data.chat import ChatMessage
 from roll_like.data.images import is_image, placed
 from roll_like.data.loss_flags import without_flags

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from roll_like.config.training_data import PairData, PairSource, RowLimits, without_rows
+from roll_like.config.data import PairData, PairSource, RowLimits, without_rows
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import read_response, require_words, whole

@@ -9,9 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from roll_like.config.python_rows import is_dataset
-from roll_like.config.sections import DataSource
-from roll_like.config.training_data import RowSource
+from roll_like.config.data import DataSource, RowSource, is_dataset
 from roll_like.data.content import files_hash, rows_hash
 from roll_like.data.fields import as_named
 from roll_like.data.files import ending, read_file

@@ -10,7 +10,7 @@ from typing import Any, Generic
 
 import numpy as np
 
-from roll_like.config.training_data import RowLimits, RowSource
+from roll_like.config.data import RowLimits, RowSource
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter, RowsReport
 from roll_like.data.chat import Renderer
 from roll_like.data.kept_samples import kept_samples, sample_stream

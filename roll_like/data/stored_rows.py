@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from roll_like.config.sections import SourceConfig
+from roll_like.config.data import SourceConfig
 from roll_like.data.downloads import SCHEMES
 from roll_like.data.images import is_image
 from roll_like.errors import DataError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, product
 
-from roll_like.config.sections import DataSource
+from roll_like.config.data import DataSource
 from roll_like.data.bad_rows import refuse_odd_text, refused
 from roll_like.data.chat import WITHOUT_UNKNOWN, ChatMessage, Renderer, UnseenImages
 from roll_like.data.fields import final_answer

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from roll_like.config.training_data import RowLimits, RowSource
+from roll_like.config.data import RowLimits, RowSource
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import COLUMNS, mapped
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.config.sections import DataSource
+from roll_like.config.data import DataSource
 from roll_like.data.bad_rows import refuse_odd_text, refused
 from roll_like.data.fields import value_at
 from roll_like.data.messages import read_messages

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roll_like.config.policy_gradient import SamplingRunConfig
-from roll_like.config.sections import LoRAConfig
+from roll_like.config.sampling import SamplingRunConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import AdapterSpec, FrozenAdapter
 from roll_like.inference.plugin import EnginePlugin

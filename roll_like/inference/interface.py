@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from roll_like.config.inference import BASE, POLICY
-from roll_like.config.sections import Precision
+from roll_like.config.model import Precision
 from roll_like.errors import GenerationError
 from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, Segment, StopReason
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from roll_like.config.base import Finding
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY, EngineConfig, JudgeConfig
-from roll_like.config.sections import SamplingResourcesConfig
-from roll_like.config.violations import Finding
+from roll_like.config.resources import SamplingResourcesConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.models.vision import is_vision_model
 from roll_like.registry import INFERENCE_ENGINES

@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from roll_like.config.algorithm import ROUTER_REPLAY
-from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.data.routes import known_routes
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.interface import EngineSpec, GenerateRequest

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from roll_like.config.base import ConfigModel
+from roll_like.config.base import ConfigModel, Finding, Violation
 from roll_like.config.inference import EngineConfig, engines_share_gpus
-from roll_like.config.sections import SamplingResourcesConfig
-from roll_like.config.violations import Finding, Violation
+from roll_like.config.resources import SamplingResourcesConfig
 
 #: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
 MOST_KEPT = 0.6

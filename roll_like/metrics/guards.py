@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
-from roll_like.config.guards import GuardName, GuardsConfig
+from roll_like.config.run import GuardName, GuardsConfig
 
 Values = Mapping[str, float]
 

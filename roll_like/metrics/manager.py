@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from roll_like.config.sections import MetricsConfig
+from roll_like.config.run import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, LiveConsole, make_console

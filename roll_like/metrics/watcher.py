@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll_like.config.run import ScheduleConfig
+from roll_like.config.evaluation import ScheduleConfig
 from roll_like.errors import FAILED, OK, ConfigError, DataError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, Mode, make_console

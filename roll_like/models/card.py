@@ -9,7 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from roll_like.config.sections import ModelTask
+from roll_like.config.model import ModelTask
 
 #: The card's file in a model's directory.
 CARD = "README.md"

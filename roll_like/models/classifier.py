@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.sections import Precision
+from roll_like.config.model import Precision
 from roll_like.errors import ConfigError
 from roll_like.models.modules import load_for_training, load_model_config, refuse_absent
 from roll_like.models.quiet import quiet

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll_like.config.sections import ModelTask, Precision
+from roll_like.config.model import ModelTask, Precision
 from roll_like.errors import CheckpointError, RollLikeError
 from roll_like.models.card import CARD, CURVES, ModelCard, render_model_card
 from roll_like.models.checkpoint_names import converted, tensor_groups

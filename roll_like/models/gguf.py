@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.sections import Precision
+from roll_like.config.model import Precision
 from roll_like.errors import ConfigError
 from roll_like.models.cache import made_once
 from roll_like.models.export import save_hf_directory

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.sections import LoRAConfig, ModelTask
+from roll_like.config.model import ModelTask
+from roll_like.config.training import LoRAConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.modules import persistent_buffers
 from roll_like.models.quantized import dequantized, quantize, quiet_bitsandbytes, shape_and_dtype

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.sections import ModelTask, Precision
+from roll_like.config.model import ModelTask, Precision
 from roll_like.errors import ConfigError
 from roll_like.models.imports import quick_imports
 from roll_like.models.quiet import quiet

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll_like.config.inference import JudgeConfig
+from roll_like.config.model import ModelConfig
 from roll_like.config.plan import frozen_sections
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import ModelConfig
 from roll_like.models.load import MODEL, is_hub_id, resolve_model
 
 #: The key that names a run's judge.

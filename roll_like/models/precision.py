@@ -7,8 +7,8 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
+from roll_like.config.model import Precision
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import Precision
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from roll_like.config.resources import DeviceRange
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.config.teachers import TeacherConfig, teacher_model
+from roll_like.config.training import TrainingConfig
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.models.vocabulary import refuse_other_tokenizer
 

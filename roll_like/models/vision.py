@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from roll_like.config.sections import TrainerConfig
+from roll_like.config.training import TrainerConfig
 from roll_like.errors import ConfigError, DataError, EngineError
 from roll_like.types import Picture, PlacedImage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from roll_like.config.run import ScheduleConfig
+from roll_like.config.evaluation import ScheduleConfig
 from roll_like.values import Metric
 
 

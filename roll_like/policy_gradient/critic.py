@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from roll_like.algorithms.aggregation import token_weights
 from roll_like.algorithms.value_loss import explained_variance, value_loss
-from roll_like.config.sections import CriticConfig
+from roll_like.config.training import CriticConfig
 from roll_like.errors import EngineError
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update

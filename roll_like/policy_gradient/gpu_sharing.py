@@ -12,7 +12,7 @@ from typing import Any, get_args
 from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.inference import engines_share_gpus
-from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
+from roll_like.config.resources import DeviceRange, SamplingResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from roll_like.algorithms.advantages.base import by_parts, flatten, joined, policy_samples
-from roll_like.config.policy_gradient import GroupRolloutConfig, PolicyGradientConfig
+from roll_like.config.rollout import GroupRolloutConfig
+from roll_like.config.sampling import PolicyGradientConfig
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.pipeline import Pipeline

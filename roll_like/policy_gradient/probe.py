@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from roll_like.cluster import Cluster
-from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.inference.weight_transfer.probe import TOLERANCES, LogprobProbe, probe_tokens
 from roll_like.models.load import load_tokenizer
 from roll_like.models.precision import precision_of

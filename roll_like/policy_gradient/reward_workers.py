@@ -13,9 +13,14 @@ from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.inference import BASE
-from roll_like.config.prompts import PromptRunConfig
-from roll_like.config.reward_names import BASE_JUDGE_VARIABLE, DEFAULT_POOL, JUDGE_URLS_VARIABLE
-from roll_like.config.rewards import RewardedRunConfig, RewardPoolConfig, RewardsConfig
+from roll_like.config.rewards import (
+    BASE_JUDGE_VARIABLE,
+    DEFAULT_POOL,
+    JUDGE_URLS_VARIABLE,
+    RewardPoolConfig,
+    RewardsConfig,
+)
+from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.errors import ConfigError

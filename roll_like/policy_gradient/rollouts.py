@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.schedule import AsyncSchedule
+from roll_like.config.rollout import AsyncSchedule
+from roll_like.config.sampling import PolicyGradientConfig
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.asynchronous import AsyncRollouts
 from roll_like.rollout.source import GroupSource, KeptRollouts, PlanT, RolloutSource, SynchronousRollouts

@@ -10,7 +10,7 @@ from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.inference import engines_share_gpus, weight_backend
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.interface import EngineSpec, InferenceEngine
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images

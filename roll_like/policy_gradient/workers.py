@@ -12,7 +12,7 @@ from roll_like.algorithms.kl import KLController
 from roll_like.cluster import ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.algorithm import DifficultyConfig
-from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, VersionCounter, WeightSync
 from roll_like.models.load import resolve_model

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.policy_gradient import GroupRolloutConfig
-from roll_like.config.schedule import AsyncSchedule
+from roll_like.config.rollout import AsyncSchedule, GroupRolloutConfig
 from roll_like.inference.interface import derived_seed
 from roll_like.rollout.collection import Collected, SampleCounter
 from roll_like.rollout.source import GroupSource, PlanT

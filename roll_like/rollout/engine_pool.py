@@ -15,7 +15,7 @@ from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.cluster.health import RestartBudget, RestartCallback, brief, to_stderr
 from roll_like.config.inference import EngineConfig
-from roll_like.config.policy_gradient import GroupRolloutConfig
+from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import GenerationError, RollLikeError, WorkerError
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.rollout.handles import ActorReplica

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Generic
 
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.policy_gradient import EvaluationSchedule
+from roll_like.config.evaluation import EvaluationSchedule
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import evaluation_metrics

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.config.algorithm import ROUTER_REPLAY
-from roll_like.config.policy_gradient import SamplingRunConfig
-from roll_like.config.schedule import ReplaySchedule
+from roll_like.config.rollout import ReplaySchedule
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
 from roll_like.rollout.collection import Collected

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.policy_gradient import GroupRolloutConfig
+from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, GroupRunner, SampleCounter

@@ -16,7 +16,7 @@ from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import LoRAConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.data.stored_rows import with_stored_rows
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from roll_like.cluster import Hang, ResourceManager
 from roll_like.config.load import dump_config
-from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.metrics import files
 from roll_like.metrics.guards import Guards, NothingLearned, skipped_updates

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.models.load import load_renderer
 from roll_like.models.quiet import quiet
 from roll_like.serving.trained import TrainedModel

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll_like.config.sections import Attention
+from roll_like.config.training import Attention
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
 from roll_like.models.unread import layer_by_layer

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
-from roll_like.config.sections import Precision, TrainerConfig
-from roll_like.config.states import StateBytes, StateSizes
-from roll_like.config.violations import Violation
+from roll_like.config.base import Violation
+from roll_like.config.model import Precision
+from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.models.imports import quick_imports
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training import deepspeed_states

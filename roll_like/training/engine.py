@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.health import RestartBudget, RestartCallback, brief, to_stderr
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.errors import WorkerError
 from roll_like.models.card import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+from roll_like.config.model import ModelTask, Precision
 from roll_like.config.run import ALWAYS_SHARED
-from roll_like.config.sections import ModelTask, Precision, TrainerConfig
+from roll_like.config.training import TrainerConfig
 from roll_like.training.layout import Layout, MicroBatch
 from roll_like.training.policy import tensors_of
 from roll_like.types import FloatArray, TrainingSample

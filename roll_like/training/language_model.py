@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from roll_like.config.algorithm import ROUTER_REPLAY
-from roll_like.config.sections import TrainerConfig, TrainingConfig
+from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.models.attention import refuse_undivided_heads
 from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.logits import refuse_other_logits

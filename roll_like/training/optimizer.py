@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from roll_like.config.sections import OptimizerConfig
+from roll_like.config.training import OptimizerConfig
 
 
 def adamw(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

@@ -7,9 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from roll_like.config.sections import TrainerConfig
-from roll_like.config.states import StateBytes, StateSizes
-from roll_like.config.violations import Violation
+from roll_like.config.base import Violation
+from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.models.quantized import shape_and_dtype
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
+from roll_like.config.resources import DeviceRange
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import DeviceRange, TrainerConfig
+from roll_like.config.training import TrainerConfig
 from roll_like.models.load import ResolvedModel
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS

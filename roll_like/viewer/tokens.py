@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
 from roll_like.metrics.rollouts import with_ids

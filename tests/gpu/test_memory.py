@@ -17,7 +17,7 @@ from warm_workers import RankHost
 
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.training.deepspeed import DeepSpeedBackend
 from roll_like.training.engine import TrainingEngine

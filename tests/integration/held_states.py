@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from roll_like.cluster.address import free_port
-from roll_like.config.sections import TrainingConfig
-from roll_like.config.states import StateSizes
+from roll_like.config.training import StateSizes, TrainingConfig
 from roll_like.registry import TRAINING_BACKENDS
 
 LAYERS, WIDTH = 6, 256

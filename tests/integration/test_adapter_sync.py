@@ -17,7 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_families import make_family
 
 from roll_like.config.inference import BASE, POLICY
-from roll_like.config.sections import LoRAConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import AdapterSpec, FrozenAdapter, GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm import arguments

@@ -15,7 +15,7 @@ import pytest
 from roll_like.cluster import Cluster, Hang, ResourceManager, WorkerDied, watchdog, watching
 from roll_like.cluster.cluster import _StartLimit
 from roll_like.cluster.node_watch import NodeWatch
-from roll_like.config.sections import DeviceRange, ResourcesConfig
+from roll_like.config.resources import DeviceRange, ResourcesConfig
 from roll_like.errors import CheckpointError, ConfigError, EngineError, ResourceError, WorkerError
 
 pytestmark = pytest.mark.integration

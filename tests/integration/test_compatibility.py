@@ -29,7 +29,9 @@ from warm_workers import RESOURCES
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.errors import RollLikeError
 from roll_like.inference.interface import GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images

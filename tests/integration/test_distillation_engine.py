@@ -22,7 +22,8 @@ from roll_like.builtin.pipelines.distill.objective import (
     teacher_answers,
 )
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Objective, RankSpec

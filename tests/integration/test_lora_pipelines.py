@@ -13,7 +13,7 @@ from run_config import evaluated, exported, read_lines, run_here, write_dpo_run,
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from roll_like.config.sections import LoRAConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.models.lora import quantized_layers
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.quantized import quantize

@@ -22,7 +22,7 @@ from run_config import read_lines, run_here, write_sft_run
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.checkpoint import read_checkpoint
 from roll_like.training.interface import RankSpec, Share

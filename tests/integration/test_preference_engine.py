@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObjective, PairStep
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine

@@ -18,7 +18,9 @@ from roll_like.builtin.pipelines.reward_model.objective import RewardModelObject
 from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.data.chat import Renderer
 from roll_like.models.card import ModelCard
 from roll_like.models.classifier import load_classifier

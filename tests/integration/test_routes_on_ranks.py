@@ -14,7 +14,7 @@ from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples
 from tiny_families import make_family
 
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.router import RouterReplay
 from roll_like.training.language_model import LanguageModelObjective

@@ -20,7 +20,7 @@ from tiny_model import make_tiny_model
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
-from roll_like.config.sections import LoRAConfig, TrainingConfig
+from roll_like.config.training import LoRAConfig, TrainingConfig
 from roll_like.models.classifier import load_classifier
 from roll_like.models.lora import add_adapters, named_weights
 from roll_like.models.modules import load_causal_lm

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from roll_like.config.sections import TrainingConfig
-from roll_like.config.states import StateBytes, StateSizes
+from roll_like.config.training import StateBytes, StateSizes, TrainingConfig
 from roll_like.training.deepspeed import BUCKET_ELEMENTS, LIVE_PARAMETERS, DeepSpeedBackend
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective, likelihood_metrics
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_engine
 from roll_like.types import TrainingSample

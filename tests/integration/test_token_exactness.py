@@ -34,7 +34,8 @@ from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine

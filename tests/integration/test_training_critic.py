@@ -18,7 +18,8 @@ from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import CriticConfig, DeviceRange
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import CriticConfig
 from roll_like.errors import EngineError
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.training.start import start_engine

@@ -22,7 +22,8 @@ from warm_workers import HOSTS
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine

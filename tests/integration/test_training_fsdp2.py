@@ -17,7 +17,7 @@ from tiny_families import make_family
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.checkpoint_names import converted
 from roll_like.run.export import merged_weights

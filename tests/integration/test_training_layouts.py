@@ -13,7 +13,7 @@ from gloo_ranks import on_ranks
 from run_config import read_lines, run_here, write_sft_run
 from torch import nn
 
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.deepspeed_states import merged, pieces_of, read_states, stretches
 from roll_like.training.rank import seed_everything

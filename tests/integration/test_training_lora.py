@@ -22,7 +22,9 @@ from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObje
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
 from roll_like.policy_gradient.objective import PolicyObjective

@@ -18,7 +18,7 @@ from roll_like.cluster.node_watch import FOLDER_PREFIX
 from roll_like.cluster.session import AUTH_MODE
 from roll_like.config.inference import OBJECT_STORE, weight_backend
 from roll_like.config.load import load_config
-from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.errors import RETRY
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -19,7 +19,8 @@ from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES

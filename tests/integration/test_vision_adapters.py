@@ -22,7 +22,9 @@ from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import BASE
-from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.resources import DeviceRange
+from roll_like.config.training import TrainingConfig
 from roll_like.inference.interface import AdapterSpec, FrozenAdapter, GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.weight_transfer.interface import SendReport

@@ -16,7 +16,7 @@ from rank_specs import cpu_rank
 from tiny_vision import make_vision_model, plain_logprobs, samples_of
 
 from roll_like.cluster.address import free_port
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.models.modules import load_causal_lm
 from roll_like.training import deepspeed
 from roll_like.training.interface import RankModel

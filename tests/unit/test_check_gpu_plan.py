@@ -22,12 +22,12 @@ from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, 
 from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_gpus
 from roll_like.check.step_floor import StepFloor, step_floor
+from roll_like.config.base import Finding
 from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan, training_states
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import TrainingConfig
-from roll_like.config.violations import Finding
+from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.models.shape import ModelShape, load_model_shape
 

@@ -19,7 +19,7 @@ from ray._private import worker
 
 from roll_like.cluster import RaySession, guardian
 from roll_like.cluster.session import AUTH_MODE, STARTS, RayProcesses
-from roll_like.config.sections import HardwareConfig
+from roll_like.config.resources import HardwareConfig
 from roll_like.errors import STOPPING, ResourceError
 from roll_like.metrics import files
 

@@ -17,7 +17,7 @@ from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.builtin.pipelines.dpo.preferences import batch_of, reference_inputs
 from roll_like.check import Report
-from roll_like.config.training_data import PairData
+from roll_like.config.data import PairData
 from roll_like.offline.check import offline_plan
 
 MINIMAL: dict[str, Any] = {

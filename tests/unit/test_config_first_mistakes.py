@@ -10,7 +10,8 @@ import yaml
 from roll_like import RLVRConfig, cli
 from roll_like.check.machine import ranges
 from roll_like.config.load import load_config
-from roll_like.config.sections import ModelConfig, OptimizerConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.training import OptimizerConfig
 from roll_like.errors import ConfigError
 from roll_like.run.folder import resolve_run_folder
 

@@ -19,7 +19,7 @@ from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
-from roll_like.config.training_data import ConversationData, PairData
+from roll_like.config.data import ConversationData, PairData
 from roll_like.data import kept_samples, tokenise
 from roll_like.data.bad_rows import RowCounter
 from roll_like.data.chat import Renderer

@@ -14,7 +14,7 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
-from roll_like.config.training_data import ConversationData
+from roll_like.config.data import ConversationData
 from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations

@@ -11,8 +11,7 @@ import pytest
 import yaml
 from tiny_model import make_tiny_tokenizer
 
-from roll_like.config.sections import DataSource
-from roll_like.config.training_data import ConversationData, PairData
+from roll_like.config.data import ConversationData, DataSource, PairData
 from roll_like.data.boxed import last_boxed
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations

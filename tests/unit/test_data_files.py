@@ -20,8 +20,7 @@ from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
-from roll_like.config.sections import DataSource
-from roll_like.config.training_data import ConversationData, PairData
+from roll_like.config.data import ConversationData, DataSource, PairData
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from roll_like.config.sections import DataSource
+from roll_like.config.data import DataSource
 from roll_like.data.content import files_hash
 from roll_like.data.rows import read_rows
 from roll_like.errors import DataError

@@ -14,7 +14,7 @@ import pytest
 from fake_hub import COMMIT, FakeHub, Repository, fake_hub
 
 from roll_like.check.data import is_out_of_reach
-from roll_like.config.sections import DataSource
+from roll_like.config.data import DataSource
 from roll_like.data.rows import read_rows
 from roll_like.errors import DataError
 

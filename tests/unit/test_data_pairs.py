@@ -11,7 +11,7 @@ from chat_templates import renderer
 from tiny_model import make_tiny_tokenizer
 
 from roll_like.builtin.pipelines.dpo.labelled_data import labelled_samples
-from roll_like.config.training_data import PairData
+from roll_like.config.data import PairData
 from roll_like.data.bad_rows import Problem
 from roll_like.data.chat import Renderer
 from roll_like.data.pairs import load_pairs

@@ -21,10 +21,9 @@ from roll_like.builtin.pipelines.online_dpo.config import PairEvaluationConfig
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.sft.config import SFTConfig, SFTDataConfig, SFTEvaluationConfig
 from roll_like.config.base import ConfigModel
+from roll_like.config.data import ConversationData, DataConfig, DataSource
+from roll_like.config.evaluation import EvaluationConfig
 from roll_like.config.load import dump_config, load_config
-from roll_like.config.prompts import EvaluationConfig
-from roll_like.config.sections import DataConfig, DataSource
-from roll_like.config.training_data import ConversationData
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.images import read_picture

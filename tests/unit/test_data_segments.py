@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_model import make_tiny_tokenizer
 from tokenizers import AddedToken
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.segments import Segments
 from roll_like.models.load import QUICKSTART_MODEL, load_tokenizer

@@ -12,8 +12,7 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
-from roll_like.config.sections import DataSource
-from roll_like.config.training_data import ConversationData
+from roll_like.config.data import ConversationData, DataSource
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.order import Order, TaskOrder

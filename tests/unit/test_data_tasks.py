@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_model import make_tiny_tokenizer
 
-from roll_like.config.sections import DataSource
+from roll_like.config.data import DataSource
 from roll_like.data.chat import Renderer
 from roll_like.data.tasks import load_tasks
 from roll_like.errors import DataError

@@ -18,7 +18,7 @@ from roll_like.algorithms.shaping import RewardShaping
 from roll_like.builtin.pipelines.online_dpo.config import PairsConfig
 from roll_like.builtin.pipelines.online_dpo.pairs import _eligible
 from roll_like.config.algorithm import RewardShapingConfig
-from roll_like.config.prompts import RolloutConfig
+from roll_like.config.rollout import RolloutConfig
 from roll_like.rollout.metrics import _share_zero_variance
 from roll_like.rollout.source import GroupFilter
 from roll_like.values import has_signal

@@ -23,7 +23,7 @@ from roll_like.config.inference import (
 )
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan
-from roll_like.config.sections import SamplingResourcesConfig
+from roll_like.config.resources import SamplingResourcesConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.settings import SleepingEngineConfig

@@ -13,7 +13,7 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.agents.conversation import Conversation
 from roll_like.check.tokens import check_tokens
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import DataError, EnvError
 from roll_like.inference.interface import GenerateRequest, Sampling

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roll_like.config.guards import GuardsConfig
+from roll_like.config.run import GuardsConfig
 from roll_like.metrics.guards import Guards, NothingLearned, without_update
 
 

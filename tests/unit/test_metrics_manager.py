@@ -15,7 +15,7 @@ import pytest
 
 from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.base import PluginConfig
-from roll_like.config.sections import MetricsConfig
+from roll_like.config.run import MetricsConfig
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.console import LiveConsole

@@ -12,7 +12,7 @@ from episodes import episode, rows
 from tests_support import group, task
 
 from roll_like.config.base import PluginConfig
-from roll_like.config.sections import MetricsConfig
+from roll_like.config.run import MetricsConfig
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.traces import as_markdown

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from roll_like.config.sections import MetricsConfig
+from roll_like.config.run import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.trackers import (

@@ -13,7 +13,7 @@ from run_folders import make_run
 
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.metrics.summary import write_summary
 from roll_like.models.card import ModelCard, render_model_card
 from roll_like.models.classifier import load_classifier

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_families import FAMILIES, load_family, make_family
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.weights import CheckpointWeights
 from roll_like.models import checkpoint_names

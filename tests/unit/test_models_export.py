@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.card import ModelCard, render_model_card
 from roll_like.models.export import save_hf_directory

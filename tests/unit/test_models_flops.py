@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from roll_like.config.sections import LoRAConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.models.flops import ForwardPass, generation_pass, training_pass
 from roll_like.models.lora import adapted_width, add_adapters
 from roll_like.models.modules import empty_model

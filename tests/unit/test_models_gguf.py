@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models import gguf as converter
 from roll_like.models.load import load_tokenizer, resolve_model

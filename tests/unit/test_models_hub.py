@@ -14,7 +14,7 @@ from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check import Report, check
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models.load import TOKENIZER, cached_copy
 from roll_like.models.of_run import download_models, models_of

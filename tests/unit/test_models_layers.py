@@ -10,7 +10,7 @@ import torch
 from tiny_model import make_tiny_model, make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_tokenizer, resolve_model
 from roll_like.models.vocabulary import refuse_other_tokenizer

@@ -13,7 +13,7 @@ from model_families import make_family
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.modules import load_causal_lm

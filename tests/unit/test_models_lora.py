@@ -13,7 +13,8 @@ from peft import PeftModel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from roll_like.builtin.pipelines.reward_model.objective import ScoreModule
-from roll_like.config.sections import LoRAConfig, ModelConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import save_hf_directory

@@ -11,8 +11,7 @@ import torch
 from model_families import make_family
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from roll_like.config.sections import LoRAConfig
-from roll_like.config.states import QUANTIZED_BYTES
+from roll_like.config.training import QUANTIZED_BYTES, LoRAConfig
 from roll_like.errors import ConfigError
 from roll_like.models import quantized
 from roll_like.models.lora import (

@@ -21,8 +21,7 @@ from tiny_vision import make_vision_model, renderer
 
 from roll_like.check import data as check_data
 from roll_like.check.data import damaged_images
-from roll_like.config.sections import DataSource
-from roll_like.config.training_data import ConversationData
+from roll_like.config.data import ConversationData, DataSource
 from roll_like.data.conversations import load_conversations
 from roll_like.data.images import read_picture
 from roll_like.data.rows import Row

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from roll_like import RLVRConfig
 from roll_like.cluster import ResourceManager, WorkerDied
-from roll_like.config.sections import DeviceRange, ResourcesConfig
+from roll_like.config.resources import DeviceRange, ResourcesConfig
 from roll_like.inference.interface import InferenceEngine, JudgeServer
 from roll_like.metrics.timing import StepTimer
 from roll_like.policy_gradient import reward_workers, workers

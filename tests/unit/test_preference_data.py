@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from chat_templates import renderer
 
-from roll_like.config.training_data import ConversationData, PairData
+from roll_like.config.data import ConversationData, PairData
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.objective import ScoreModule, score_targets
 from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
-from roll_like.config.sections import ModelConfig
+from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
 from roll_like.errors import ConfigError, DataError, EngineError

@@ -18,8 +18,7 @@ import pytest
 from tests_support import group, task
 
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.prompts import RolloutConfig
-from roll_like.config.schedule import AsyncSchedule
+from roll_like.config.rollout import AsyncSchedule, RolloutConfig
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import derived_seed
 from roll_like.rollout.asynchronous import AsyncRollouts

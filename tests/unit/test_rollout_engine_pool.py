@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.cluster.health import RestartBudget
-from roll_like.config.sections import ResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import EngineError, GenerationError
 from roll_like.inference.interface import (
     EngineDied,

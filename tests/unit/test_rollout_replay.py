@@ -17,9 +17,9 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.machine import check_replay
-from roll_like.config.guards import GuardsConfig
 from roll_like.config.plan import plan
-from roll_like.config.schedule import ReplaySchedule
+from roll_like.config.rollout import ReplaySchedule
+from roll_like.config.run import GuardsConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.inference.weight_transfer.sync import VersionCounter
 from roll_like.rollout import storage

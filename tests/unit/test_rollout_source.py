@@ -19,7 +19,8 @@ from tests_support import group, scored, task
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.prompts import EvaluationConfig, RolloutConfig
+from roll_like.config.evaluation import EvaluationConfig
+from roll_like.config.rollout import RolloutConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError

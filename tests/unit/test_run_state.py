@@ -14,7 +14,7 @@ from test_rollout_source import collected
 from tests_support import group, task
 
 from roll_like.cluster import Hang
-from roll_like.config.guards import GuardsConfig
+from roll_like.config.run import GuardsConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore, read_checkpoint
 from roll_like.run.signals import StopSignal

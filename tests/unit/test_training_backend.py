@@ -29,9 +29,10 @@ from trained_weights import trained_weights
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster.progress import Work
+from roll_like.config.base import Violation
+from roll_like.config.model import ModelConfig, Precision
 from roll_like.config.plan import plan
-from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, TrainingConfig
-from roll_like.config.violations import Violation
+from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.card import ModelCard
 from roll_like.models.identity import identity_of, same_model

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from roll_like.config.sections import CriticConfig, OptimizerConfig, TrainingConfig
+from roll_like.config.training import CriticConfig, OptimizerConfig, TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.training.deepspeed import DeepSpeedBackend, deepspeed_config
 from roll_like.training.optimizer import learning_rate

@@ -14,7 +14,7 @@ from tests_support import policy_sample  # type: ignore[import-not-found]
 
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import CriticConfig, TrainingConfig
+from roll_like.config.training import CriticConfig, TrainingConfig
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective, policy_batches, whole_batch
 from roll_like.training.engine import TrainingEngine

@@ -17,7 +17,7 @@ from torch import Tensor
 from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import CriticConfig, TrainingConfig
+from roll_like.config.training import CriticConfig, TrainingConfig
 from roll_like.errors import EngineError, NonFiniteGradientError
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective

@@ -13,7 +13,7 @@ from tests_support import ragged_policy_samples  # type: ignore[import-not-found
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.config.gpus import GPU_KINDS, gpu_named
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.models.flops import ForwardPass, training_pass
 from roll_like.models.load import load_model_shape
 from roll_like.training.layout import micro_batches

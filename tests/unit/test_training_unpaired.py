@@ -14,7 +14,7 @@ from roll_like.algorithms.preference.paired import DPOLoss
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample, Preference
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep, of_step
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError

@@ -23,8 +23,8 @@ from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, rend
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.model import check_images
-from roll_like.config.sections import DataSource, TrainingConfig
-from roll_like.config.training_data import ConversationData, PairData
+from roll_like.config.data import ConversationData, DataSource, PairData
+from roll_like.config.training import TrainingConfig
 from roll_like.data import downloads
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations

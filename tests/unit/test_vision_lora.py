@@ -15,7 +15,8 @@ from tiny_vision import make_vision_model, plain_logprobs, samples_of
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.model import check_adapters, check_model
-from roll_like.config.sections import LoRAConfig, ModelConfig
+from roll_like.config.model import ModelConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.interface import AdapterSpec

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_model import make_tiny_tokenizer
 
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.errors import EngineError, WeightSyncError
 from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer.interface import SendReport

@@ -21,8 +21,7 @@ from roll_like.algorithms.advantages.base import (
     spread_over_tokens,
 )
 from roll_like.algorithms.advantages.formulas import Rewards, discounted_returns, gae, whiten
-from roll_like.config.base import PluginConfig
-from roll_like.config.sections import Fraction
+from roll_like.config.base import Fraction, PluginConfig
 from roll_like.errors import EngineError
 from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Group, PolicySample, Scored

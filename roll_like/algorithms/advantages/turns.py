@@ -24,8 +24,7 @@ from roll_like.algorithms.advantages.formulas import (
     grpo_advantages,
     whiten,
 )
-from roll_like.config.base import PluginConfig
-from roll_like.config.sections import Fraction
+from roll_like.config.base import Fraction, PluginConfig
 from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Scored
 

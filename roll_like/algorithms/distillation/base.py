@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import PluginConfig
-from roll_like.config.sections import Fraction, PositiveFloat
+from roll_like.config.base import Fraction, PluginConfig, PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor

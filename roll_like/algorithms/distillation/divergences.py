@@ -9,7 +9,7 @@ from pydantic import Field
 
 from roll_like.algorithms.distillation.base import DistillationConfig, DistillationLoss, Outcomes
 from roll_like.algorithms.lazy import no_grad, torch
-from roll_like.config.sections import Fraction
+from roll_like.config.base import Fraction
 from roll_like.registry import DISTILLATION_LOSSES
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from roll_like.algorithms.losses.base import (
     bounded_log_ratio,
     policy_ratio,
 )
-from roll_like.config.base import PluginConfig
-from roll_like.config.sections import PositiveFloat
+from roll_like.config.base import PluginConfig, PositiveFloat
 from roll_like.registry import LOSSES
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from pydantic import Field, model_validator
 from roll_like.algorithms.lazy import torch
 from roll_like.algorithms.losses.base import BatchTokens, LossInputs, PolicyLoss, TokenLosses, policy_ratio
 from roll_like.algorithms.losses.clipped import clip_metrics, clipped_surrogate
-from roll_like.config.base import PluginConfig
-from roll_like.config.sections import PositiveFloat
+from roll_like.config.base import PluginConfig, PositiveFloat
 from roll_like.errors import EngineError
 from roll_like.registry import LOSSES
 

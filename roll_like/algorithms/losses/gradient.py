@@ -9,8 +9,7 @@ from pydantic import Field
 from roll_like.algorithms.kl import MAX_LOG_RATIO
 from roll_like.algorithms.lazy import torch
 from roll_like.algorithms.losses.base import LossInputs, PolicyLoss, TokenLosses, policy_ratio
-from roll_like.config.base import PluginConfig
-from roll_like.config.sections import PositiveFloat
+from roll_like.config.base import PluginConfig, PositiveFloat
 from roll_like.registry import LOSSES
 from roll_like.types import PolicySample
 

@@ -17,7 +17,7 @@ from roll_like.algorithms.preference.base import (
     bounded_exp,
     logistic,
 )
-from roll_like.config.sections import PositiveFloat
+from roll_like.config.base import PositiveFloat
 from roll_like.registry import PREFERENCE_LOSSES
 
 if TYPE_CHECKING:

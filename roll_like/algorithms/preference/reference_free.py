@@ -9,7 +9,7 @@ from pydantic import Field
 
 from roll_like.algorithms.lazy import logsigmoid, torch
 from roll_like.algorithms.preference.base import PairConfig, PairedLoss, PairInputs, PairLosses, logistic
-from roll_like.config.sections import PositiveFloat
+from roll_like.config.base import PositiveFloat
 from roll_like.registry import PREFERENCE_LOSSES
 
 if TYPE_CHECKING:

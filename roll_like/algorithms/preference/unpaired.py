@@ -14,8 +14,7 @@ from roll_like.algorithms.preference.base import (
     UnpairedLosses,
     widened,
 )
-from roll_like.config.base import PluginConfig
-from roll_like.config.sections import PositiveFloat
+from roll_like.config.base import PluginConfig, PositiveFloat
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 

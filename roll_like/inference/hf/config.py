@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from roll_like.config.base import PositiveInt
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY, EngineCapabilities, EngineConfig
-from roll_like.config.sections import PositiveInt
 
 
 class HFConfig(EngineConfig):

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from roll_like.config.base import Fraction, PositiveInt, Violation
 from roll_like.config.inference import NCCL, OBJECT_STORE, SHARED_MEMORY, EngineCapabilities
-from roll_like.config.sections import Fraction, PositiveInt, SamplingResourcesConfig
-from roll_like.config.violations import Violation
+from roll_like.config.resources import SamplingResourcesConfig
 from roll_like.inference.settings import PassedThrough, SleepingEngineConfig
 
 #: SGLang's arguments that a key of ours sets.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from roll_like.config.base import Finding
 from roll_like.config.inference import NCCL, EngineConfig, JudgeConfig
-from roll_like.config.sections import SamplingResourcesConfig
-from roll_like.config.violations import Finding
+from roll_like.config.resources import SamplingResourcesConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.sglang.arguments import (

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from roll_like.config.base import Fraction, PositiveFloat, PositiveInt
 from roll_like.config.inference import WEIGHT_TRANSPORTS, EngineCapabilities, JudgeConfig
-from roll_like.config.sections import Fraction, PositiveFloat, PositiveInt
 from roll_like.inference.settings import PassedThrough, SleepingEngineConfig
 
 #: vLLM's arguments that a key of ours sets.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from roll_like.config.base import Finding
 from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
-from roll_like.config.sections import SamplingResourcesConfig
-from roll_like.config.violations import Finding
+from roll_like.config.resources import SamplingResourcesConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.vllm.arguments import ADAPTER_RANKS, DOCUMENTED, known_arguments, vllm_environment

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roll_like.config.sections import Precision
+from roll_like.config.model import Precision
 from roll_like.errors import EngineError
 from roll_like.types import FloatArray, IntArray
 

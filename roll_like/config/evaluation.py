@@ -1,0 +1,91 @@
+"""The section `evaluation`: when and on what progress is measured."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Generic
+
+from pydantic import Field, field_validator, model_validator
+
+from roll_like.config.base import ConfigModel, PositiveInt
+from roll_like.config.data import DataSource, SourceT, as_section
+from roll_like.config.inference import BASE, POLICY
+
+
+class ScheduleConfig(ConfigModel):
+    """When progress is measured."""
+
+    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
+    before: bool = Field(default=True, description="Evaluate before the first step.")
+    after: bool = Field(default=True, description="Evaluate after the last step.")
+
+    def due(self, finished: int, steps: int) -> bool:
+        """Return whether to evaluate after so many of all steps."""
+        if finished == 0:
+            return self.before
+        if finished == steps:
+            return self.after
+        return self.every > 0 and finished % self.every == 0
+
+
+class EvaluationSchedule(ScheduleConfig):
+    """When progress is measured, and how answers are sampled for it."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = Field(default=1.0, description="Sampling temperature.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
+    max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end an evaluated response.")
+
+    #: The key that says k of avg@k and pass@k.
+    samples_key: ClassVar[str]
+
+    @property
+    def samples_per_group(self) -> int:
+        """K of avg@k and pass@k."""
+        return int(getattr(self, self.samples_key))
+
+
+class EvaluationConfig(EvaluationSchedule):
+    """How progress is measured on tasks that are not trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
+
+    samples_key: ClassVar[str] = "samples_per_prompt"
+
+    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
+    samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
+    max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
+    base_model: bool = Field(
+        default=False,
+        description="With `training.lora`: also measure the model without adapters, as `eval/base/…`. The engine has "
+        "it anyway. It is sampled at the first evaluation, and its figures are reported with each.",
+    )
+    adapters: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")], str] = Field(
+        default_factory=dict,
+        description="With `training.lora`: further adapters of the same base model, by name, to measure as "
+        "`eval/adapter/NAME/…`, as `base_model` is. Each is a directory in PEFT's format, such as the `model/adapter` "
+        "of a run.",
+    )
+
+    @field_validator("adapters")
+    @classmethod
+    def _names_are_free(cls, adapters: dict[str, str]) -> dict[str, str]:
+        for name in (POLICY, BASE):
+            if name in adapters:
+                raise ValueError(f"{name!r} has a meaning of its own; give the adapter another name")
+        return adapters
+
+
+class RowsEvaluationConfig(ScheduleConfig, Generic[SourceT]):
+    """How progress is measured: on data that is not trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_alone(cls, value: Any) -> Any:
+        return as_section(value)
+
+    sources: Annotated[tuple[SourceT, ...], Field(min_length=1)] = Field(
+        description="Datasets; their limits are those of `data`."
+    )

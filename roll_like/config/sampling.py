@@ -1,0 +1,305 @@
+"""What the pipelines share whose policy samples: their keys, and what follows from them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Self
+
+from pydantic import Field
+
+from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
+from roll_like.config.base import Steps
+from roll_like.config.data import DataConfig
+from roll_like.config.evaluation import EvaluationConfig, EvaluationSchedule
+from roll_like.config.inference import InferenceConfig, JudgeServerConfig, default_engine
+from roll_like.config.resources import ResourcesConfig, RolePlan, SamplingResourcesConfig, model_role
+from roll_like.config.rewards import BASE_JUDGE_URL, DomainConfig, RewardsConfig, reported_name
+from roll_like.config.rollout import AnswerRolloutConfig, GroupRolloutConfig, ReplaySchedule, RolloutConfig
+from roll_like.config.run import RunConfig
+from roll_like.config.training import CriticConfig, ReferenceConfig, TrainerConfig
+from roll_like.errors import ConfigError
+from roll_like.registry import ADVANTAGES
+
+
+class SamplingRunConfig(RunConfig):
+    """What runs have in common whose policy samples groups with inference engines of its own."""
+
+    steps: Steps = Field(description="Steps to train.")
+    rollout: GroupRolloutConfig
+    inference: InferenceConfig = Field(default_factory=default_engine, description="The engine that samples.")
+    resources: SamplingResourcesConfig
+    evaluation: EvaluationSchedule | None
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.steps
+
+    @property
+    def replay(self) -> ReplaySchedule | None:
+        """The recorded rollouts that the run trains on; None where it samples its own."""
+        schedule = self.rollout.schedule
+        return schedule if isinstance(schedule, ReplaySchedule) else None
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of the policy in one step."""
+        return 1
+
+    @property
+    def may_send_adapters(self) -> bool:
+        """Whether engines may be sent adapters alone: the base that they load is the one that the trainer has."""
+        lora = self.training.lora
+        return lora is not None and lora.quantization is None and self.inference.sends_adapters is not False
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether engines tell the experts of each token, for training to use the same ones."""
+        return False
+
+    @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """Keys that need an engine with the base model beside the policy's adapter."""
+        return ()
+
+    @property
+    def frozen_adapters(self) -> dict[str, str]:
+        """Directories of adapters that engines hold beside the policy's, by name."""
+        return {}
+
+    @property
+    @abstractmethod
+    def longest_response(self) -> int:
+        """Most tokens that the policy samples in one answer, or in all turns of one episode."""
+
+    @property
+    def longest_evaluated(self) -> tuple[int, str] | None:
+        """As `longest_sample`, of the evaluation, with its terms; None where that is no longer."""
+        return None
+
+    @property
+    def context_window(self) -> int:
+        """Window of the inference engines, in tokens."""
+        evaluated = self.longest_evaluated
+        needed = max(self.longest_sample, 0 if evaluated is None else evaluated[0])
+        return self.inference.max_model_len or needed
+
+    @property
+    def roles(self) -> tuple[RolePlan, ...]:
+        """Where the workers of each role are: trainer and engines; a replay has no engines."""
+        if self.replay is not None:
+            return super().roles
+        resources, engines = self.resources, self.resources.device_mapping.inference
+        inference = model_role(resources, "inference", self.inference.replicas, "inference.replicas", engines)
+        trainer, *others = super().roles
+        return (trainer, inference, *others)
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Worker processes without a device of their own, by what they are."""
+        return {}
+
+
+class RewardedRunConfig(SamplingRunConfig):
+    """A run whose samples are scored by reward workers."""
+
+    rewards: RewardsConfig
+    judge: JudgeServerConfig | None = Field(
+        default=None, description="A model that judges, for `llm_judge` rewards; none by default."
+    )
+
+    @property
+    def base_judges(self) -> tuple[int, ...]:
+        """Places in `rewards.use` of the rewards that ask the base model in the policy's engines."""
+        return tuple(
+            index
+            for index, reward in enumerate(self.rewards.use)
+            if any(getattr(judge, "url", None) == BASE_JUDGE_URL for judge in getattr(reward, "judges", ()))
+        )
+
+    @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """Keys that need an engine with the base model beside the policy's adapter."""
+        return (*super().adapter_keys, *(f"rewards.use.{index}.judges" for index in self.base_judges))
+
+    def evaluating(self, model: str) -> Self:
+        """Return the same configuration for another model.
+
+        Raises:
+            ConfigError: There is no `evaluation` section, or the model that training starts from judges.
+        """
+        for index in self.base_judges:
+            raise ConfigError(
+                f"rewards.use.{index}.judges: `url: {BASE_JUDGE_URL}` is the model that training starts from, which is "
+                "not loaded to evaluate another one",
+                fix="give the address of an endpoint, or `url: judge` with a `judge` section",
+            )
+        return super().evaluating(model)
+
+    @property
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with the judge, and reward pools that have devices of their own."""
+        resources, roles = self.resources, [*super().roles]
+        if self.replay is not None:
+            return tuple(roles)
+        if self.judge is not None:
+            devices = resources.device_mapping.judge or resources.device_mapping.inference
+            roles.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
+        for name, pool in self.rewards.pools.items():
+            if pool.devices is not None:
+                key, path = f"rewards.pools.{name}.workers", ("rewards", "pools", name, "devices")
+                roles.append(model_role(resources, f"rewards {name}", pool.workers, key, pool.devices, path))
+        return tuple(roles)
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The reward workers; none without rewards, and in a replay."""
+        if self.replay is not None:
+            return {}
+        pools = self.rewards.pools.values()
+        pooled = {name for pool in pools for name in pool.rewards}
+        others = any(reported_name(reward) not in pooled for reward in self.rewards.use)
+        workers = sum(pool.workers for pool in pools) + self.rewards.workers * others
+        return {**super().processes, **({"reward workers": workers} if workers else {})}
+
+    @property
+    def domain_rewards(self) -> dict[str, tuple[str, ...]]:
+        """The names of the rewards of each domain that names its own."""
+        return {}
+
+
+class PromptRunConfig(RewardedRunConfig):
+    """A run whose policy answers prompts, and whose answers get rewards."""
+
+    data: DataConfig
+    rollout: AnswerRolloutConfig
+    domains: dict[str, DomainConfig] = Field(
+        default_factory=dict,
+        description="How the tasks of each domain (`data.sources[].domain`) are scored and chosen. Domains that are "
+        "not named here are scored by every reward whose `sources` fit.",
+    )
+    evaluation: EvaluationConfig | None = Field(
+        default=None, description="How progress is measured on tasks that are not trained on; none by default."
+    )
+
+    def evaluating(self, model: str) -> Self:
+        """Return the same configuration for another model, measured alone.
+
+        Raises:
+            ConfigError: There is no `evaluation` section.
+        """
+        config = super().evaluating(model)
+        assert config.evaluation is not None
+        alone = config.evaluation.model_copy(update={"base_model": False, "adapters": {}})
+        return config.model_copy(update={"evaluation": alone})
+
+    @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """Keys that need an engine with the base model beside the policy's adapter."""
+        evaluation, asked = self.evaluation, dict[str, bool]()
+        if evaluation is not None:
+            asked = {"evaluation.base_model": evaluation.base_model, "evaluation.adapters": bool(evaluation.adapters)}
+        return (*(key for key, value in asked.items() if value), *super().adapter_keys)
+
+    @property
+    def frozen_adapters(self) -> dict[str, str]:
+        """Directories of the adapters that evaluation measures beside the policy, by name."""
+        return {} if self.evaluation is None else self.evaluation.adapters
+
+    @property
+    def longest_sample(self) -> int:
+        """Longest prompt plus longest response. Tokens."""
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def longest_sample_terms(self) -> str:
+        """The same as a sum of keys."""
+        return (
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {self.data.max_prompt_tokens} + "
+            f"{self.rollout.max_response_tokens} = {self.longest_sample}"
+        )
+
+    @property
+    def longest_response(self) -> int:
+        """Longest response. Tokens."""
+        return self.rollout.max_response_tokens
+
+    @property
+    def longest_evaluated(self) -> tuple[int, str] | None:
+        """Longest prompt plus longest evaluated response, where that has a limit of its own."""
+        if self.evaluation is None or self.evaluation.max_response_tokens is None:
+            return None
+        longest = self.data.max_prompt_tokens + self.evaluation.max_response_tokens
+        return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
+
+    @property
+    def greedy_baseline(self) -> bool:
+        """Whether each group needs a greedy answer to compare with."""
+        return False
+
+    @property
+    def domain_rewards(self) -> dict[str, tuple[str, ...]]:
+        """The names of the rewards of each domain that names its own."""
+        return {name: domain.rewards for name, domain in self.domains.items()}
+
+    @property
+    def domain_difficulty(self) -> dict[str, DifficultyConfig]:
+        """The difficulty band of each domain that has its own."""
+        return {name: domain.difficulty for name, domain in self.domains.items() if domain.difficulty is not None}
+
+    @property
+    def domain_filters(self) -> dict[str, bool]:
+        """Of each domain that says so itself, whether its groups with zero reward variance are replaced."""
+        settings = {name: domain.drop_zero_variance_groups for name, domain in self.domains.items()}
+        return {name: setting for name, setting in settings.items() if setting is not None}
+
+
+class PolicyGradientConfig(SamplingRunConfig):
+    """What runs have in common that move the policy by the rewards of its samples."""
+
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
+    critic: CriticConfig | None = Field(
+        default=None, description="Needed by advantage estimators that learn values; none by default."
+    )
+    resources: ResourcesConfig
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of the policy in one step."""
+        return self.algorithm.updates_per_step
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether `algorithm.router_replay` is on."""
+        return self.algorithm.router_replay
+
+    @property
+    def trained(self) -> dict[str, TrainerConfig]:
+        """The policy, and a critic where there is one."""
+        return super().trained if self.critic is None else {**super().trained, "critic": self.critic}
+
+    @property
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with reference model and critic, where they have ranks of their own."""
+        reference = self.reference if self.reference is not None and self.reference.mode == "cluster" else None
+        device_mapping, found = self.resources.device_mapping, []
+        for name, section in {"reference": reference, "critic": self.critic}.items():
+            if section is not None:
+                devices = getattr(device_mapping, name) or device_mapping.training
+                found.append(model_role(self.resources, name, section.workers, f"{name}.workers", devices))
+        return (*super().roles, *found)
+
+
+class PromptConfig(PromptRunConfig, PolicyGradientConfig):
+    """The same, where rewards become the gradient."""
+
+    rollout: RolloutConfig
+    # pydantic takes a field from the first base that has it
+    resources: ResourcesConfig
+
+    @property
+    def greedy_baseline(self) -> bool:
+        """Whether the advantage estimator compares with a greedy answer."""
+        greedy: bool = ADVANTAGES.get(self.algorithm.advantage.type).greedy_baseline
+        return greedy

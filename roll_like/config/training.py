@@ -1,0 +1,236 @@
+"""The sections of models: `training`, `critic` and `reference`, and what a model in training holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt
+from roll_like.errors import PluginError
+from roll_like.registry import TRAINING_BACKENDS
+
+#: How the layers of a trained model attend: `TrainerConfig.attention`.
+Attention = Literal["auto", "dense", "varlen", "flex"]
+
+
+#: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerConfig(ConfigModel):
+    """AdamW and its learning rate."""
+
+    lr: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-6, description="Peak learning rate; below 1.")
+    betas: tuple[DecayRate, DecayRate] = Field(default=(0.9, 0.999), description="Adam's decay rates; below 1.")
+    eps: PositiveFloat = Field(default=1e-8, description="Adam's denominator term.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled weight decay.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(default="constant", description="After the warm-up.")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="Optimizer steps of linear warm-up.")
+    min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate as a share of `lr`.")
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="Clip the global gradient norm to this.")
+
+
+class LoRAConfig(ConfigModel):
+    """Trains a low-rank product beside each weight matrix, and not the matrix (Hu et al. 2021, arXiv:2106.09685)."""
+
+    rank: Annotated[int, Field(ge=1)] = Field(default=16, description="Rank r of each product B·A.")
+    alpha: Annotated[int, Field(ge=1)] = Field(default=32, description="Products are multiplied by alpha / rank.")
+    rslora: bool = Field(default=False, description="Multiply them by alpha / √rank instead (arXiv:2312.03732).")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Share of an adapter's inputs that are dropped while gradients are computed, and only then.",
+    )
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Names of linear layers, such as `q_proj`; default: all in the model's blocks, without the head "
+        "and without a vision tower.",
+    )
+    init: Literal["kaiming", "gaussian"] = Field(
+        default="kaiming",
+        description="How A is drawn: uniform as linear layers are, or normal with deviation 1 / rank. B starts at 0.",
+    )
+    quantization: Literal["nf4", "fp4"] | None = Field(
+        default=None,
+        description="Keep the frozen linear layers in 4 bits (QLoRA, arXiv:2305.14314): `nf4`, whose values are spaced "
+        "as those of a normal distribution, or `fp4`. Needs the extra `qlora` and `zero_stage` 2 or less.",
+    )
+
+
+class TrainerConfig(ConfigModel):
+    """What all trained models have in common."""
+
+    backend: str = Field(
+        default="deepspeed",
+        description="Training backend: `deepspeed`, `fsdp2` (PyTorch's fully sharded data parallelism), or one that is "
+        "registered.",
+    )
+    workers: PositiveInt = Field(
+        default=1, description="Data-parallel ranks. A device range is divided evenly among them."
+    )
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=0,
+        description="What is sharded over the `workers`: 1 optimizer, 2 gradients too, 3 weights too. With 3, weights "
+        "of a reference and of teachers with several `workers` are sharded as well. `fsdp2` has 3 only.",
+    )
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its schedule.")
+    max_tokens_per_micro_batch: PositiveInt = Field(
+        default=4096, description="Budget of one forward pass of one rank. Tokens, padding included."
+    )
+    sequence_parallel: PositiveInt = Field(
+        default=1,
+        description="Ranks that share each row; every one computes a part of its tokens (DeepSpeed-Ulysses). For rows "
+        "that do not fit on one GPU: a row may be as long as the budgets of these ranks together. Must divide "
+        "`workers` and the model's attention heads.",
+    )
+    expert_parallel: PositiveInt = Field(
+        default=1,
+        description="For mixtures of experts: ranks that divide the experts of each layer. Tokens travel to the ranks "
+        "that have their experts, in place of weights (docs/moe.md). `fsdp2` only. Must divide `workers` and the "
+        "number of experts in a layer.",
+    )
+    share_prompts: bool = Field(
+        default=True, description="Compute the prompt of a group once instead of once per sample. Same gradients."
+    )
+    attention: Attention = Field(
+        default="auto",
+        description="`dense`: with masks, whose memory grows with the square of a row's length; the fastest for short "
+        "rows on CPU. `varlen`: over the samples of joined rows without padding or masks, by torch's flash kernel on "
+        "GPUs; for long rows. `flex`: over joined rows by torch's flex attention, GPUs with Triton only; for long rows "
+        "of models with soft-capped scores, attention sinks or heads wider than 256, which varlen refuses or computes "
+        "slowly. `auto`: on GPUs in 16-bit precision varlen or, for such models, flex; else dense.",
+    )
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
+    offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
+        default="none", description="What DeepSpeed keeps in host memory during a step. GPUs only."
+    )
+    lora: LoRAConfig | None = Field(
+        default=None,
+        description="Train low-rank adapters and leave the model frozen; default: train all of it. A critic's value "
+        "head and a reward model's output are trained in full.",
+    )
+    sleep: bool | None = Field(
+        default=None,
+        description="Move weights and optimizer to host memory while an inference engine generates on the same GPUs. "
+        "Default: yes. No effect if no GPU is shared.",
+    )
+
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, name: str) -> str:
+        try:
+            TRAINING_BACKENDS.get(name)
+        except PluginError as error:
+            raise ValueError(f"{error.message}; {error.fix}") from error
+        return name
+
+
+class TrainingConfig(TrainerConfig):
+    """The training engine."""
+
+    freeze_vision: bool = Field(
+        default=True,
+        description="Leave the vision tower of a vision-language model as it is; with `lora` it has to be true. Text "
+        "models have none.",
+    )
+    logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
+    logprob_chunk_vocab: PositiveInt = Field(
+        default=65536, description="Columns of logits that exist at a time. Vocabulary entries."
+    )
+
+    def frozen(self, *, workers: int, max_tokens_per_micro_batch: int) -> TrainingConfig:
+        """Return what a model computes with that is not trained: ranks and budget of its own, the rest as here.
+
+        Its weights are sharded over its ranks where those of the trained model are.
+        """
+        return TrainingConfig(
+            backend=self.backend,
+            workers=workers,
+            zero_stage=3 if self.zero_stage == 3 and workers > 1 else 0,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            share_prompts=self.share_prompts,
+            attention=self.attention,
+            logprob_chunk_tokens=self.logprob_chunk_tokens,
+            logprob_chunk_vocab=self.logprob_chunk_vocab,
+        )
+
+
+class CriticConfig(TrainerConfig):
+    """A value model of its own, for advantage estimators that need one."""
+
+    path: str | None = Field(default=None, description="Model that the critic starts from; default: `model.path`.")
+    value_clip: PositiveFloat | None = Field(
+        default=0.2, description="How far a value may move from the one before the step; null: any distance."
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="First steps, in which the critic learns and the policy does not."
+    )
+    updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps of the critic over a step's samples.")
+
+
+class ReferenceSection(ConfigModel):
+    """The model that the policy is compared with."""
+
+    if TYPE_CHECKING:  # each pipeline has its own modes
+        mode: str
+
+    path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
+    workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
+    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
+
+
+class ReferenceConfig(ReferenceSection):
+    """A frozen copy of the starting model, for KL terms."""
+
+    mode: Literal["cluster", "adapter_off"] = Field(
+        default="cluster",
+        description="`cluster`: a frozen model of its own. `adapter_off`: the trainer with its adapters switched off "
+        "(`training.lora`), and no second model.",
+    )
+
+
+#: Bytes of a weight in 4 bits: with an 8-bit scale for 64 of them, and a float32 one for 256 scales.
+QUANTIZED_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """What the memory of a model in training follows from.
+
+    Attributes:
+        parameters: Number of parameters, adapters included.
+        trained: How many of them are trained.
+        largest: Elements of the largest tensor.
+        layer: Parameters of one layer.
+        experts: Those of them that are of experts which its router chooses from.
+        outside: Parameters outside of the layers: embedding, final norm, and the head where it is not the embedding.
+        width: Bytes of a weight in the forward pass.
+    """
+
+    parameters: int
+    trained: int
+    largest: int
+    layer: int
+    outside: int
+    width: int
+    experts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Memory of one rank between and during forward passes, apart from activations.
+
+    Attributes:
+        weights: What the forward pass computes with.
+        gradients: What is added up until an optimizer step.
+        optimizer: Moments, and master weights where the forward pass has less precise ones.
+        buffers: What the backend gathers, reduces and copies through while it trains.
+        step: What an optimizer step takes beside all of these; no activations exist then.
+    """
+
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+    buffers: int = 0
+    step: int = 0
