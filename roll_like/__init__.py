@@ -1,7 +1,8 @@
 """Reinforcement learning on language models with Ray, vLLM and DeepSpeed.
 
-Everything public is imported from here. `__init__.pyi` lists the names by module, for type checkers, editors and this
-file, which imports a name when it is first used: `import roll_like` and a worker process load only what they need.
+What most plugins, notebooks and scripts need is imported from here; the rest of the public interface, from the modules
+that `docs/reference/` names. `__init__.pyi` lists the names by module, for type checkers, editors and this file, which
+imports a name when it is first used: `import roll_like` and a worker process load only what they need.
 """
 
 from __future__ import annotations

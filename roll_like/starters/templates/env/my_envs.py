@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 
-from roll_like import FewShot, FreeText, TaskRows, read_task_rows
+from roll_like.envs import FewShot, FreeText, TaskRows, read_task_rows
 
 #: Shown before each episode, as turns of its conversation: a small model imitates examples better than a description.
 SOLVED = [
