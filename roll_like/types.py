@@ -11,8 +11,9 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 from __future__ import annotations
 
 import inspect
+import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
@@ -352,23 +353,86 @@ class Group(Generic[SampleT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """A sequence that is ready to be trained on, whatever the loss.
+    """A sequence to train on, whatever the loss: made of a row or of a trajectory.
 
     Attributes:
-        group_id: Samples with the same id share a prompt (and may share its computation).
         token_ids: Prompt and response tokens, shape [T].
+        loss_mask: True where the loss applies, shape [T]; never at the first token, which nothing predicts.
+        group_id: Samples of a step with the same id share a prompt (and may share its computation).
         prompt_length: Leading tokens that all samples of the group share.
-        loss_mask: True where the loss applies, shape [T].
         images: Images among its tokens, in order; samples of one group have the same ones in their prompt.
         routes: Experts to compute its tokens with; None where the model chooses them.
+        origin: `file:line` of its row; empty where it is of no row.
+        part: Its place among the sequences of a conversation that became several; 0 for one that did not.
     """
 
-    group_id: str
     token_ids: IntArray
-    prompt_length: int
     loss_mask: BoolArray
+    group_id: str = ""
+    prompt_length: int = 0
     images: tuple[PlacedImage, ...] = ()
     routes: RouteArray | None = None
+    origin: str = ""
+    part: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def first_trained(self) -> int:
+        """Tokens before the first one that the loss applies to."""
+        return int(self.loss_mask.argmax())
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that the loss applies to."""
+        return int(self.loss_mask.sum())
+
+    @property
+    def sequences(self) -> tuple[TrainingSample, ...]:
+        """Its sequences: itself."""
+        return (self,)
+
+    def content(self) -> bytes:
+        """Return everything that training sees of a row, for fingerprints."""
+        images = b"".join(image.picture.digest for image in self.images)
+        return self.token_ids.tobytes() + self.loss_mask.tobytes() + images
+
+    @property
+    def shared_fields(self) -> dict[str, Any]:
+        """The fields that samples of any kind have, for the constructor of another kind."""
+        return {each.name: getattr(self, each.name) for each in fields(TrainingSample)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two sequences that begin alike, the first of which is preferred.
+
+    Attributes:
+        chosen: The preferred one.
+        rejected: The other.
+        margin: By how much the preferred one should score higher; None where pairs have no margins.
+    """
+
+    chosen: TrainingSample
+    rejected: TrainingSample
+    margin: float | None = None
+
+    @property
+    def origin(self) -> str:
+        """`file:line` of its row."""
+        return self.chosen.origin
+
+    @property
+    def sequences(self) -> tuple[TrainingSample, ...]:
+        """Its two sequences, the chosen one first."""
+        return (self.chosen, self.rejected)
+
+    def content(self) -> bytes:
+        """Return everything that training sees of a row, for fingerprints."""
+        chosen, rejected = self.chosen.content(), self.rejected.content()
+        margin = b"" if self.margin is None else struct.pack("<d", self.margin)
+        return len(chosen).to_bytes(8, "little") + chosen + rejected + margin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

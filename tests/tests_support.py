@@ -6,8 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roll_like.training.pairs import TrainingPair
-from roll_like.types import Group, Part, PolicySample, Scored, Segment, StopReason, Task, TrainingSample, Trajectory
+from roll_like.types import (
+    Group,
+    Pair,
+    Part,
+    PolicySample,
+    Scored,
+    Segment,
+    StopReason,
+    Task,
+    TrainingSample,
+    Trajectory,
+)
 
 
 def policy_sample(*, group: str = "g", prompt: int = 2, response: int = 3, advantage: float = 1.0) -> PolicySample:
@@ -112,6 +122,6 @@ def _turns_around_gaps(sampled: np.ndarray) -> np.ndarray:
     return np.cumsum(starts) - 1
 
 
-def pairs_of(sequences: Sequence[TrainingSample]) -> list[TrainingPair]:
+def pairs_of(sequences: Sequence[TrainingSample]) -> list[Pair]:
     """The pairs of sequences, chosen and rejected in turn."""
-    return [TrainingPair(chosen=one, rejected=two) for one, two in zip(sequences[::2], sequences[1::2], strict=True)]
+    return [Pair(chosen=one, rejected=two) for one, two in zip(sequences[::2], sequences[1::2], strict=True)]

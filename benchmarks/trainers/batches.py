@@ -104,11 +104,11 @@ def policy_work(options: argparse.Namespace) -> Work[RLVRConfig, PolicySample]:
 def supervised_work(options: argparse.Namespace) -> Work[SFTConfig, TrainingSample]:
     """Return the first steps of the supervised quickstart."""
     from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
-    from roll_like.offline.samples import training_samples
+    from roll_like.offline.samples import numbered
 
     config = configuration(SFTConfig, CONFIGS / "sft_quickstart.yaml", *_given_overrides(options))
     order = SFTPipeline.trained_on(config).order(seed=config.seed)
-    batches = [training_samples(order.take(config.data.samples_per_step)) for _ in range(options.steps)]
+    batches = [numbered(order.take(config.data.samples_per_step)) for _ in range(options.steps)]
     return _work(config, batches, options)
 
 

@@ -88,12 +88,12 @@ def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
 def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Turns:
     from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
     from roll_like.builtin.pipelines.dpo.preferences import start_preference
-    from roll_like.training.pairs import TrainingPair
+    from roll_like.types import Pair
 
     engine = start_preference(work.config, resolve_model(work.config.model), resources, stack)
     model = AnswerLogprobs(engine)
     batches = []
     for batch in work.batches:
-        pairs = [TrainingPair(chosen=one, rejected=two) for one, two in zip(batch[::2], batch[1::2], strict=True)]
+        pairs = [Pair(chosen=one, rejected=two) for one, two in zip(batch[::2], batch[1::2], strict=True)]
         batches.append((PairStep(pairs=pairs, reference=model.sequence_logprobs(batch)),))
     return Turns({"engine": _timed(engine.train_step, batches)}, engine, batches[0][0])

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.distill.data import TaughtSample, load_samples_of_teachers
 from roll_like.builtin.pipelines.distill.objective import TeacherTargets
 from roll_like.builtin.pipelines.distill.teachers import (
-    DistillationSample,
     Student,
     Teachers,
     distillation_evaluator,
-    load_samples,
     start_student_and_teachers,
 )
 from roll_like.check import Report
@@ -30,7 +29,7 @@ from roll_like.run.state import RunContext
 
 
 @dataclass(kw_only=True)
-class DistillPipeline(OfflinePipeline[DistillConfig, DistillationSample, Sequence[TeacherTargets]]):
+class DistillPipeline(OfflinePipeline[DistillConfig, TaughtSample, Sequence[TeacherTargets]]):
     """The parts of a distillation run; the trainer is the student's."""
 
     teachers: Teachers
@@ -63,14 +62,14 @@ class DistillPipeline(OfflinePipeline[DistillConfig, DistillationSample, Sequenc
         )
 
     @classmethod
-    def load(cls, config: DistillConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[DistillationSample]:
+    def load(cls, config: DistillConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[TaughtSample]:
         """Return the conversations of `rows`, each with its teacher."""
-        return load_samples(config, rows, renderer, section)
+        return load_samples_of_teachers(config, rows, renderer, section)
 
     @classmethod
     def findings(
         cls, config: DistillConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
-    ) -> Findings[DistillationSample]:
+    ) -> Findings[TaughtSample]:
         """Yield what is wrong with teachers and conversations; tell the report what became of rows, and the steps."""
         yield from teacher_findings(config, config.teachers, renderer, shape, top_k=config.algorithm.top_k)
         return (yield from super().findings(config, renderer, shape, report))

@@ -1,16 +1,16 @@
-"""What distillation runs are made of: conversations with their teachers, the evaluation, the student."""
+"""What distillation runs are made of: teachers, the evaluation, the student."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 from roll_like.algorithms.distillation.base import DistillationConfig
-from roll_like.builtin.pipelines.distill.config import DistillationDataConfig, DistillConfig
+from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.distill.data import TaughtSample
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
     TeacherObjective,
@@ -20,37 +20,15 @@ from roll_like.builtin.pipelines.distill.objective import (
 )
 from roll_like.cluster import ResourceManager
 from roll_like.config.evaluation import ScheduleConfig
-from roll_like.config.teachers import teacher_of
-from roll_like.data.chat import Renderer
-from roll_like.data.conversations import load_conversations
-from roll_like.data.packed import MappedSequence
-from roll_like.data.samples import ConversationSample, SampleSet, SampleSource
 from roll_like.models.load import resolve_model
 from roll_like.models.teachers import planned_teachers
 from roll_like.offline.evaluator import OfflineEvaluator
-from roll_like.offline.samples import training_samples
+from roll_like.offline.samples import numbered
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.start import rank_spec, start_engine, start_trainer
 from roll_like.values import Last, Metric
 
 Student: TypeAlias = TrainingEngine[Sequence[TeacherTargets]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DistillationSample:
-    """A conversation with the name of its teacher."""
-
-    sample: ConversationSample
-    teacher: str
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its sequence of tokens."""
-        return (self.sample,)
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-        return self.sample.content() + self.teacher.encode()
 
 
 class Teachers:
@@ -65,12 +43,12 @@ class Teachers:
         self._engines = engines
         self._timer = timer
 
-    def distributions(self, chosen: Sequence[DistillationSample]) -> list[TeacherTargets]:
+    def distributions(self, chosen: Sequence[TaughtSample]) -> list[TeacherTargets]:
         """Return the samples by teacher, with what each predicts at their tokens."""
         scored = []
         with self._timer("teachers"):
             for name, engine in self._engines.items():
-                samples = training_samples([each.sample for each in chosen if each.teacher == name])
+                samples = numbered([each for each in chosen if each.teacher == name])
                 if samples:
                     scored.append(
                         TeacherTargets(teacher=name, samples=samples, answers=teacher_answers(engine, samples))
@@ -79,7 +57,7 @@ class Teachers:
 
 
 def distillation_evaluator(
-    schedule: ScheduleConfig, samples: Sequence[DistillationSample], student: Student, teachers: Teachers
+    schedule: ScheduleConfig, samples: Sequence[TaughtSample], student: Student, teachers: Teachers
 ) -> OfflineEvaluator:
     """Return what measures how near a student is to its teachers on given conversations.
 
@@ -133,30 +111,3 @@ def start_student_and_teachers(
         for engine in (student, *engines.values()):
             engine.on_rebuilt.append(send)
     return student, Teachers(engines, timer)
-
-
-def _taught(sample: ConversationSample, teacher: str) -> DistillationSample:
-    return DistillationSample(sample=sample, teacher=teacher)
-
-
-def _taught_source(source: SampleSource[ConversationSample], teacher: str) -> SampleSource[DistillationSample]:
-    make = partial(_taught, teacher=teacher)
-    return SampleSource(
-        name=source.name,
-        key=source.key,
-        weight=source.weight,
-        samples=MappedSequence(source.samples, make),
-        report=source.report,
-        stream=None if source.stream is None else source.stream.mapped(make, DistillationSample.content),
-    )
-
-
-def load_samples(
-    config: DistillConfig, data: DistillationDataConfig, renderer: Renderer, section: str
-) -> SampleSet[DistillationSample]:
-    """Return the conversations of a section, each with its teacher."""
-    loaded = load_conversations(data, renderer, section=section)
-    names = [teacher_of(config.teachers, source.domain_label) for source in data.sources]
-    return SampleSet(
-        sources=tuple(_taught_source(source, name) for source, name in zip(loaded.sources, names, strict=True))
-    )

@@ -26,7 +26,7 @@ def label_findings(config: DPOConfig, loaded: Mapping[str, SampleSet[Preference]
     if loss.paired:
         return
     for section, found in loaded.items():
-        prompts = {each.sample.token_ids[: each.sample.prompt_length].tobytes() for each in labelled_samples(found)}
+        prompts = {each.token_ids[: each.first_trained].tobytes() for each in labelled_samples(found)}
         if loss.needs_batch and len(prompts) == 1:
             yield Finding(
                 "error",
@@ -39,7 +39,7 @@ def label_findings(config: DPOConfig, loaded: Mapping[str, SampleSet[Preference]
 
 
 def _both_kinds(config: DPOConfig, data: SampleSet[Preference]) -> Iterator[Finding]:
-    labels = [[each.label for each in labelled_samples(source.samples)] for source in data.sources]
+    labels = [[each.desirable for each in labelled_samples(source.items)] for source in data.sources]
     desirable, total = sum(map(sum, labels)), sum(map(len, labels))
     if desirable in (0, total):
         label, missing = ("true", "false") if desirable else ("false", "true")

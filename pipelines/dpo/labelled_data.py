@@ -8,52 +8,42 @@ Labelled rows are those of `roll_like.data.conversations` with a label; pairs ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData, LabelledSource
-from roll_like.config.data import PairData, without_rows
+from roll_like.config.data import PairData
 from roll_like.data.bad_rows import RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import read_conversation, usable, whole
 from roll_like.data.loss_flags import left_out, yes_or_no
 from roll_like.data.messages import require_fields, short
-from roll_like.data.pairs import PairSample, load_pairs
+from roll_like.data.pairs import load_pairs
+from roll_like.data.reader import Reader
 from roll_like.data.rows import Row
-from roll_like.data.samples import ConversationSample, Reader, SampleSet, SampleSource, fit, load_source, load_sources
+from roll_like.data.samples import SampleSet, load_samples
 from roll_like.data.turns import Piece
 from roll_like.errors import DataError
+from roll_like.types import Pair, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledSample:
+class LabelledSample(TrainingSample):
     """A response that is desirable or not.
 
     Attributes:
-        sample: The conversation; what is trained is the response.
-        label: Whether it is desirable.
+        desirable: Whether it is one to make likelier.
     """
 
-    sample: ConversationSample
-    label: bool
-
-    @property
-    def origin(self) -> str:
-        """`file:line` of its row."""
-        return self.sample.origin
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its sequence of tokens."""
-        return (self.sample,)
+    desirable: bool
 
     def content(self) -> bytes:
         """Return everything that training sees of it, for fingerprints."""
-        return self.sample.content() + bytes([self.label])
+        return TrainingSample.content(self) + bytes([self.desirable])
 
 
 #: What preferences are told by.
-Preference: TypeAlias = PairSample | LabelledSample
+Preference: TypeAlias = Pair | LabelledSample
 
 
 def load_preferences(
@@ -68,31 +58,16 @@ def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "dat
     """Read responses with a label each.
 
     Of a row with messages, the last assistant turn is what the label is about. Arguments and errors are those of
-    `load_conversations`.
+    `load_samples`.
     """
-
-    def load(source: LabelledSource, key: str) -> SampleSource[LabelledSample]:
-        reader = LabelledReader(source=source, key=key, data=data, section=section)
-        return load_source(source, reader, renderer, data, key=key, section=section)
-
-    return load_sources(data.sources, load, section)
+    return load_samples(data, renderer, LabelledReader, section)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LabelledReader(Reader[LabelledSample]):
-    """How rows become responses with a label each.
-
-    Attributes:
-        source: The dataset.
-        key: Its place in the configuration, for messages.
-        data: What happens to rows that are too long.
-        section: Its place in the configuration, for messages.
-    """
+    """How rows become responses with a label each."""
 
     source: LabelledSource
-    key: str
-    data: LabelledData
-    section: str
 
     def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
         """Return the text of a response, after its prompt."""
@@ -103,22 +78,17 @@ class LabelledReader(Reader[LabelledSample]):
             raise left_out("the labelled response")
         return whole(found.sequences(renderer, turns))
 
-    def finish(self, row: Row, parts: list[ConversationSample], counter: RowCounter) -> list[LabelledSample]:
+    def finish(self, row: Row, parts: list[TrainingSample], counter: RowCounter) -> list[LabelledSample]:
         """Return the response with its label."""
-        sample = fit(usable(parts[0]), self.data, counter, self.section)
-        return [LabelledSample(sample=sample, label=_label(row, self.source, self.key))]
+        return [self.join([self.fit(usable(parts[0]), counter)], _label(row, self.source, self.key))]
 
     def value(self, sample: LabelledSample) -> float:
         """Return the label, which is kept beside the response."""
-        return float(sample.label)
+        return float(sample.desirable)
 
-    def join(self, parts: Sequence[ConversationSample], value: float) -> LabelledSample:
+    def join(self, parts: Sequence[TrainingSample], value: float) -> LabelledSample:
         """Return a response with its label."""
-        return LabelledSample(sample=parts[0], label=bool(value))
-
-    def sent(self) -> LabelledReader:
-        """Return the same without rows."""
-        return replace(self, source=without_rows(self.source), data=self.data.reading(()))
+        return LabelledSample(**parts[0].shared_fields, desirable=bool(value))
 
 
 def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:
@@ -127,8 +97,8 @@ def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSamp
         if isinstance(each, LabelledSample):
             yield each
         else:
-            yield LabelledSample(sample=each.chosen, label=True)
-            yield LabelledSample(sample=each.rejected, label=False)
+            yield LabelledSample(**each.chosen.shared_fields, desirable=True)
+            yield LabelledSample(**each.rejected.shared_fields, desirable=False)
 
 
 def _label(row: Row, source: LabelledSource, key: str) -> bool:

@@ -17,23 +17,13 @@ from roll_like.algorithms.preference.base import (
     without_reference,
 )
 from roll_like.algorithms.preference.objective import preference_objective
+from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective
 from roll_like.errors import EngineError
 from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.types import BoolArray, FloatArray, IntArray, TrainingSample
 from roll_like.values import Last, Mean, Metric, Metrics, merge
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledAnswer(TrainingSample):
-    """An answer with its label.
-
-    Attributes:
-        desirable: Whether it is one to make likelier.
-    """
-
-    desirable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +37,7 @@ class LabelledStep:
         reference: Log-probability of each of `sequences` under the reference model; None where the loss has none.
     """
 
-    answers: Sequence[LabelledAnswer]
+    answers: Sequence[LabelledSample]
     pair_places: IntArray
     mismatched: Sequence[TrainingSample] = ()
     reference: FloatArray | None = None
@@ -188,7 +178,7 @@ def of_step(loss: PreferenceLoss, mismatched: MismatchedResponses | None, device
 
 def _tokens(samples: Sequence[TrainingSample]) -> IntArray:
     """Return how many tokens of each sample the loss applies to, shape [len(samples)]."""
-    return np.array([int(sample.loss_mask.sum()) for sample in samples], np.int32)
+    return np.array([sample.trained_tokens for sample in samples], np.int32)
 
 
 def _with_margin(metrics: Mapping[str, Metric]) -> dict[str, Metric]:

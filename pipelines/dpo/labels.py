@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference, labelled_samples
-from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledAnswer, LabelledStep
+from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledStep
 from roll_like.data.images import shift_images
-from roll_like.data.pairs import PairSample
-from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
-from roll_like.types import IntArray, PlacedImage, TrainingSample
+from roll_like.types import IntArray, Pair, PlacedImage, TrainingSample
 
 
 def labelled_step(preferences: Sequence[Preference], *, max_tokens: int, baseline: bool) -> LabelledStep:
@@ -36,24 +35,17 @@ def labelled_step(preferences: Sequence[Preference], *, max_tokens: int, baselin
     Raises:
         DataError: All answers have one prompt, so that none can be mismatched.
     """
-    labelled = [*labelled_samples(preferences)]
-    samples, pair_places = [each.sample for each in labelled], _pair_places(preferences)
     answers = [
-        LabelledAnswer(
-            group_id=_prompt_id(sample),
-            token_ids=sample.token_ids,
-            prompt_length=sample.prompt_length,
-            loss_mask=sample.loss_mask,
-            desirable=each.label,
-        )
-        for sample, each in zip(samples, labelled, strict=True)
+        replace(each, group_id=_prompt_id(each), prompt_length=each.first_trained)
+        for each in labelled_samples(preferences)
     ]
+    pair_places = _pair_places(preferences)
     if not baseline:
         return LabelledStep(answers=answers, pair_places=pair_places)
-    mismatched = [_after(samples[prompt], samples[answer], max_tokens) for prompt, answer in _moved_on(samples)]
+    mismatched = [_after(answers[prompt], answers[answer], max_tokens) for prompt, answer in _moved_on(answers)]
     if not mismatched:
         raise DataError(
-            f"all {len(samples)} answers of a step have one prompt, first {samples[0].origin}; the baseline of the "
+            f"all {len(answers)} answers of a step have one prompt, first {answers[0].origin}; the baseline of the "
             "loss needs answers to other prompts beside them",
             fix="raise data.samples_per_step (or pairs_per_step), or set data.shuffle: true",
         )
@@ -63,15 +55,15 @@ def labelled_step(preferences: Sequence[Preference], *, max_tokens: int, baselin
 def _pair_places(preferences: Sequence[Preference]) -> IntArray:
     """Return the places that each pair's two answers have among all answers, shape [pairs, 2]."""
     first = np.cumsum([0, *(len(each.sequences) for each in preferences)])
-    paired = [at for at, each in zip(first, preferences, strict=False) if isinstance(each, PairSample)]
+    paired = [at for at, each in zip(first, preferences, strict=False) if isinstance(each, Pair)]
     return np.array([(at, at + 1) for at in paired], np.int32).reshape(-1, 2)
 
 
-def _moved_on(samples: Sequence[ConversationSample]) -> Iterator[tuple[int, int]]:
+def _moved_on(samples: Sequence[TrainingSample]) -> Iterator[tuple[int, int]]:
     """Yield whose prompt is followed by whose answer; each answer at most once, and never after its own prompt."""
     groups: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
-        groups.setdefault(_prompt_id(sample), []).append(index)
+        groups.setdefault(sample.group_id, []).append(index)
     ordered = [index for members in groups.values() for index in members]
     group_of = {index: group for group, members in groups.items() for index in members}
     places = max(map(len, groups.values()))
@@ -82,14 +74,14 @@ def _moved_on(samples: Sequence[ConversationSample]) -> Iterator[tuple[int, int]
             yield prompt, answer
 
 
-def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: int) -> TrainingSample:
+def _after(prompt: TrainingSample, answer: TrainingSample, max_tokens: int) -> TrainingSample:
     """Return a prompt with another's answer; there is room for a token at least, because the prompt's own has it."""
     begin, end = prompt.token_ids[: prompt.prompt_length], max_tokens - prompt.prompt_length
     loss_mask = answer.loss_mask[answer.prompt_length :][:end]
     last = int(np.flatnonzero(loss_mask)[-1]) + 1
     later = _within(answer, answer.prompt_length, answer.prompt_length + last)
     return TrainingSample(
-        group_id=_prompt_id(prompt),
+        group_id=prompt.group_id,
         token_ids=np.concatenate([begin, answer.token_ids[answer.prompt_length :][:last]]),
         prompt_length=len(begin),
         loss_mask=np.concatenate([np.zeros(len(begin), np.bool_), loss_mask[:last]]),
@@ -97,13 +89,13 @@ def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: i
     )
 
 
-def _within(sample: ConversationSample, begin: int, end: int) -> list[PlacedImage]:
+def _within(sample: TrainingSample, begin: int, end: int) -> list[PlacedImage]:
     return [image for image in sample.images if begin <= image.start < end]
 
 
-def _prompt_id(sample: ConversationSample) -> str:
+def _prompt_id(sample: TrainingSample) -> str:
     """Return what samples share that have one prompt."""
-    digest = hashlib.blake2b(sample.token_ids[: sample.prompt_length].tobytes(), digest_size=16)
-    for image in _within(sample, 0, sample.prompt_length):
+    digest = hashlib.blake2b(sample.token_ids[: sample.first_trained].tobytes(), digest_size=16)
+    for image in _within(sample, 0, sample.first_trained):
         digest.update(image.picture.digest)
     return digest.hexdigest()

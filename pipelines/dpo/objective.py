@@ -17,8 +17,8 @@ from roll_like.training.engine import Reference
 from roll_like.training.interface import BatchT, Engine, RankModel, StepT, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import MicroBatch
-from roll_like.training.pairs import PairBatch, TrainingPair, pair_batches, sequences_of
-from roll_like.types import FloatArray, TrainingSample
+from roll_like.training.pairs import PairBatch, pair_batches, sequences_of
+from roll_like.types import FloatArray, Pair, TrainingSample
 from roll_like.values import Metrics, merge
 
 
@@ -31,7 +31,7 @@ class PairStep:
         reference: Log-probability of each of `sequences` under the reference model; None where the loss has none.
     """
 
-    pairs: Sequence[TrainingPair]
+    pairs: Sequence[Pair]
     reference: FloatArray | None = None
 
     @property

@@ -16,16 +16,14 @@ from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObj
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.cluster import ResourceManager
 from roll_like.config.evaluation import ScheduleConfig
-from roll_like.data.pairs import PairSample
-from roll_like.data.samples import ConversationSample, SampleSet
+from roll_like.data.samples import SampleSet
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Timer, TrainingEngine, WithoutAdapters
-from roll_like.training.pairs import TrainingPair
 from roll_like.training.start import rank_spec, start_engine, start_trainer
-from roll_like.types import FloatArray, TrainingSample
+from roll_like.types import FloatArray, Pair, TrainingSample
 
 #: Where a run keeps its reference model's log-probabilities.
 REFERENCE_FILE = "reference_logprobs.npz"
@@ -41,31 +39,22 @@ def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> Preference
     loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
     if loss.paired:
         # the configuration's rules let nothing else in
-        return pair_step(cast("Sequence[PairSample]", preferences))
+        return pair_step(cast("Sequence[Pair]", preferences))
     return labelled_step(preferences, max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
 
 
-def pair_step(pairs: Sequence[PairSample]) -> PairStep:
-    """Return pairs as the trainer takes them."""
-
-    def answer(sample: ConversationSample, pair: PairSample, index: int) -> TrainingSample:
-        return TrainingSample(
-            group_id=str(index),
-            token_ids=sample.token_ids,
-            prompt_length=pair.prompt_length,
-            loss_mask=sample.loss_mask,
-            images=sample.images,
+def pair_step(pairs: Sequence[Pair]) -> PairStep:
+    """Return pairs as the trainer takes them: both of a pair share their prompt."""
+    sharing = []
+    for index, pair in enumerate(pairs):
+        chosen, rejected = (
+            replace(each, group_id=str(index), prompt_length=pair.chosen.first_trained) for each in pair.sequences
         )
-
-    return PairStep(
-        pairs=[
-            TrainingPair(chosen=answer(pair.chosen, pair, index), rejected=answer(pair.rejected, pair, index))
-            for index, pair in enumerate(pairs)
-        ]
-    )
+        sharing.append(replace(pair, chosen=chosen, rejected=rejected))
+    return PairStep(pairs=sharing)
 
 
-def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
+def answers_of(pairs: Sequence[Pair]) -> list[TrainingSample]:
     """Return the answers of pairs: each chosen one and, after it, the rejected one."""
     return pair_step(pairs).sequences
 

@@ -14,13 +14,12 @@ from roll_like.builtin.pipelines.dpo.preferences import answers_of
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.pairs import Paired, decode_pairs, encode_pairs, pair_groups
 from roll_like.builtin.pipelines.online_dpo.rollouts import PolicyEngines
-from roll_like.data.order import Drawn, Order
-from roll_like.data.pairs import PairSample
+from roll_like.data.order import ItemSource, Order
 from roll_like.errors import CheckpointError, GenerationError
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.state import RunState
-from roll_like.types import FloatArray, TrainingSample
+from roll_like.types import FloatArray, Pair, TrainingSample
 from roll_like.values import Last, merge
 
 #: How often in a row an iteration may sample without getting a single pair.
@@ -38,13 +37,13 @@ class RefreshedReference:
         self._policy = policy
         self._logprobs = PrecomputedReference({})
 
-    def refresh(self, pairs: Sequence[PairSample]) -> FloatArray:
+    def refresh(self, pairs: Sequence[Pair]) -> FloatArray:
         """Return the log-probability of each answer under the policy as it is now, and keep it."""
         sequence_logprobs = self._policy.sequence_logprobs(answers_of(pairs))
         self.recall(pairs, sequence_logprobs)
         return sequence_logprobs
 
-    def recall(self, pairs: Sequence[PairSample], sequence_logprobs: FloatArray) -> None:
+    def recall(self, pairs: Sequence[Pair], sequence_logprobs: FloatArray) -> None:
         """Keep what an earlier process computed."""
         self._logprobs = PrecomputedReference.of(answers_of(pairs), sequence_logprobs)
 
@@ -81,11 +80,11 @@ class SampledPairs:
         self._iteration = 0
         self._collections = 0
         self._left = 0
-        self._pairs: tuple[PairSample, ...] = ()
+        self._pairs: tuple[Pair, ...] = ()
         self._encoded = ""
-        self._order: Order[PairSample] | None = None
+        self._order: Order[Pair] | None = None
 
-    def take(self, count: int) -> list[PairSample]:
+    def take(self, count: int) -> list[Pair]:
         """Return the pairs of a step; where an iteration begins, sample its pairs first.
 
         An iteration with fewer pairs than `count` has all of them in each of its steps.
@@ -164,9 +163,9 @@ class SampledPairs:
         self._notes.note(merge([sync, rollout_metrics(collected, self._engines.version), paired.metrics]), collected)
         return paired
 
-    def _hold(self, pairs: tuple[PairSample, ...], encoded: str) -> Order[PairSample]:
+    def _hold(self, pairs: tuple[Pair, ...], encoded: str) -> Order[Pair]:
         """Keep an iteration's pairs and return the order in which they are trained on."""
         self._pairs, self._encoded = pairs, encoded
-        drawn = Drawn(name=f"iteration {self._iteration}", key="rollout", weight=1.0, items=pairs)
+        drawn = ItemSource(name=f"iteration {self._iteration}", key="rollout", weight=1.0, items=pairs)
         fingerprint = hashlib.sha256(b"".join(pair.content() for pair in pairs)).hexdigest()
         return Order([drawn], fingerprint, seed=self._config.seed, shuffle=self._section.shuffle, limit="rollout")

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from roll_like.builtin.pipelines.online_dpo.config import PairsConfig
-from roll_like.data.pairs import PairSample
-from roll_like.data.samples import ConversationSample
 from roll_like.errors import CheckpointError
-from roll_like.types import FloatArray, Group, Scored, StopReason, Trajectory
+from roll_like.types import FloatArray, Group, Pair, Scored, StopReason, TrainingSample, Trajectory
 from roll_like.values import Mean, Metric, Sum, reward_noise
 
 
@@ -35,7 +33,7 @@ class Paired:
         unscored: How many of those had fewer than two scored samples, because the others were lost.
     """
 
-    pairs: tuple[PairSample, ...]
+    pairs: tuple[Pair, ...]
     margins: tuple[float, ...]
     cut: int
     groups: int
@@ -122,15 +120,15 @@ def _is_cut(sample: Scored) -> bool:
     return sample.trajectory.stop_reason is StopReason.LENGTH
 
 
-def _pair(better: Trajectory, worse: Trajectory) -> PairSample:
-    origin = better.task.origin
+def _pair(better: Trajectory, worse: Trajectory) -> Pair:
     chosen, rejected = (
-        ConversationSample(token_ids=one.token_ids, loss_mask=one.sampled, origin=origin) for one in (better, worse)
+        TrainingSample(token_ids=one.token_ids, loss_mask=one.sampled, origin=one.task.origin)
+        for one in (better, worse)
     )
-    return PairSample(chosen=chosen, rejected=rejected, prompt_length=len(better.task.prompt_ids), origin=origin)
+    return Pair(chosen=chosen, rejected=rejected)
 
 
-def encode_pairs(pairs: Sequence[PairSample], reference_logprobs: FloatArray | None) -> str:
+def encode_pairs(pairs: Sequence[Pair], reference_logprobs: FloatArray | None) -> str:
     """Return pairs as text that JSON takes: a compressed NumPy archive in base 64.
 
     Args:
@@ -145,14 +143,13 @@ def encode_pairs(pairs: Sequence[PairSample], reference_logprobs: FloatArray | N
         token_ids=np.concatenate([answer.token_ids for answer in answers]),
         trained=np.concatenate([answer.loss_mask for answer in answers]),
         lengths=np.array([len(answer) for answer in answers]),
-        prompt_lengths=np.array([pair.prompt_length for pair in pairs]),
         origins=np.array([pair.origin for pair in pairs]),
         reference_sums=np.zeros(0, np.float32) if reference_logprobs is None else reference_logprobs,
     )
     return base64.b64encode(archive.getvalue()).decode("ascii")
 
 
-def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
+def decode_pairs(text: str) -> tuple[tuple[Pair, ...], FloatArray | None]:
     """Return the pairs and the reference's log-probabilities of what `encode_pairs` wrote.
 
     Raises:
@@ -163,16 +160,16 @@ def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
             ends_P2 = np.cumsum(kept["lengths"]).reshape(-1, 2)  # of each pair's chosen and rejected answer
             lengths_P2 = kept["lengths"].reshape(-1, 2)
             token_ids, loss_mask = kept["token_ids"], kept["trained"]
-            prompt_lengths, origins, logprobs = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
+            origins, logprobs = kept["origins"], kept["reference_sums"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, binascii.Error) as error:
         raise CheckpointError(f"the checkpoint's sampled pairs are damaged: {error!r}") from error
-    pairs: list[PairSample] = []
-    for ends_2, lengths_2, prompt_length, origin in zip(ends_P2, lengths_P2, prompt_lengths, origins, strict=True):
+    pairs: list[Pair] = []
+    for ends_2, lengths_2, origin in zip(ends_P2, lengths_P2, origins, strict=True):
         chosen, rejected = (
-            ConversationSample(
+            TrainingSample(
                 token_ids=token_ids[end - length : end], loss_mask=loss_mask[end - length : end], origin=str(origin)
             )
             for end, length in zip(ends_2, lengths_2, strict=True)
         )
-        pairs.append(PairSample(chosen=chosen, rejected=rejected, prompt_length=int(prompt_length), origin=str(origin)))
+        pairs.append(Pair(chosen=chosen, rejected=rejected))
     return tuple(pairs), logprobs if logprobs.size else None

@@ -13,21 +13,20 @@ from torch import Tensor, nn
 
 from roll_like.algorithms.reward_model import ScoredPairs, reward_model_objective
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
-from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair
 from roll_like.config.model import ModelTask
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.models.classifier import HEAD, load_classifier
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update, computed
 from roll_like.training.language_model import loads_late, prepared
-from roll_like.training.pairs import PairBatch, TrainingPair, pair_batches
+from roll_like.training.pairs import PairBatch, pair_batches
 from roll_like.training.policy import RowModule
-from roll_like.types import FloatArray, IntArray, TrainingSample
+from roll_like.types import FloatArray, IntArray, Pair, TrainingSample
 from roll_like.values import Metrics, merge
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
+class RewardModelObjective(Objective[Sequence[Pair], PairBatch]):
     """Scores the preferred conversation of a pair higher: the Bradley-Terry loss.
 
     Attributes:
@@ -58,7 +57,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
         """Return the Hugging Face model."""
         return module.classifier
 
-    def updates(self, step: Sequence[ScoredPair], engine: Engine) -> Iterator[Update[PairBatch]]:
+    def updates(self, step: Sequence[Pair], engine: Engine) -> Iterator[Update[PairBatch]]:
         """Yield one optimizer step.
 
         Raises:
@@ -138,7 +137,7 @@ class ScoreModule(RowModule):
         return scores_N
 
 
-def score_targets(pairs: Sequence[ScoredPair], pad_token_id: int) -> list[TrainingPair]:
+def score_targets(pairs: Sequence[Pair], pad_token_id: int) -> list[Pair]:
     """Return pairs of conversations with a target at the place after their end.
 
     A score is read where the next token would be predicted: at the last token that is not padding, which is where
@@ -158,9 +157,7 @@ def score_targets(pairs: Sequence[ScoredPair], pad_token_id: int) -> list[Traini
         shortest = min(len(chosen), len(rejected))
         differ = np.flatnonzero(chosen[:shortest] != rejected[:shortest])
         shared = int(differ[0]) if len(differ) else shortest
-        read.append(
-            TrainingPair(chosen=_read(chosen, str(index), shared), rejected=_read(rejected, str(index), shared))
-        )
+        read.append(Pair(chosen=_read(chosen, str(index), shared), rejected=_read(rejected, str(index), shared)))
     return read
 
 

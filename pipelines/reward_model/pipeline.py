@@ -11,7 +11,7 @@ from typing import Any, Self
 from roll_like.builtin.pipelines.reward_model.check import check_score
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
-from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
+from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.check import Report
 from roll_like.cluster import ResourceManager
 from roll_like.data.chat import Renderer
@@ -26,12 +26,13 @@ from roll_like.offline.samples import length_metrics
 from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
+from roll_like.types import Pair
 
-_Trainer = TrainingEngine[Sequence[ScoredPair]]
+_Trainer = TrainingEngine[Sequence[Pair]]
 
 
 @dataclass(kw_only=True)
-class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredPair, Sequence[ScoredPair]]):
+class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, Pair, Sequence[Pair]]):
     """The parts of a run that trains a reward model."""
 
     def run(self) -> None:
@@ -57,14 +58,14 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredPair, Sequ
         return cls(config=config, run_state=run.state, samples=samples, trainer=trainer, evaluator=evaluator)
 
     @classmethod
-    def load(cls, config: RewardModelRunConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[ScoredPair]:  # noqa: ARG003
+    def load(cls, config: RewardModelRunConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[Pair]:  # noqa: ARG003
         """Return the pairs of `rows`."""
         return load_scored_pairs(rows, renderer, section=section)
 
     @classmethod
     def findings(
         cls, config: RewardModelRunConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
-    ) -> Findings[ScoredPair]:
+    ) -> Findings[Pair]:
         """Yield what is wrong with pairs and with the model to start from; tell the report what became of rows."""
         yield from check_score(config, shape)
         return (yield from super().findings(config, renderer, shape, report))

@@ -8,7 +8,6 @@ reward gives to its model. The score is read at the last token, so a conversatio
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,79 +20,55 @@ from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import require_words
 from roll_like.data.messages import require_fields, short
-from roll_like.data.pairs import Pair, PairReader, identical, read_pairs
+from roll_like.data.pairs import PairReader, identical
 from roll_like.data.rows import Row
-from roll_like.data.samples import ConversationSample, SampleSet
+from roll_like.data.samples import SampleSet, load_samples
 from roll_like.data.turns import Piece, render
 from roll_like.errors import DataError
+from roll_like.types import Pair, TrainingSample
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredPair(Pair):
-    """Two conversations that begin alike, the first of which is to be scored higher; their last tokens are trained.
-
-    Attributes:
-        margin: By how much the preferred one should score higher.
-    """
-
-    margin: float
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-        return Pair.content(self) + struct.pack("<d", self.margin)
+def load_scored_pairs(data: ScoredPairData, renderer: Renderer, *, section: str = "data") -> SampleSet[Pair]:
+    """Read pairs of conversations; arguments and errors are those of `load_samples`."""
+    return load_samples(data, renderer, ScoredPairReader, section)
 
 
-def load_scored_pairs(data: ScoredPairData, renderer: Renderer, *, section: str = "data") -> SampleSet[ScoredPair]:
-    """Read pairs of conversations; arguments and errors are those of `load_conversations`."""
-    return read_pairs(data.sources, data, renderer, section, ScoredPairReader)
+@dataclass(frozen=True, kw_only=True)
+class ScoredPairReader(PairReader):
+    """How rows become pairs of whole conversations; the last token of each is trained."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredPairReader(PairReader[ScoredPairSource, ScoredPair]):
-    """How rows become pairs of whole conversations."""
+    source: ScoredPairSource
 
     def pieces(
         self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
     ) -> list[Piece]:
         """Return the text of a conversation, in one piece."""
-        return _whole(renderer, prompt, response, tools)
+        messages = [*prompt, *response]
+        require_words(messages, [len(prompt) + at for at, each in enumerate(response) if each["role"] == "assistant"])
+        if messages[-1]["role"] != "assistant":
+            raise BadRow(
+                Problem.NO_ASSISTANT,
+                f"the last message is of {messages[-1]['role']!r}, expected the assistant's, which is what is scored",
+                fix="take what comes after the assistant's last message out of the row",
+            )
+        return [Piece(render(renderer, messages, tools), False)]
 
-    def pair(self, row: Row, chosen: ConversationSample, rejected: ConversationSample) -> ScoredPair:
+    def pair(self, row: Row, chosen: TrainingSample, rejected: TrainingSample) -> Pair:
         """Return both conversations with their margin."""
         if np.array_equal(chosen.token_ids, rejected.token_ids):
             raise identical()
-        return ScoredPair(
-            chosen=_read_at_its_end(chosen),
-            rejected=_read_at_its_end(rejected),
-            margin=_margin(row, self.source, self.key),
-            origin=row.origin,
-        )
+        return self.join([_read_at_its_end(chosen), _read_at_its_end(rejected)], _margin(row, self.source, self.key))
 
-    def value(self, sample: ScoredPair) -> float:
+    def value(self, sample: Pair) -> float:
         """Return the margin, which is kept beside the conversations."""
-        return sample.margin
+        return sample.margin or 0.0
 
-    def join(self, parts: Sequence[ConversationSample], value: float) -> ScoredPair:
+    def join(self, parts: Sequence[TrainingSample], value: float) -> Pair:
         """Return a pair of its conversations and its margin."""
-        chosen, rejected = parts
-        return ScoredPair(chosen=chosen, rejected=rejected, margin=value, origin=chosen.origin)
+        return Pair(chosen=parts[0], rejected=parts[1], margin=value)
 
 
-def _whole(
-    renderer: Renderer, prompt: Sequence[ChatMessage], response: Sequence[ChatMessage], tools: Sequence[Any]
-) -> list[Piece]:
-    messages = [*prompt, *response]
-    require_words(messages, [len(prompt) + at for at, each in enumerate(response) if each["role"] == "assistant"])
-    if messages[-1]["role"] != "assistant":
-        raise BadRow(
-            Problem.NO_ASSISTANT,
-            f"the last message is of {messages[-1]['role']!r}, expected the assistant's, which is what is scored",
-            fix="take what comes after the assistant's last message out of the row",
-        )
-    return [Piece(render(renderer, messages, tools), False)]
-
-
-def _read_at_its_end(sample: ConversationSample) -> ConversationSample:
+def _read_at_its_end(sample: TrainingSample) -> TrainingSample:
     return replace(sample, loss_mask=np.arange(len(sample)) == len(sample) - 1)
 
 

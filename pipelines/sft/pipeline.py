@@ -12,11 +12,11 @@ from roll_like.builtin.pipelines.sft.objective import SupervisedObjective, likel
 from roll_like.cluster import ResourceManager
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
-from roll_like.data.samples import ConversationSample, SampleSet
+from roll_like.data.samples import SampleSet
 from roll_like.models.load import resolve_model
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import OfflinePipeline
-from roll_like.offline.samples import samples_metrics, training_samples
+from roll_like.offline.samples import numbered, samples_metrics
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.start import start_trainer
@@ -26,7 +26,7 @@ _Trainer = TrainingEngine[Sequence[TrainingSample]]
 
 
 @dataclass(kw_only=True)
-class SFTPipeline(OfflinePipeline[SFTConfig, ConversationSample, Sequence[TrainingSample]]):
+class SFTPipeline(OfflinePipeline[SFTConfig, TrainingSample, Sequence[TrainingSample]]):
     """The parts of a supervised run."""
 
     def run(self) -> None:
@@ -34,7 +34,7 @@ class SFTPipeline(OfflinePipeline[SFTConfig, ConversationSample, Sequence[Traini
         state = self.run_state
         state.evaluate(self.evaluator)
         for step in state.steps():
-            samples = training_samples(self.samples.take(self.config.data.samples_per_step))
+            samples = numbered(self.samples.take(self.config.data.samples_per_step))
             with state.timer("train"):
                 report = self.trainer.train_step(samples)
             state.log(step, report, samples_metrics(samples))
@@ -51,7 +51,7 @@ class SFTPipeline(OfflinePipeline[SFTConfig, ConversationSample, Sequence[Traini
         return cls(config=config, run_state=run.state, samples=samples, trainer=trainer, evaluator=evaluator)
 
     @classmethod
-    def load(cls, config: SFTConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[ConversationSample]:  # noqa: ARG003
+    def load(cls, config: SFTConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[TrainingSample]:  # noqa: ARG003
         """Return the conversations of `rows`."""
         return load_conversations(rows, renderer, section=section)
 
@@ -68,8 +68,8 @@ class SFTPipeline(OfflinePipeline[SFTConfig, ConversationSample, Sequence[Traini
         loaded = cls.evaluated_on(config)
         if config.evaluation is None or loaded is None:
             return None
-        samples = training_samples(loaded.samples)
-        names = [source.name for source in loaded.sources for _ in source.samples]
+        samples = numbered(loaded.samples)
+        names = [source.name for source in loaded.sources for _ in source.items]
         return OfflineEvaluator(
             config.evaluation, lambda: likelihood_metrics(samples, trainer.logprobs(samples), names)
         )

@@ -100,12 +100,12 @@ def _load_one(
         findings.append(failed(key, error))
         return None
     findings += only_first_rows(source, key)
-    findings += damaged_images(((task.origin, image.picture) for task in tasks.tasks for image in task.images), key)
+    findings += damaged_images(((task.origin, image.picture) for task in tasks.items for image in task.images), key)
     report = tasks.report
-    if report.too_long:
+    for left in report.left_out:
         message = (
-            f"{report.too_long} of {report.rows} prompts are longer than data.max_prompt_tokens ({limit}) and are left "
-            f"out; first: {report.first_too_long}; the longest has {report.longest} tokens"
+            f"{left.count} of {report.rows} prompts are longer than data.max_prompt_tokens ({limit}) and are left "
+            f"out; first: {left.first}; the longest has {report.longest} tokens"
         )
         findings.append(Finding("warning", key, message))
     return tasks
@@ -156,7 +156,7 @@ def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[
 
 def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
     """Yield what is odd about the number of tasks and about those in both training and evaluation."""
-    count, rollout = sum(len(source.tasks) for source in tasks["data"]), config.rollout
+    count, rollout = sum(len(source.items) for source in tasks["data"]), config.rollout
     streamed = any(source.stream is not None for source in tasks["data"])
     if len(tasks["data"]) == len(config.data.sources) and count < rollout.groups and not streamed:
         unit = rollout.groups_key.rpartition("_")[2]
@@ -166,7 +166,7 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
             f"one {unit} takes {rollout.groups} prompts, and the data has {count}, so one {unit} has some of them "
             "twice; use fewer, or more data",
         )
-    trained = {str(task.messages) for source in tasks["data"] for task in source.tasks}
+    trained = {str(task.messages) for source in tasks["data"] for task in source.items}
     if len(trained) * 2 < count:
         yield Finding(
             "warning",
@@ -175,12 +175,12 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
             "stands there: remove the repetitions, unless they are meant",
         )
     for source in tasks["evaluation"]:
-        shared = sum(str(task.messages) in trained for task in source.tasks)
+        shared = sum(str(task.messages) in trained for task in source.items)
         if shared:
             yield Finding(
                 "warning",
                 "evaluation.sources",
-                f"{shared} of {len(source.tasks)} prompts of {source.name!r} are trained on too, so the evaluation "
+                f"{shared} of {len(source.items)} prompts of {source.name!r} are trained on too, so the evaluation "
                 "says little about unseen tasks",
             )
 
@@ -190,7 +190,7 @@ def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Ite
 
     def rows(reward: Any, section: RewardConfig, key: str) -> Iterator[Finding]:
         for source in sources:
-            if scores_task(section, source.tasks[0], config.domain_rewards):
+            if scores_task(section, source.items[0], config.domain_rewards):
                 yield from _rows_suit(reward, section.type, key, source)
 
     yield from each_reward(config, rows)
@@ -229,12 +229,12 @@ def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator
     except RollLikeError as error:
         yield failed(key, error)
         return
-    for task in source.tasks:
+    for task in source.items:
         for finding in task_suits(reward, name, key, task):
             yield finding
             return
     if is_cheap(reward):
-        yield from _scores(reward, name, key, source.tasks[0])
+        yield from _scores(reward, name, key, source.items[0])
 
 
 def _scores(reward: Reward, name: str, key: str, task: Task) -> Iterator[Finding]:

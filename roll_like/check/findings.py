@@ -14,7 +14,6 @@ from rich.console import Console
 from roll_like.config.base import Finding
 from roll_like.config.plan import Plan
 from roll_like.data.bad_rows import RowsReport
-from roll_like.data.tasks import SourceReport
 from roll_like.errors import RollLikeError, describe_error, shortened
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Report:
 
     plan: Plan
     findings: list[Finding] = field(default_factory=list)
-    sources: list[SourceReport | RowsReport] = field(default_factory=list)
+    sources: list[RowsReport] = field(default_factory=list)
     gpus: GPUReport | None = None
     disk: DiskUse | None = None
     complete: bool = False

@@ -40,7 +40,7 @@ def reward_cases(config: PipelineConfig, name: str) -> list[RewardCase]:
     for index, source in enumerate(config.data.sources):
         if is_out_of_reach(source):
             continue
-        rows = load_task_source(source, RowsOnly(), sys.maxsize, f"data.sources.{index}", most=ROWS).tasks
+        rows = load_task_source(source, RowsOnly(), sys.maxsize, f"data.sources.{index}", most=ROWS).items
         tasks += [task for task in rows if scores_task(section, task, config.domain_rewards)]
     compares = "answer" in REWARDS.get(section.type).required_fields
     return [_case(task, tasks, compares=compares) for task in tasks]

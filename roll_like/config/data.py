@@ -223,11 +223,6 @@ class RowSource(SourceConfig):
     tools_field: str = Field(default="tools", description="Field with function schemas for the chat template, if any.")
 
 
-def without_rows(source: SourceT) -> SourceT:
-    """Return a source without the rows that it may have in itself, to be sent to other processes."""
-    return source if source.rows is None else source.model_copy(update={"rows": ()})
-
-
 class ConversationSource(RowSource):
     """Conversations: rows of messages, or of a prompt and its completion."""
 

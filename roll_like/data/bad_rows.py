@@ -68,54 +68,64 @@ class LeftOut:
     """Rows left out for one reason.
 
     Attributes:
-        problem: The reason.
+        problem: The reason, a `Problem` of samples.
         count: Rows; of a conversation that was cut into parts, each part that is over the limit.
         first: Origin of the first of them, with what is wrong there.
     """
 
-    problem: Problem
+    problem: str
     count: int
     first: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowsReport:
     """What became of one source's rows.
 
     Attributes:
         name: The source.
         rows: Rows read.
-        kept: Rows that are trained on.
-        samples: Samples of them: more than rows where conversations were cut into parts.
-        tokens: Tokens of the samples.
-        trained: Tokens among them that the loss applies to.
-        shortened: Samples that were cut at the limit.
-        first_shortened: Origin of the first of them.
-        longest: Tokens of the longest sample, kept or not.
+        kept: Rows that became tasks or samples.
+        longest: Tokens of the longest prompt or sample, kept or not.
         left_out: What was left out, by reason, in the order of `Problem`.
     """
 
     name: str
     rows: int
     kept: int
+    longest: int
+    left_out: tuple[LeftOut, ...]
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.kept} of {self.rows} rows{self._samples()}"
+        return text + "".join(f"; {left.count} {left.problem} left out, first {left.first}" for left in self.left_out)
+
+    def _samples(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesReport(RowsReport):
+    """What became of the rows of a source of samples.
+
+    Attributes:
+        samples: Samples of the rows that were kept: more than rows where conversations were cut into parts.
+        tokens: Tokens of the samples.
+        trained: Tokens among them that the loss applies to.
+        shortened: Samples that were cut at the limit.
+        first_shortened: Origin of the first of them.
+    """
+
     samples: int
     tokens: int
     trained: int
     shortened: int
     first_shortened: str | None
-    longest: int
-    left_out: tuple[LeftOut, ...]
 
-    def __str__(self) -> str:
-        text = f"{self.name}: {self.kept} of {self.rows} rows"
-        if self.samples != self.kept:
-            text += f" as {self.samples} samples"
+    def _samples(self) -> str:
+        text = "" if self.samples == self.kept else f" as {self.samples} samples"
         text += f", {self.trained} of {self.tokens} tokens trained"
-        if self.shortened:
-            text += f"; {self.shortened} shortened, first {self.first_shortened}"
-        for left in self.left_out:
-            text += f"; {left.count} {left.problem} left out, first {left.first}"
-        return text
+        return text + (f"; {self.shortened} shortened, first {self.first_shortened}" if self.shortened else "")
 
 
 @dataclass(slots=True)
@@ -135,10 +145,6 @@ class RowCounter:
     first_shortened: str | None = None
     longest: int = 0
     _left: dict[Problem, tuple[int, str]] = field(default_factory=dict)
-
-    def empty(self) -> RowCounter:
-        """Return one that counts by the same rules, and has counted nothing."""
-        return RowCounter(self.bad_rows, self.key)
 
     def add(self, later: RowCounter) -> None:
         """Count what another one has counted of later rows."""

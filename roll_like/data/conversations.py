@@ -12,10 +12,10 @@ decided by the chat template, exactly: see `roll_like.data.turns`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from roll_like.config.data import ConversationData, ConversationSource, without_rows
+from roll_like.config.data import ConversationData, ConversationSource
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.loss_flags import left_out, untrained
@@ -28,18 +28,12 @@ from roll_like.data.messages import (
     short,
     with_system,
 )
+from roll_like.data.reader import Reader
 from roll_like.data.rows import Row
-from roll_like.data.samples import (
-    ConversationSample,
-    Reader,
-    SampleSet,
-    SampleSource,
-    fit,
-    load_source,
-    load_sources,
-)
+from roll_like.data.samples import SampleSet, load_samples
 from roll_like.data.turns import Piece, sequences
 from roll_like.errors import DataError
+from roll_like.types import TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,63 +94,36 @@ class ConversationRow:
 
 def load_conversations(
     data: ConversationData, renderer: Renderer, *, section: str = "data"
-) -> SampleSet[ConversationSample]:
-    """Read conversations.
-
-    Args:
-        data: The datasets, and what happens to rows that are too long or bad.
-        renderer: Tokenizer and chat template of the model.
-        section: Where `data` stands in the configuration, for messages.
-
-    Raises:
-        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
-    """
-
-    def load(source: ConversationSource, key: str) -> SampleSource[ConversationSample]:
-        reader = ConversationReader(source=source, key=key, data=data, section=section)
-        return load_source(source, reader, renderer, data, key=key, section=section)
-
-    return load_sources(data.sources, load, section)
+) -> SampleSet[TrainingSample]:
+    """Read conversations; arguments and errors are those of `load_samples`."""
+    return load_samples(data, renderer, ConversationReader, section)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationReader(Reader[ConversationSample]):
-    """How rows become conversations.
-
-    Attributes:
-        source: The dataset.
-        key: Its place in the configuration, for messages.
-        data: Which turns are trained, and what happens to rows that are too long.
-        section: Its place in the configuration, for messages.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ConversationReader(Reader[TrainingSample]):
+    """How rows become conversations."""
 
     source: ConversationSource
-    key: str
-    data: ConversationData
-    section: str
+    limits: ConversationData
 
     def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
         """Return the texts of a conversation."""
         found = read_conversation(row, self.source, self.key)
-        return found.sequences(renderer, found.trained_turns(last=self.data.train_on == "last"))
+        return found.sequences(renderer, found.trained_turns(last=self.limits.train_on == "last"))
 
-    def finish(self, _: Row, parts: list[ConversationSample], counter: RowCounter) -> list[ConversationSample]:
+    def finish(self, _: Row, parts: list[TrainingSample], counter: RowCounter) -> list[TrainingSample]:
         """Return the parts of a conversation that fit."""
         kept = []
         for part in parts:
             try:
-                kept.append(fit(usable(part), self.data, counter, self.section))
+                kept.append(self.join([self.fit(usable(part), counter)], 0.0))
             except BadRow as bad:
                 counter.leave(part.origin, bad)
         return kept
 
-    def join(self, parts: Sequence[ConversationSample], value: float) -> ConversationSample:  # noqa: ARG002
+    def join(self, parts: Sequence[TrainingSample], value: float) -> TrainingSample:  # noqa: ARG002
         """Return a conversation, which is its one sequence."""
         return parts[0]
-
-    def sent(self) -> ConversationReader:
-        """Return the same without rows."""
-        return replace(self, source=without_rows(self.source), data=self.data.reading(()))
 
 
 def whole(found: list[list[Piece]]) -> list[list[Piece]]:
@@ -174,7 +141,7 @@ def whole(found: list[list[Piece]]) -> list[list[Piece]]:
     return found
 
 
-def usable(sample: ConversationSample) -> ConversationSample:
+def usable(sample: TrainingSample) -> TrainingSample:
     """Return a sample of which something is trained.
 
     Raises:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from roll_like.data.streamed import Stream, StreamPosition
-from roll_like.data.tasks import TaskSet
 from roll_like.errors import CheckpointError, ConfigError
-from roll_like.types import Task
 
 ItemT = TypeVar("ItemT")
 
@@ -53,16 +51,16 @@ class RoundRobin:
         self.credits = list(credits_)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn(Generic[ItemT]):
-    """What is drawn from.
+@dataclass(frozen=True, kw_only=True)
+class ItemSource(Generic[ItemT]):
+    """The tasks or samples of one source, in file order.
 
     Attributes:
-        name: Name of the source, unique.
-        key: Its place in the configuration, for messages.
+        name: Name in metrics, unique.
+        key: Its place in the configuration (`data.sources.0`), for messages.
         weight: Its share, relative to the other sources.
         items: What it holds.
-        stream: Where its items come from, if they are read as they are drawn; `items` are its first ones.
+        stream: Where its items come from, if they are read as steps need them; `items` are its first ones.
     """
 
     name: str
@@ -70,6 +68,20 @@ class Drawn(Generic[ItemT]):
     weight: float
     items: Sequence[ItemT]
     stream: Stream[ItemT] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemSet(Generic[ItemT]):
+    """All tasks or samples of a run, by source."""
+
+    sources: tuple[ItemSource[ItemT], ...]
+
+    def __len__(self) -> int:
+        return sum(len(source.items) for source in self.sources)
+
+    def __iter__(self) -> Iterator[ItemT]:
+        for source in self.sources:
+            yield from source.items
 
 
 class Order(Generic[ItemT]):
@@ -90,7 +102,7 @@ class Order(Generic[ItemT]):
     """
 
     def __init__(
-        self, sources: Sequence[Drawn[ItemT]], fingerprint: str, *, seed: int, shuffle: bool = True, limit: str
+        self, sources: Sequence[ItemSource[ItemT]], fingerprint: str, *, seed: int, shuffle: bool = True, limit: str
     ) -> None:
         if not sources or not all(source.items for source in sources):
             raise ConfigError("a data source without tasks cannot be drawn from", fix="correct data.sources")
@@ -190,44 +202,7 @@ class Order(Generic[ItemT]):
         return sorted(range(size), key=rank)
 
 
-class TaskOrder(Order[Task]):
-    """An endless sequence of tasks.
-
-    Args:
-        taskset: The tasks.
-        seed: As for `Order`.
-        shuffle: As for `Order`.
-
-    Raises:
-        ConfigError: There is nothing to draw from, or a weight is infinite.
-    """
-
-    def __init__(self, taskset: TaskSet, *, seed: int, shuffle: bool = True) -> None:
-        sources = [
-            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.tasks, stream=source.stream)
-            for source in taskset.sources
-        ]
-        super().__init__(sources, taskset.fingerprint, seed=seed, shuffle=shuffle, limit="max_prompt_tokens")
-
-    def find(self, task_id: str) -> Task:
-        """Return a task by its id.
-
-        Raises:
-            CheckpointError: There is none.
-        """
-        for source in self._sources:
-            for task in source.items:
-                if task.task_id == task_id:
-                    return task
-            name, _, number = task_id.rpartition(":")
-            if source.stream is not None and name == source.name and number.isdecimal():
-                found = source.stream.at(int(number))
-                if found is not None:
-                    return found
-        raise CheckpointError(f"the checkpoint names the task {task_id!r}, which the data no longer has")
-
-
-def _weights(sources: Sequence[Drawn[Any]]) -> list[float]:
+def _weights(sources: Sequence[ItemSource[Any]]) -> list[float]:
     for source in sources:
         if not math.isfinite(source.weight):
             raise ConfigError(f"{source.key}.weight is {source.weight}", fix="set it to a finite number above 0")
@@ -243,7 +218,9 @@ def _integers(weights: Sequence[float]) -> list[int]:
     return [number // divisor for number in whole]
 
 
-def _fingerprint(items: str, sources: Sequence[Drawn[Any]], shares: Sequence[int], seed: int, shuffle: bool) -> str:
+def _fingerprint(
+    items: str, sources: Sequence[ItemSource[Any]], shares: Sequence[int], seed: int, shuffle: bool
+) -> str:
     parts = [
         items,
         list(zip([source.name for source in sources], shares, strict=True)),

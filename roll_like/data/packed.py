@@ -7,16 +7,16 @@ and so on. A sample is made out of its columns when it is asked for.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar, overload
+from typing import IO, Any, Generic, overload
 
 import numpy as np
 import numpy.typing as npt
 
-T = TypeVar("T")
-OtherT = TypeVar("OtherT")
+from roll_like.data.reader import Reader, SampleT
+from roll_like.types import TrainingSample
 
 #: The columns and their types. `sequence_ends` counts tokens, `origin_ends` bytes of `origins`; both of all before.
 COLUMNS: dict[str, npt.DTypeLike] = {
@@ -30,39 +30,20 @@ COLUMNS: dict[str, npt.DTypeLike] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Some samples in columns; ends count from the batch's beginning.
-
-    Attributes:
-        columns: The arrays of `COLUMNS`.
-        width: Sequences of each sample.
-    """
-
-    columns: dict[str, npt.NDArray[Any]]
-    width: int
-
-    @classmethod
-    def of(cls, sequences: Sequence[Sequence[Any]], values: Sequence[float], width: int) -> Batch:
-        """Return samples in columns.
-
-        Args:
-            sequences: The `ConversationSample`s of each sample.
-            values: What each has beside them, as a number.
-            width: How many sequences each has.
-        """
-        flat = [each for parts in sequences for each in parts]
-        origins = [parts[0].origin.encode("utf-8", "surrogatepass") for parts in sequences]
-        columns: dict[str, Any] = {
-            "token_ids": np.concatenate([each.token_ids for each in flat]) if flat else [],
-            "trained": np.concatenate([each.loss_mask for each in flat]) if flat else [],
-            "sequence_ends": np.cumsum([len(each.token_ids) for each in flat], dtype=np.int64),
-            "parts": [each.part for each in flat],
-            "values": values,
-            "origins": np.frombuffer(b"".join(origins), np.uint8),
-            "origin_ends": np.cumsum([len(each) for each in origins], dtype=np.int64),
-        }
-        return cls(columns={name: np.asarray(columns[name], dtype) for name, dtype in COLUMNS.items()}, width=width)
+def packed(samples: Sequence[tuple[Sequence[TrainingSample], float]]) -> dict[str, npt.NDArray[Any]]:
+    """Return samples, given as their sequences and a number, in columns; ends count from the first one's beginning."""
+    flat = [each for sequences, _ in samples for each in sequences]
+    origins = [sequences[0].origin.encode("utf-8", "surrogatepass") for sequences, _ in samples]
+    columns: dict[str, Any] = {
+        "token_ids": np.concatenate([each.token_ids for each in flat]) if flat else [],
+        "trained": np.concatenate([each.loss_mask for each in flat]) if flat else [],
+        "sequence_ends": np.cumsum([len(each) for each in flat], dtype=np.int64),
+        "parts": [each.part for each in flat],
+        "values": [value for _, value in samples],
+        "origins": np.frombuffer(b"".join(origins), np.uint8),
+        "origin_ends": np.cumsum([len(each) for each in origins], dtype=np.int64),
+    }
+    return {name: np.asarray(columns[name], dtype) for name, dtype in COLUMNS.items()}
 
 
 class Columns:
@@ -74,20 +55,17 @@ class Columns:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.width = 1
         self._files: dict[str, IO[bytes]] = {
             name: io.BytesIO() if folder is None else (folder / name).open("wb") for name in COLUMNS
         }
         self._tokens = self._bytes = 0
 
-    def append(self, batch: Batch) -> None:
-        """Write further samples.
+    def append(self, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Write further samples, whose ends count from their own beginning.
 
         Raises:
             OSError: They cannot be written.
         """
-        columns = batch.columns
-        self.width = batch.width
         moved = {
             "sequence_ends": columns["sequence_ends"] + self._tokens,
             "origin_ends": columns["origin_ends"] + self._bytes,
@@ -133,95 +111,65 @@ def mapped(folder: Path) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-class PackedSamples(Sequence[T], Generic[T]):
+class PackedSamples(Sequence[SampleT], Generic[SampleT]):
     """Samples in columns.
 
     Args:
         columns: All samples, as `COLUMNS` says.
-        width: Sequences of each sample.
-        make: Makes a sample of its sequences, given as (tokens, loss_mask, origin, part), and of its number.
+        reader: Makes a sample of its sequences and its number.
     """
 
-    def __init__(
-        self, columns: dict[str, npt.NDArray[Any]], width: int, make: Callable[[list[tuple[Any, ...]], float], T]
-    ) -> None:
-        self.columns, self.width, self._make = columns, width, make
+    def __init__(self, columns: dict[str, npt.NDArray[Any]], reader: Reader[SampleT]) -> None:
+        self.columns, self._reader = columns, reader
 
     def __len__(self) -> int:
         return len(self.columns["values"])
 
     @overload
-    def __getitem__(self, index: int) -> T: ...
+    def __getitem__(self, index: int) -> SampleT: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[SampleT, ...]: ...
 
-    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+    def __getitem__(self, index: int | slice) -> SampleT | tuple[SampleT, ...]:
         if isinstance(index, slice):
             return tuple(self._at(each) for each in range(*index.indices(len(self))))
         return self._at(range(len(self))[index])
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[SampleT]:
         return map(self._at, range(len(self)))
 
-    def views(self) -> Iterator[T]:
+    def views(self) -> Iterator[SampleT]:
         """Yield every sample for as long as it takes to look at it: without its origin, and not to be written to."""
         # slices of plain arrays take a third of the time of those of maps
         columns = {name: np.asarray(column) for name, column in self.columns.items()}
         ends, tokens, loss_mask = columns["sequence_ends"].tolist(), columns["token_ids"], columns["trained"]
-        begins, width, parts = [0, *ends], self.width, columns["parts"].tolist()
-        for index, value in enumerate(columns["values"].tolist()):
-            found = []
-            for each in range(index * width, (index + 1) * width):
-                here = slice(begins[each], ends[each])
-                found.append((tokens[here], loss_mask[here], "", parts[each]))
-            yield self._make(found, value)
+        width, join = self._reader.width, self._reader.join
+        sequences = (
+            TrainingSample(token_ids=tokens[begin:end], loss_mask=loss_mask[begin:end], part=part)
+            for begin, end, part in zip([0, *ends], ends, columns["parts"].tolist(), strict=False)
+        )
+        for value in columns["values"].tolist():
+            yield join(list(islice(sequences, width)), value)
 
-    def _at(self, index: int) -> T:
-        columns = self.columns
+    def _at(self, index: int) -> SampleT:
+        columns, width = self.columns, self._reader.width
         begin, end = _bounds(columns["origin_ends"], index)
         origin = columns["origins"][begin:end].tobytes().decode("utf-8", "surrogatepass")
-        parts = []
-        for each in range(index * self.width, (index + 1) * self.width):
+        sequences = []
+        for each in range(index * width, (index + 1) * width):
             begin, end = _bounds(columns["sequence_ends"], each)
             # copies: what is mapped cannot be written to, which torch warns of
             tokens, loss_mask = np.array(columns["token_ids"][begin:end]), np.array(columns["trained"][begin:end])
-            parts.append((tokens, loss_mask, origin, int(columns["parts"][each])))
-        return self._make(parts, float(columns["values"][index]))
+            part = int(columns["parts"][each])
+            sequences.append(TrainingSample(token_ids=tokens, loss_mask=loss_mask, origin=origin, part=part))
+        return self._reader.join(sequences, float(columns["values"][index]))
 
 
 def _bounds(ends: npt.NDArray[Any], index: int) -> tuple[int, int]:
     return (int(ends[index - 1]) if index else 0), int(ends[index])
 
 
-class MappedSequence(Sequence[OtherT], Generic[T, OtherT]):
-    """A sequence whose items are made of another's when they are asked for."""
-
-    def __init__(self, items: Sequence[T], make: Callable[[T], OtherT]) -> None:
-        self._items, self._make = items, make
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, index: int) -> OtherT: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[OtherT, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> OtherT | tuple[OtherT, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self._make, self._items[index]))
-        return self._make(self._items[index])
-
-    def __iter__(self) -> Iterator[OtherT]:
-        return map(self._make, self._items)
-
-    def views(self) -> Iterator[OtherT]:
-        """Yield every item for as long as it takes to look at it."""
-        return map(self._make, viewed(self._items))
-
-
-def viewed(items: Sequence[T]) -> Iterator[T]:
+def viewed(items: Sequence[SampleT]) -> Iterator[SampleT]:
     """Yield every item for as long as it takes to look at it: of samples in columns their views, which are quicker."""
-    return items.views() if isinstance(items, PackedSamples | MappedSequence) else iter(items)
+    return items.views() if isinstance(items, PackedSamples) else iter(items)

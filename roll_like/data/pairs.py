@@ -12,129 +12,38 @@ prompt, up to the assistant's message in which they part. Only turns of the resp
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from roll_like.config.data import PairData, PairSource, RowLimits, without_rows
+from roll_like.config.data import PairData, PairSource
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import read_response, require_words, whole
 from roll_like.data.loss_flags import require_trained
 from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
+from roll_like.data.reader import Reader
 from roll_like.data.rows import Row
-from roll_like.data.samples import (
-    ConversationSample,
-    Reader,
-    SampleSet,
-    SampleSource,
-    fit,
-    load_source,
-    load_sources,
-)
+from roll_like.data.samples import SampleSet, load_samples
 from roll_like.data.turns import Piece, sequences
 from roll_like.errors import DataError
+from roll_like.types import Pair, TrainingSample
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two responses to one prompt.
-
-    Attributes:
-        chosen: The preferred one.
-        rejected: The other.
-        origin: `file:line` of its row.
-    """
-
-    chosen: ConversationSample
-    rejected: ConversationSample
-    origin: str
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its two sequences of tokens, the chosen one first."""
-        return (self.chosen, self.rejected)
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-        chosen, rejected = self.chosen.content(), self.rejected.content()
-        return len(chosen).to_bytes(8, "little") + chosen + rejected
+def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> SampleSet[Pair]:
+    """Read pairs; arguments and errors are those of `load_samples`."""
+    return load_samples(data, renderer, PairReader, section)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairSample(Pair):
-    """Two responses to one prompt, to be compared by a policy.
+@dataclass(frozen=True, kw_only=True)
+class PairReader(Reader[Pair]):
+    """How rows become pairs that a policy compares: only turns of the responses are trained."""
 
-    Attributes:
-        prompt_length: Tokens that both begin with, before anything is trained.
-    """
-
-    prompt_length: int
-
-
-PairT = TypeVar("PairT", bound=Pair)
-SourceT = TypeVar("SourceT", bound=PairSource)
-
-
-def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> SampleSet[PairSample]:
-    """Read pairs; arguments and errors are those of `load_conversations`."""
-    return read_pairs(data.sources, data, renderer, section, PreferenceReader)
-
-
-def read_pairs(
-    sources: Sequence[SourceT],
-    limits: RowLimits,
-    renderer: Renderer,
-    section: str,
-    reader_class: Callable[..., PairReader[SourceT, PairT]],
-) -> SampleSet[PairT]:
-    """Read pairs of any kind.
-
-    Args:
-        sources: The datasets.
-        limits: What happens to rows that are too long or bad.
-        renderer: Tokenizer and chat template of the model.
-        section: Where the sources stand in the configuration.
-        reader_class: Makes what reads a source, given `source`, `key`, `limits` and `section`.
-    """
-
-    def load(source: SourceT, key: str) -> SampleSource[PairT]:
-        reader = reader_class(source=source, key=key, limits=limits, section=section)
-        return load_source(source, reader, renderer, limits, key=key, section=section)
-
-    return load_sources(sources, load, section)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairReader(Reader[PairT], Generic[SourceT, PairT]):
-    """How rows become pairs.
-
-    Attributes:
-        source: The dataset.
-        key: Its place in the configuration, for messages.
-        limits: What happens to rows that are too long.
-        section: Their place in the configuration, for messages.
-    """
+    source: PairSource
 
     width: ClassVar[int] = 2
-
-    source: SourceT
-    key: str
-    limits: RowLimits
-    section: str
-
-    @abstractmethod
-    def pieces(
-        self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
-    ) -> list[Piece]:
-        """Return the text of a response, made of its prompt, its messages and tools."""
-
-    @abstractmethod
-    def pair(self, row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairT:
-        """Return a pair of a row's two responses, which are within the limits."""
 
     def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
         """Return the texts of both responses."""
@@ -142,57 +51,40 @@ class PairReader(Reader[PairT], Generic[SourceT, PairT]):
         tools = read_tools(row, self.source, self.key)
         return [self.pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
 
-    def finish(self, row: Row, parts: list[ConversationSample], counter: RowCounter) -> list[PairT]:
-        """Return the pair."""
-        chosen, rejected = (fit(part, self.limits, counter, self.section) for part in parts)
-        return [self.pair(row, chosen, rejected)]
-
-    def sent(self) -> Self:
-        """Return the same without rows."""
-        return replace(self, source=without_rows(self.source), limits=self.limits.reading(()))
-
-
-class PreferenceReader(PairReader[PairSource, PairSample]):
-    """How rows become pairs that a policy compares: only turns of the responses are trained."""
-
     def pieces(
         self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
     ) -> list[Piece]:
         """Return the text of a response as a policy would have to write it, after its prompt."""
-        return _pieces(renderer, prompt, response, tools)
+        messages = [*prompt, *response]
+        turns = [at for at in range(len(prompt), len(messages)) if messages[at]["role"] == "assistant"]
+        require_words(messages, turns)
+        (pieces,) = whole(sequences(renderer, messages, tools, turns))
+        return pieces
 
-    def pair(self, row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
-        """Return both responses with their common prompt."""
-        return _pair(row, chosen, rejected)
+    def finish(self, row: Row, parts: list[TrainingSample], counter: RowCounter) -> list[Pair]:
+        """Return the pair."""
+        chosen, rejected = (self.fit(part, counter) for part in parts)
+        return [self.pair(row, chosen, rejected)]
 
-    def join(self, parts: Sequence[ConversationSample], value: float) -> PairSample:  # noqa: ARG002
+    def pair(self, row: Row, chosen: TrainingSample, rejected: TrainingSample) -> Pair:  # noqa: ARG002
+        """Return a pair of a row's two responses, which are within the limits."""
+        # after the cut at the limit, which may take away what they differ in
+        same_mask = np.array_equal(chosen.loss_mask, rejected.loss_mask)
+        if same_mask and np.array_equal(chosen.token_ids, rejected.token_ids):
+            raise identical()
+        length = chosen.first_trained
+        shared = np.array_equal(chosen.token_ids[:length], rejected.token_ids[:length])
+        if length != rejected.first_trained or not shared:
+            raise BadRow(
+                Problem.NO_SHARED_PROMPT,
+                "the chat template writes one prompt before chosen and another before rejected",
+                fix="change the row, or model.chat_template",
+            )
+        return Pair(chosen=chosen, rejected=rejected)
+
+    def join(self, parts: Sequence[TrainingSample], value: float) -> Pair:  # noqa: ARG002
         """Return a pair of its two sequences."""
-        chosen, rejected = parts
-        return PairSample(chosen=chosen, rejected=rejected, prompt_length=chosen.prompt_length, origin=chosen.origin)
-
-
-def _pieces(
-    renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
-) -> list[Piece]:
-    messages = [*prompt, *response]
-    turns = [at for at in range(len(prompt), len(messages)) if messages[at]["role"] == "assistant"]
-    require_words(messages, turns)
-    (pieces,) = whole(sequences(renderer, messages, tools, turns))
-    return pieces
-
-
-def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
-    # after the cut at the limit, which may take away what they differ in
-    if np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.loss_mask, rejected.loss_mask):
-        raise identical()
-    length = chosen.prompt_length
-    if length != rejected.prompt_length or not np.array_equal(chosen.token_ids[:length], rejected.token_ids[:length]):
-        raise BadRow(
-            Problem.NO_SHARED_PROMPT,
-            "the chat template writes one prompt before chosen and another before rejected",
-            fix="change the row, or model.chat_template",
-        )
-    return PairSample(chosen=chosen, rejected=rejected, prompt_length=length, origin=row.origin)
+        return Pair(chosen=parts[0], rejected=parts[1])
 
 
 def identical() -> BadRow:

@@ -1,87 +1,43 @@
-"""Samples of tokens, and what makes them of rows."""
+"""What makes samples of the rows of a source."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Generic, Self, TypeVar
 
-from roll_like.data.bad_rows import RowCounter
+import numpy as np
+
+from roll_like.config.data import RowLimits, RowSource
+from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.rows import Row
 from roll_like.data.turns import Piece
-from roll_like.types import BoolArray, IntArray, PlacedImage
+from roll_like.errors import DataError
+from roll_like.types import Pair, TrainingSample
+
+SampleT = TypeVar("SampleT", bound=TrainingSample | Pair)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationSample:
-    """A sequence of tokens with the assistant's among them.
-
-    Attributes:
-        token_ids: The sequence, shape [T]; ends with a trained token.
-        loss_mask: True where the loss applies, shape [T]; never at the first token, which nothing predicts.
-        origin: `file:line` of its row.
-        part: Its place among the parts of a conversation that was cut; 0 for one that was not.
-        images: The images among its tokens, in order.
-    """
-
-    token_ids: IntArray
-    loss_mask: BoolArray
-    origin: str
-    part: int = 0
-    images: tuple[PlacedImage, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens before the first trained one."""
-        return int(self.loss_mask.argmax())
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens that the loss applies to."""
-        return int(self.loss_mask.sum())
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its sequences: itself."""
-        return (self,)
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-        images = b"".join(image.picture.digest for image in self.images)
-        return self.token_ids.tobytes() + self.loss_mask.tobytes() + images
-
-
-class Sample(Protocol):
-    """What a source holds."""
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its sequences of tokens."""
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-
-
-SampleT = TypeVar("SampleT", bound=Sample)
-
-
+@dataclass(frozen=True, kw_only=True)
 class Reader(ABC, Generic[SampleT]):
-    """How the rows of one source become samples: a dataclass, which other processes get a copy of.
+    """How the rows of one source become samples: other processes get a copy of it.
 
     Attributes:
+        source: The dataset.
+        key: Its place in the configuration (`data.sources.0`), for messages.
+        limits: What happens to rows that are too long, or bad.
+        section: Their place in the configuration, for messages.
         width: How many sequences each sample has.
     """
 
-    width: ClassVar[int] = 1
+    source: RowSource
+    key: str
+    limits: RowLimits
+    section: str
 
-    def sent(self) -> Self:
-        """Return what other processes get: the same without what only this one needs, such as rows."""
-        return self
+    width: ClassVar[int] = 1
 
     @abstractmethod
     def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
@@ -93,23 +49,47 @@ class Reader(ABC, Generic[SampleT]):
         """
 
     @abstractmethod
-    def finish(self, row: Row, parts: list[ConversationSample], counter: RowCounter) -> list[SampleT]:
+    def finish(self, row: Row, parts: list[TrainingSample], counter: RowCounter) -> list[SampleT]:
         """Return the samples of a row from its sequences, as tokens; errors are those of `draft`."""
 
     @abstractmethod
-    def join(self, parts: Sequence[ConversationSample], value: float) -> SampleT:
+    def join(self, parts: Sequence[TrainingSample], value: float) -> SampleT:
         """Return a sample that was kept as its sequences and a number."""
 
     def value(self, sample: SampleT) -> float:  # noqa: ARG002
         """Return the number that is kept of a sample beside its sequences."""
         return 0.0
 
-    def make(self, parts: list[tuple[Any, ...]], value: float) -> SampleT:
-        """Return a sample of columns, as `roll_like.data.packed.PackedSamples` gives them."""
-        return self.join(
-            [
-                ConversationSample(token_ids=tokens, loss_mask=loss_mask, origin=origin, part=part)
-                for tokens, loss_mask, origin, part in parts
-            ],
-            value,
-        )
+    def sent(self) -> Self:
+        """Return what other processes get: the same without rows."""
+        source = self.source if self.source.rows is None else self.source.model_copy(update={"rows": ()})
+        return replace(self, source=source, limits=self.limits.reading(()))
+
+    def counter(self) -> RowCounter:
+        """Return what counts the source's rows."""
+        return RowCounter(self.limits.bad_rows, self.section)
+
+    def fit(self, sample: TrainingSample, counter: RowCounter) -> TrainingSample:
+        """Return a sample that is no longer than the limit: itself, or its beginning.
+
+        Raises:
+            DataError: It is longer, and that is refused.
+            BadRow: It is longer, and that is left out; or nothing that is trained would be left of it.
+        """
+        most = self.limits.max_tokens
+        if len(sample) <= most:
+            return sample
+        found = f"{len(sample)} tokens, the limit is {most}"
+        if self.limits.too_long == "refuse":
+            raise DataError(
+                f"{sample.origin}: {found}",
+                fix=f"raise {self.section}.max_tokens, or set {self.section}.too_long: skip or cut",
+            )
+        loss_mask = sample.loss_mask[:most]
+        if self.limits.too_long == "skip" or not loss_mask.any():
+            raise BadRow(Problem.TOO_LONG, found)
+        counter.shorten(sample.origin, len(sample))
+        end = int(np.flatnonzero(loss_mask)[-1]) + 1
+        # an image ends before the last trained token, or begins after it
+        images = tuple(image for image in sample.images if image.start < end)
+        return replace(sample, token_ids=sample.token_ids[:end], loss_mask=loss_mask[:end], images=images)

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from roll_like.data.packed import MappedSequence
 from roll_like.data.rows import Row
 from roll_like.errors import CheckpointError, DataError
 
 ItemT = TypeVar("ItemT")
-OtherT = TypeVar("OtherT")
 
 #: Rows of a stream that are read before a run, to find what is wrong with them.
 FIRST_ROWS = 1024
@@ -43,18 +41,6 @@ class Stream(Generic[ItemT]):
     rows: Callable[[], Iterable[Row]]
     items: Callable[[Sequence[Row], int], Sequence[ItemT]]
     content: Callable[[ItemT], bytes]
-
-    def mapped(self, make: Callable[[ItemT], OtherT], content: Callable[[OtherT], bytes]) -> Stream[OtherT]:
-        """Return a stream of what is made of the items."""
-        items = self.items
-        return Stream(
-            label=self.label,
-            block=self.block,
-            settings=self.settings,
-            rows=self.rows,
-            items=lambda rows, number: MappedSequence(items(rows, number), make),
-            content=content,
-        )
 
     def at(self, number: int) -> ItemT | None:
         """Return the item of a row, counted from 1; None where it has none."""

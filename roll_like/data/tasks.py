@@ -11,67 +11,31 @@ from functools import cached_property, partial
 from itertools import islice, product
 
 from roll_like.config.data import DataSource
-from roll_like.data.bad_rows import refuse_odd_text, refused
+from roll_like.data.bad_rows import LeftOut, RowsReport, refuse_odd_text, refused
 from roll_like.data.chat import WITHOUT_UNKNOWN, ChatMessage, Renderer, UnseenImages
 from roll_like.data.fields import final_answer
 from roll_like.data.images import as_text, download_images, pictures_of
 from roll_like.data.messages import field_names, read_last_answer, read_prompt, require_fields, short, with_system
+from roll_like.data.order import ItemSet, ItemSource, Order
 from roll_like.data.rows import Row, read_rows
 from roll_like.data.streamed import FIRST_ROWS, Stream
-from roll_like.errors import DataError, EnvError
+from roll_like.errors import CheckpointError, DataError, EnvError
 from roll_like.types import Message, Task
 
 _BATCH = 1024  # prompts tokenised in one call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceReport:
-    """What became of one source's rows.
-
-    Attributes:
-        name: The source.
-        rows: Rows read.
-        kept: Rows that became tasks.
-        too_long: Rows left out because their prompt is over the limit.
-        first_too_long: Origin of the first of them.
-        longest: Tokens of the longest prompt, kept or not.
-    """
-
-    name: str
-    rows: int
-    kept: int
-    too_long: int
-    first_too_long: str | None
-    longest: int
-
-    def __str__(self) -> str:
-        text = f"{self.name}: {self.kept} of {self.rows} rows"
-        if self.too_long:
-            text += f"; {self.too_long} prompts over the limit left out, first {self.first_too_long}"
-        return text
-
-
 @dataclass(frozen=True, kw_only=True)
-class TaskSource:
+class TaskSource(ItemSource[Task]):
     """The tasks of one source, in file order.
 
     Attributes:
-        name: Name in metrics.
-        key: Its place in the configuration (`data.sources.0`), for messages.
-        weight: Its share, relative to the other sources.
-        tasks: What it holds.
         answer_field: Field that became `Task.answer`.
-        stream: Where its tasks come from, if they are read as steps need them; `tasks` are its first ones.
         report: What was kept and what was left out.
     """
 
-    name: str
-    key: str
-    weight: float
-    tasks: tuple[Task, ...]
     answer_field: str | None
-    report: SourceReport
-    stream: Stream[Task] | None = None
+    report: RowsReport
 
     def require(self, fields: Sequence[str], why: str) -> None:
         """Check that every task has what a reward needs.
@@ -83,7 +47,7 @@ class TaskSource:
         Raises:
             DataError: A field is missing in a row, or is null; names file and line.
         """
-        for task, field in product(self.tasks, fields):
+        for task, field in product(self.items, fields):
             if (task.answer if field == "answer" else task.metadata.get(field)) is not None:
                 continue
             found = f"it has fields {field_names(task.metadata)}"
@@ -96,7 +60,7 @@ class TaskSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSet:
+class TaskSet(ItemSet[Task]):
     """All tasks of a run, by source."""
 
     sources: tuple[TaskSource, ...]
@@ -107,7 +71,7 @@ class TaskSet:
         return tuple(self)
 
     @property
-    def report(self) -> tuple[SourceReport, ...]:
+    def report(self) -> tuple[RowsReport, ...]:
         """What became of each source's rows."""
         return tuple(source.report for source in self.sources)
 
@@ -122,12 +86,38 @@ class TaskSet:
                 digest.update(source.stream.settings.encode())
         return digest.hexdigest()[:16]
 
-    def __len__(self) -> int:
-        return sum(len(source.tasks) for source in self.sources)
 
-    def __iter__(self) -> Iterator[Task]:
-        for source in self.sources:
-            yield from source.tasks
+class TaskOrder(Order[Task]):
+    """An endless sequence of tasks.
+
+    Args:
+        taskset: The tasks.
+        seed: As for `Order`.
+        shuffle: As for `Order`.
+
+    Raises:
+        ConfigError: There is nothing to draw from, or a weight is infinite.
+    """
+
+    def __init__(self, taskset: TaskSet, *, seed: int, shuffle: bool = True) -> None:
+        super().__init__(taskset.sources, taskset.fingerprint, seed=seed, shuffle=shuffle, limit="max_prompt_tokens")
+
+    def find(self, task_id: str) -> Task:
+        """Return a task by its id.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        for source in self._sources:
+            for task in source.items:
+                if task.task_id == task_id:
+                    return task
+            name, _, number = task_id.rpartition(":")
+            if source.stream is not None and name == source.name and number.isdecimal():
+                found = source.stream.at(int(number))
+                if found is not None:
+                    return found
+        raise CheckpointError(f"the checkpoint names the task {task_id!r}, which the data no longer has")
 
 
 def load_tasks(
@@ -169,38 +159,35 @@ def load_task_source(
     source: DataSource, renderer: Renderer, limit: int, key: str, *, most: int | None = None
 ) -> TaskSource:
     """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration, `most` reads first rows."""
-    name = source.label
     if source.streaming:
         most = FIRST_ROWS
     kept: list[Task] = []
-    rows = too_long = longest = 0
-    first_too_long: str | None = None
+    left: list[str] = []
+    longest = 0
     for task in _tasks(islice(read_rows(source, key), most), source, renderer, key):
-        rows += 1
         longest = max(longest, len(task.prompt_ids))
         if len(task.prompt_ids) <= limit:
             kept.append(task)
-            continue
-        too_long += 1
-        first_too_long = first_too_long or f"{task.origin} ({len(task.prompt_ids)} tokens)"
+        else:
+            left.append(f"{task.origin} ({len(task.prompt_ids)} tokens)")
+    rows = len(kept) + len(left)
     if not rows:
         raise DataError(f"{source.path} holds no rows", fix=f"correct {key}.path or {key}.split")
     if not kept:
         raise DataError(
-            f"{source.path}: all {rows} prompts are longer than {limit} tokens; first: {first_too_long}",
+            f"{source.path}: all {rows} prompts are longer than {limit} tokens; first: {left[0]}",
             fix=f"raise data.max_prompt_tokens (the longest prompt has {longest} tokens)",
         )
-    report = SourceReport(
-        name=name, rows=rows, kept=len(kept), too_long=too_long, first_too_long=first_too_long, longest=longest
-    )
+    left_out = (LeftOut(problem="prompts over the limit", count=len(left), first=left[0]),) if left else ()
+    report = RowsReport(name=source.label, rows=rows, kept=len(kept), longest=longest, left_out=left_out)
     return TaskSource(
-        name=name,
+        name=source.label,
         key=key,
         weight=source.weight,
-        tasks=tuple(kept),
+        items=tuple(kept),
+        stream=_stream(source, renderer, limit, key) if source.streaming else None,
         answer_field=source.answer_field,
         report=report,
-        stream=_stream(source, renderer, limit, key) if source.streaming else None,
     )
 
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from roll_like.config.data import RowLimits, RowSource
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import COLUMNS, mapped
+from roll_like.data.reader import Reader
 
 _META = "meta.json"
 _PART = ".part-"
@@ -40,19 +40,17 @@ def default_folder() -> Path:
     return Path("~/.cache/roll_like").expanduser()
 
 
-def key_of(reader: Any, renderer: Renderer, source: RowSource, limits: RowLimits, content: str) -> str:
+def key_of(reader: Reader[Any], renderer: Renderer, content: str) -> str:
     """Return what tokenised rows are found by.
 
     Args:
         reader: Makes samples of rows.
         renderer: Tokenizer and chat template.
-        source: The dataset.
-        limits: What happens to rows that are too long or bad.
         content: Hash of the rows themselves.
     """
     settings = {
-        "source": source.model_dump(mode="json", exclude={"rows", "name", "weight", "stream_block"}),
-        "limits": limits.model_dump(mode="json", exclude={"sources", "cache_dir", "cache_gib"}),
+        "source": reader.source.model_dump(mode="json", exclude={"rows", "name", "weight", "stream_block"}),
+        "limits": reader.limits.model_dump(mode="json", exclude={"sources", "cache_dir", "cache_gib"}),
         "reader": [type(reader).__module__, type(reader).__qualname__],
         "code": _code_hash(getattr(sys.modules[type(reader).__module__], "__file__", None)),
         "renderer": renderer.fingerprint,

@@ -1,6 +1,6 @@
 """Rows to samples, many at a time: here, and of large data in further processes.
 
-A process is started as `python -m roll_like.data.tokenise_main`. It reads pickled values from its standard input and
+A process runs `main`. It reads pickled values from its standard input and
 answers on its standard output: first what it works with, then batches of rows. It ends when its input does, also if the
 process that started it is killed. It is no fork, which would copy threads' locks, and it does not import the user's
 program.
@@ -19,19 +19,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter, refuse_odd_text
 from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
 from roll_like.data.images import download_images, require_whole_images, shift_images
-from roll_like.data.packed import Batch, PackedSamples
-from roll_like.data.reader import ConversationSample, Reader
+from roll_like.data.packed import PackedSamples, packed
+from roll_like.data.reader import Reader
 from roll_like.data.rows import Row
 from roll_like.data.turns import Piece
 from roll_like.errors import DataError, RollLikeError
-from roll_like.types import IntArray, PlacedImage
+from roll_like.types import IntArray, PlacedImage, TrainingSample
 
 #: Rows that are tokenised in one call.
 BATCH = 512
@@ -45,22 +46,20 @@ class Tokenised:
     """What became of a batch of rows.
 
     Attributes:
-        samples: The samples; None where they are in columns.
-        batch: The samples in columns; None where they hold images.
+        columns: The samples in columns; None where they hold images.
+        with_images: The samples that do.
         kept: Rows that became samples.
         counter: What became of the others.
     """
 
-    samples: list[Any] | None
-    batch: Batch | None
+    columns: dict[str, npt.NDArray[Any]] | None
+    with_images: list[Any]
     kept: int
     counter: RowCounter
 
     def samples_of(self, reader: Reader[Any]) -> Sequence[Any]:
         """Return the samples themselves."""
-        if self.batch is None:
-            return self.samples or []
-        return list(PackedSamples(self.batch.columns, self.batch.width, reader.make))
+        return self.with_images if self.columns is None else list(PackedSamples(self.columns, reader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,6 @@ class TokeniseJob:
 
     reader: Reader[Any]
     renderer: Renderer
-    counter: RowCounter
 
     def run(self, rows: Sequence[Row]) -> Tokenised:
         """Return what becomes of rows.
@@ -77,26 +75,24 @@ class TokeniseJob:
         Raises:
             DataError: A row is wrong, and that is refused.
         """
-        counter = self.counter.empty()
+        reader, counter = self.reader, self.reader.counter()
         samples: list[Any] = []
         kept = 0
-        for row, sequences in _tokenised(rows, self.reader, self.renderer, counter):
+        for row, sequences in _tokenised(rows, reader, self.renderer, counter):
             counter.longest = max(counter.longest, *map(len, sequences))
             try:
                 if counter.bad_rows == "skip":  # else --check decodes some of the images
                     require_whole_images(image.picture for each in sequences for image in each.images)
-                made = self.reader.finish(row, sequences, counter)
+                made = reader.finish(row, sequences, counter)
             except BadRow as bad:
                 counter.leave(row.origin, bad)
                 continue
             kept += bool(made)
             samples += made
-        every = [sample.sequences for sample in samples]
-        if any(each.images for parts in every for each in parts):
-            return Tokenised(samples=samples, batch=None, kept=kept, counter=counter)
-        values = [self.reader.value(sample) for sample in samples]
-        batch = Batch.of(every, values, self.reader.width)
-        return Tokenised(samples=None, batch=batch, kept=kept, counter=counter)
+        if any(each.images for sample in samples for each in sample.sequences):
+            return Tokenised(columns=None, with_images=samples, kept=kept, counter=counter)
+        columns = packed([(sample.sequences, reader.value(sample)) for sample in samples])
+        return Tokenised(columns=columns, with_images=[], kept=kept, counter=counter)
 
 
 def tokenised(rows: Iterable[Row], job: TokeniseJob) -> Iterator[Tokenised]:
@@ -146,7 +142,7 @@ class _Processes:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._count))
         for _ in range(self._count):
             process = subprocess.Popen(
-                [sys.executable, "-m", "roll_like.data.tokenise_main"],
+                [sys.executable, "-c", f"from {__name__} import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
@@ -217,8 +213,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def main(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer batches of rows until there are no more."""
+def main() -> None:
+    """Answer batches of rows, which standard input has, until there are no more."""
+    # what is printed meanwhile must not come between the answers
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     # an input that ends amid a value is that of a process that was killed, and so is an output that nobody reads
     with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):
         job: TokeniseJob = pickle.load(requests)
@@ -234,7 +233,7 @@ def main(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _tokenised(
     batch: Sequence[Row], reader: Reader[Any], renderer: Renderer, counter: RowCounter
-) -> Iterator[tuple[Row, list[ConversationSample]]]:
+) -> Iterator[tuple[Row, list[TrainingSample]]]:
     """Yield the rows that are not bad with their sequences; all are tokenised in one call."""
     if renderer.images is not None:
         download_images(batch)
@@ -263,7 +262,7 @@ def _tokenised(
 
 def _joined(
     pieces: Sequence[Piece], tokens: Sequence[IntArray], renderer: Renderer, row: Row, part: int
-) -> ConversationSample:
+) -> TrainingSample:
     if (unknown := next(filter(None, map(renderer.unknown, tokens)), None)) is not None:
         raise BadRow(Problem.UNKNOWN, f"it has {unknown}", fix=WITHOUT_UNKNOWN)
     images: list[PlacedImage] = []
@@ -279,7 +278,7 @@ def _joined(
     loss_mask = np.repeat([piece.trained for piece in pieces], [len(ids) for ids in tokens])
     if len(loss_mask):
         loss_mask[0] = False  # nothing predicts it
-    return ConversationSample(
+    return TrainingSample(
         token_ids=np.concatenate(tokens).astype(np.int32),
         loss_mask=loss_mask,
         origin=row.origin,

@@ -15,9 +15,11 @@ from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.plan import Plan, trainer_memory
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import viewed
-from roll_like.data.samples import ConversationSample, SampleSet, SampleT
+from roll_like.data.reader import SampleT
+from roll_like.data.samples import SampleSet
 from roll_like.errors import RollLikeError
 from roll_like.models.shape import ModelShape
+from roll_like.types import TrainingSample
 
 
 def offline_plan(config: OfflineRunConfig, model: ModelShape | None) -> Plan:
@@ -93,11 +95,11 @@ def _unread(config: OfflineRunConfig, data: SampleSet[Any], drawn: int) -> Itera
     total = sum(source.weight for source in data.sources)
     for index, source in enumerate(data.sources):
         read = round(drawn * source.weight / total)
-        if read < len(source.samples) / 2:
+        if read < len(source.items) / 2:
             yield Finding(
                 "warning",
                 f"data.sources.{index}.weight",
-                f"the run reads about {read} of {len(source.samples)} {what} of {source.name!r}, and the others never: "
+                f"the run reads about {read} of {len(source.items)} {what} of {source.name!r}, and the others never: "
                 f"{source.weight:g} is {source.weight / total:.2g} of all weights; raise it, or the run's steps",
             )
 
@@ -117,7 +119,7 @@ def load_findings(
         elif found is not None:
             loaded[section] = found
             # samples in columns have no images
-            samples = chain.from_iterable(each.samples for each in found.sources if isinstance(each.samples, tuple))
+            samples = chain.from_iterable(each.items for each in found.sources if isinstance(each.items, tuple))
             sequences = (sequence for sample in samples for sequence in sample.sequences)
             images = ((each.origin, image.picture) for each in sequences for image in each.images)
             yield from damaged_images(images, f"{section}.sources")
@@ -129,10 +131,7 @@ def load_findings(
 
 def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Finding]:
     trained = {
-        _short_hash(sequence)
-        for source in data.sources
-        for item in viewed(source.samples)
-        for sequence in item.sequences
+        _short_hash(sequence) for source in data.sources for item in viewed(source.items) for sequence in item.sequences
     }
     both = [item for item in evaluation if all(_short_hash(sequence) in trained for sequence in item.sequences)]
     if both:
@@ -145,8 +144,8 @@ def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Fi
         )
 
 
-def _short_hash(sequence: ConversationSample) -> bytes:
-    return hashlib.blake2b(sequence.content(), digest_size=16).digest()
+def _short_hash(sequence: TrainingSample) -> bytes:
+    return hashlib.blake2b(TrainingSample.content(sequence), digest_size=16).digest()
 
 
 def _load(

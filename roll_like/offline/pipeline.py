@@ -13,7 +13,8 @@ from roll_like.check.model import check_window
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.order import Order
-from roll_like.data.samples import SampleSet, SampleT
+from roll_like.data.reader import SampleT
+from roll_like.data.samples import SampleSet
 from roll_like.models.load import load_renderer
 from roll_like.models.shape import ModelShape
 from roll_like.offline.check import data_findings, offline_plan

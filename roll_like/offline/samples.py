@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from roll_like.data.samples import ConversationSample
 from roll_like.types import TrainingSample
 from roll_like.values import Max, Mean, Metric, Sum
 
 
-def training_samples(conversations: Sequence[ConversationSample]) -> list[TrainingSample]:
-    """Return conversations as the trainer takes them: each for itself."""
-    return [
-        TrainingSample(
-            group_id=str(index), token_ids=each.token_ids, prompt_length=0, loss_mask=each.loss_mask, images=each.images
-        )
-        for index, each in enumerate(conversations)
-    ]
+def numbered(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Return the samples of a step, each a group for itself."""
+    return [replace(each, group_id=str(index)) for index, each in enumerate(samples)]
 
 
 def samples_metrics(samples: Sequence[TrainingSample]) -> dict[str, Metric]:
     """Return how many samples a step has, how many of their tokens are trained, and how long they are."""
-    trained = sum(int(sample.loss_mask.sum()) for sample in samples)
-    return length_metrics([len(sample.token_ids) for sample in samples], trained=trained)
+    return length_metrics([len(sample) for sample in samples], trained=sum(each.trained_tokens for each in samples))
 
 
 def length_metrics(lengths: Sequence[int], *, trained: int) -> dict[str, Metric]:

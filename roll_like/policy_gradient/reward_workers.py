@@ -21,8 +21,7 @@ from roll_like.config.rewards import (
     RewardsConfig,
 )
 from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
-from roll_like.data.order import TaskOrder
-from roll_like.data.tasks import TaskSet, load_tasks
+from roll_like.data.tasks import TaskOrder, TaskSet, load_tasks
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
@@ -143,7 +142,7 @@ def prompt_groups(
     """
     tasks = tasks_of(config)
     for report in tasks.report:
-        if report.too_long:
+        if report.left_out:
             warn(str(report))
     sampling = sampling_of(config.rollout)
     baseline = config.greedy_baseline

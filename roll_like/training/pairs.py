@@ -11,15 +11,7 @@ import numpy as np
 from roll_like.errors import EngineError
 from roll_like.training.layout import Layout, MicroBatch, spread
 from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
-from roll_like.types import BoolArray, FloatArray, IntArray, TrainingSample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingPair:
-    """Two sequences that begin alike and share their `group_id`, the first of which is preferred."""
-
-    chosen: TrainingSample
-    rejected: TrainingSample
+from roll_like.types import BoolArray, FloatArray, IntArray, Pair, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +31,16 @@ class PairBatch(MicroBatch):
     counted: FloatArray
 
 
-def sequences_of(pairs: Sequence[TrainingPair]) -> list[TrainingSample]:
+def sequences_of(pairs: Sequence[Pair]) -> list[TrainingSample]:
     """Return the sequences of pairs: each chosen one and, after it, the rejected one."""
-    return [sequence for pair in pairs for sequence in (pair.chosen, pair.rejected)]
+    return [sequence for pair in pairs for sequence in pair.sequences]
 
 
-def pair_batches(
-    pairs: Sequence[TrainingPair], *, ranks: int, max_tokens: int, joined: bool = False
-) -> list[list[PairBatch]]:
+def pair_batches(pairs: Sequence[Pair], *, ranks: int, max_tokens: int, joined: bool = False) -> list[list[PairBatch]]:
     """Return each rank's micro-batches of one optimizer step over pairs.
 
     Args:
-        pairs: The global batch.
+        pairs: The global batch; both of a pair have its `group_id` and the `prompt_length` that they share.
         ranks: World size of the engine.
         max_tokens: Budget of one micro-batch, padding included.
         joined: Whether rows have no masks (`Layout`).
@@ -60,7 +50,7 @@ def pair_batches(
     """
     longest = max_tokens if joined else min(max_tokens, MAX_SHARED_ROW_TOKENS)
     for pair in pairs:
-        length = len(pair.chosen.token_ids) + len(pair.rejected.token_ids) - pair.chosen.prompt_length - 2
+        length = len(pair.chosen) + len(pair.rejected) - pair.chosen.prompt_length - 2
         if length > longest:
             raise EngineError(
                 f"a pair takes {length} tokens, and a row {longest} at most",

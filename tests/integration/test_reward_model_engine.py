@@ -15,7 +15,7 @@ from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig, ScoredPairData
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
-from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
+from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.cluster import ResourceManager
 from roll_like.config.model import ModelConfig
@@ -28,6 +28,7 @@ from roll_like.models.load import load_tokenizer
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
+from roll_like.types import Pair
 from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
@@ -39,7 +40,7 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def pairs(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ScoredPair]:
+def pairs(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
     """Real pairs, with margins of 0, 0.5, 1, …"""
     path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
     path.write_text("".join(json.dumps(row | {"by": at / 2}) + "\n" for at, row in enumerate(ROWS)))
@@ -54,14 +55,14 @@ def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training
     return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 
-def score(model: Any, pair: ScoredPair) -> tuple[torch.Tensor, torch.Tensor]:
+def score(model: Any, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
     """What transformers itself makes of each conversation alone."""
     chosen, rejected = (torch.from_numpy(each.token_ids).long()[None] for each in pair.sequences)
     return model(chosen).logits[0, 0], model(rejected).logits[0, 0]
 
 
 @pytest.fixture(scope="module")
-def plain(float_model: Path, pairs: list[ScoredPair]) -> tuple[float, dict[str, torch.Tensor]]:
+def plain(float_model: Path, pairs: list[Pair]) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and weights after one AdamW step in plain PyTorch, written from the formula."""
     model = load_classifier(float_model, "float32", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
@@ -90,7 +91,7 @@ def plain(float_model: Path, pairs: list[ScoredPair]) -> tuple[float, dict[str, 
 def test_an_update_is_that_of_a_plain_loop_and_the_reward_scores_as_the_engine(
     resources: ResourceManager,
     float_model: Path,
-    pairs: list[ScoredPair],
+    pairs: list[Pair],
     plain: tuple[float, dict[str, torch.Tensor]],
     options: dict[str, Any],
     tmp_path: Path,

@@ -21,7 +21,6 @@ from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.cluster import ResourceManager
 from roll_like.config.resources import DeviceRange
 from roll_like.config.training import TrainingConfig
-from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
@@ -44,8 +43,7 @@ def batch(vocabulary: int = 400) -> LabelledStep:
     for prompt, label in zip(PROMPTS, LABELS, strict=True):
         tokens = np.concatenate([prompts[prompt], random.integers(5, vocabulary, random.integers(2, 12))])
         loss_mask = np.arange(len(tokens)) >= len(prompts[prompt])
-        sample = ConversationSample(token_ids=tokens.astype(np.int32), loss_mask=loss_mask, origin="")
-        labelled.append(LabelledSample(sample=sample, label=label))
+        labelled.append(LabelledSample(token_ids=tokens.astype(np.int32), loss_mask=loss_mask, desirable=label))
     return labelled_step(labelled, max_tokens=64, baseline=True)
 
 

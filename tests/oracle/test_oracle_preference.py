@@ -19,7 +19,6 @@ from preference_cases import Responses, figures, head_cases, loss_and_gradient, 
 
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
-from roll_like.data.samples import ConversationSample
 
 any_responses = responses()
 #: TRL computes the alpha divergence in float32, whose exponentials of far log-ratios are too coarse.
@@ -251,14 +250,14 @@ def test_values_gradients_and_figures(row: Row, data: st.DataObject) -> None:
 def test_the_baseline_has_the_same_answers_after_the_same_prompts(prompts: list[str]) -> None:
     rows = [(prompt, f"{at}" * (at % 3 + 1) + ".") for at, prompt in enumerate(prompts)]
     samples = [
-        ConversationSample(
+        LabelledSample(
             token_ids=np.array([ord(letter) for letter in prompt + answer], np.int32),
             loss_mask=np.arange(len(prompt + answer)) >= len(prompt),
             origin=prompt,
+            desirable=True,
         )
         for prompt, answer in rows
     ]
-    labelled = [LabelledSample(sample=sample, label=True) for sample in samples]
-    made = labelled_step(labelled, max_tokens=99, baseline=True).mismatched
+    made = labelled_step(samples, max_tokens=99, baseline=True).mismatched
     texts = [("".join(map(chr, each.token_ids)), each.prompt_length) for each in made]
     assert sorted((text[:end], text[end:]) for text, end in texts) == sorted(trl.kto_mismatched(rows, len(rows)))

@@ -21,7 +21,6 @@ from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
 from roll_like.config.data import ConversationData, PairData
 from roll_like.data import kept_samples, tokenise
-from roll_like.data.bad_rows import RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import ConversationReader, load_conversations
 from roll_like.data.packed import PackedSamples
@@ -90,9 +89,9 @@ def test_one_process_tokenises_once_and_the_next_one_reads_what_is_kept(
             assert one.content() == two.content()
             assert (one.origin, one.part) == (two.origin, two.part)
             assert two.token_ids.flags.writeable
-    assert isinstance(kept.sources[0].samples, PackedSamples)
-    assert isinstance(kept.sources[0].samples.columns["token_ids"], np.memmap)
-    assert kept.sources[0].samples[-1].origin == f"{tmp_path}/rows.jsonl:{ROWS}"
+    assert isinstance(kept.sources[0].items, PackedSamples)
+    assert isinstance(kept.sources[0].items.columns["token_ids"], np.memmap)
+    assert kept.sources[0].items[-1].origin == f"{tmp_path}/rows.jsonl:{ROWS}"
     assert (entry / "meta.json").is_file()
 
 
@@ -174,7 +173,7 @@ def test_every_kind_of_sample_comes_back_as_it_was(tmp_path: Path, render: Rende
             assert type(one) is type(two)
             assert one.content() == two.content()
             assert [each.origin for each in one.sequences] == [each.origin for each in two.sequences]
-    assert kept[0].label is False
+    assert kept[0].desirable is False
 
 
 def _zero(file: Path) -> None:
@@ -306,8 +305,8 @@ def test_several_processes_give_the_same(
 def test_a_process_that_is_lost_is_an_error(tmp_path: Path, render: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "rows.jsonl")
     data = data_of(file, tmp_path)
-    reader = ConversationReader(source=data.sources[0], key="data.sources.0", data=data, section="data")
-    job = tokenise.TokeniseJob(reader, render, RowCounter("refuse", "data"))
+    reader = ConversationReader(source=data.sources[0], key="data.sources.0", limits=data, section="data")
+    job = tokenise.TokeniseJob(reader, render)
     monkeypatch.setattr(tokenise, "_FIRST_ROWS", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(tokenise, "_pickled", lambda job: pickle.dumps(None))  # no job: it fails

@@ -58,7 +58,7 @@ def test_messages_and_prompt_with_completion_are_the_same_sample(tmp_path: Path,
     assert render.decode(first.token_ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>"
     assert trained(render, first) == "Hello<|im_end|>"
     assert (first.token_ids.dtype, first.loss_mask.dtype) == (np.int32, np.bool_)
-    assert first.loss_mask.tolist() == [False] * first.prompt_length + [True] * first.trained_tokens
+    assert first.loss_mask.tolist() == [False] * first.first_trained + [True] * first.trained_tokens
 
 
 LONGER = {"messages": [HI, HELLO, {"role": "user", "content": "How?"}, {"role": "assistant", "content": "Well"}, HI]}
@@ -329,8 +329,8 @@ def test_verdicts(tmp_path: Path, render: Renderer) -> None:
         load_labelled(data, render)
     write_lines(file, {**row, "label": True}, {**row, "label": 0}, {**LONGER, "label": 1})
     samples = load_labelled(data, render).samples
-    assert [sample.label for sample in samples] == [True, False, True]
-    assert [trained(render, sample.sample) for sample in samples] == [*["Hello<|im_end|>"] * 2, "Well<|im_end|>"]
+    assert [sample.desirable for sample in samples] == [True, False, True]
+    assert [trained(render, sample) for sample in samples] == [*["Hello<|im_end|>"] * 2, "Well<|im_end|>"]
     assert samples[0].content() != samples[1].content()
     write_lines(file, {**row, "label": 2.0})
     with pytest.raises(DataError, match="found float"):

@@ -12,11 +12,12 @@ from tiny_model import make_tiny_tokenizer
 from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
 from roll_like.config.data import ConversationData, DataSource, PairData
-from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowCounter, RowsReport
+from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowCounter, SamplesReport
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
 from roll_like.data.tasks import load_tasks
+from roll_like.types import TrainingSample
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ def test_the_rows_are_read(tmp_path: Path) -> None:
             samples += load_labelled(LabelledData.model_validate(data), render).samples
         else:
             samples += load_conversations(ConversationData.model_validate(data), render).samples
-    assert len({sample.sequences[0].content() for sample in samples}) == 1
+    assert len({TrainingSample.content(sample.sequences[0]) for sample in samples}) == 1
     assert samples[3].content() == samples[4].content()
 
 
@@ -80,7 +81,7 @@ def test_the_report_is_worded_so() -> None:
         counter.leave(f"talk.jsonl:{line}", empty)
     counter.leave("talk.jsonl:40", BadRow(Problem.TOO_LONG, "160 tokens, the limit is 128"))
     assert counter.left_out[0] == LeftOut(problem=Problem.EMPTY, count=3, first=f"talk.jsonl:7 ({empty.message})")
-    report = RowsReport(
+    report = SamplesReport(
         name="talk",
         rows=100,
         kept=96,

@@ -106,11 +106,11 @@ def test_rows_as_they_are_published(values: dict[str, Any], render: Renderer, tm
     assert count == 64
     if pipeline == "sft":
         (sample,) = load_conversations(ConversationData(sources=sources, **data), render).samples
-        assert render.decode(sample.token_ids[: sample.prompt_length]) == prompt
+        assert render.decode(sample.token_ids[: sample.first_trained]) == prompt
         assert render.decode(sample.token_ids[sample.loss_mask]) == "42<|im_end|>"
     else:
         (pair,) = load_pairs(PairData(sources=sources, **data), render).samples
-        assert render.decode(pair.chosen.token_ids[: pair.prompt_length]) == prompt
+        assert render.decode(pair.chosen.token_ids[: pair.chosen.first_trained]) == prompt
         answers = [render.decode(each.token_ids[each.loss_mask]) for each in pair.sequences]
         assert answers == ["42<|im_end|>", "41<|im_end|>"]
 
@@ -182,7 +182,7 @@ def test_transcripts(tmp_path: Path, render: Renderer) -> None:
     file.write_text(json.dumps(row))
     (pair,) = load_pairs(PairData(sources=[{"path": str(file), "transcripts": True}]), render).samples
     prompt = render.render([{"role": "user", "content": "Hi"}], ())
-    assert render.decode(pair.chosen.token_ids[: pair.prompt_length]) == prompt
+    assert render.decode(pair.chosen.token_ids[: pair.chosen.first_trained]) == prompt
 
 
 def test_texts_in_place_of_conversations_name_the_remedy(tmp_path: Path, render: Renderer) -> None:

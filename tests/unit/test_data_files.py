@@ -154,7 +154,7 @@ def test_conversations_of_others_are_those_with_roles(
         sources=[{"path": str(file), "messages_field": field}, {"path": str(expected)}], max_tokens=99
     )
     found = load_conversations(data, renderer)
-    (one,), (other,) = (source.samples for source in found.sources)
+    (one,), (other,) = (source.items for source in found.sources)
     assert one.token_ids.tolist() == other.token_ids.tolist()
     assert one.loss_mask.tolist() == other.loss_mask.tolist()
     (task,) = load_tasks(
@@ -169,7 +169,7 @@ def test_preferences_of_sharegpt(renderer: Renderer, tmp_path: Path) -> None:
     row = {"conversations": SHAREGPT[:2], "chosen": SHAREGPT[2], "rejected": {"from": "gpt", "value": "No"}}
     file = write(tmp_path / "a.json", json.dumps([row]))
     data = PairData(sources=[{"path": str(file), "prompt_field": "conversations"}], max_tokens=99)
-    (pair,) = load_pairs(data, renderer).sources[0].samples
+    (pair,) = load_pairs(data, renderer).sources[0].items
     decode = renderer.tokenizer.decode
     assert decode(pair.chosen.token_ids).endswith("<|im_start|>assistant\nHello<|im_end|>")
     assert decode(pair.rejected.token_ids).endswith("<|im_start|>assistant\nNo<|im_end|>")
@@ -201,14 +201,14 @@ def test_tables_for_every_kind_of_row(renderer: Renderer, tmp_path: Path) -> Non
     sources = [{"path": str(file)}]
     (first, second) = load_tasks([DataSource(path=str(file), answer_field="completion")], renderer, 99).tasks
     assert (first.answer, first.metadata["margin"], second.origin) == ("Hello", "0.5", f"{file}:3")
-    assert len(load_conversations(ConversationData(sources=sources, max_tokens=99), renderer).sources[0].samples) == 2
-    assert len(load_pairs(PairData(sources=sources, max_tokens=99), renderer).sources[0].samples) == 2
-    labelled = load_labelled(LabelledData(sources=sources, max_tokens=99), renderer).sources[0].samples
-    assert [each.label for each in labelled] == [True, False]
+    assert len(load_conversations(ConversationData(sources=sources, max_tokens=99), renderer).sources[0].items) == 2
+    assert len(load_pairs(PairData(sources=sources, max_tokens=99), renderer).sources[0].items) == 2
+    labelled = load_labelled(LabelledData(sources=sources, max_tokens=99), renderer).sources[0].items
+    assert [each.desirable for each in labelled] == [True, False]
     scored = load_scored_pairs(
         ScoredPairData(sources=[{"path": str(file), "margin_field": "margin"}], max_tokens=99), renderer
     )
-    assert [pair.margin for pair in scored.sources[0].samples] == [0.5, 1.0]
+    assert [pair.margin for pair in scored.sources[0].items] == [0.5, 1.0]
 
 
 #: Without the time, so that the tests are called the same in every process.

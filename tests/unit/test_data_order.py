@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.data.order import TaskOrder
-from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
+from roll_like.data.bad_rows import RowsReport
+from roll_like.data.tasks import TaskOrder, TaskSet, TaskSource
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.types import Task
 
@@ -29,8 +29,8 @@ def make_source(name: str, size: int, weight: float, first: int = 0) -> TaskSour
         )
         for number in range(size)
     )
-    report = SourceReport(name=name, rows=size, kept=size, too_long=0, first_too_long=None, longest=1)
-    return TaskSource(name=name, key="data.sources.0", weight=weight, tasks=tasks, answer_field=None, report=report)
+    report = RowsReport(name=name, rows=size, kept=size, left_out=(), longest=1)
+    return TaskSource(name=name, key="data.sources.0", weight=weight, items=tasks, answer_field=None, report=report)
 
 
 def make_set(sizes: Sequence[int], weights: Sequence[float], first: int = 0) -> TaskSet:
@@ -75,7 +75,7 @@ def test_every_pass_holds_every_task_once(taskset, seed, shuffle):
         task = order.next()
         seen[task.source].append(task.task_id)
     for source in taskset.sources:
-        everything = [task.task_id for task in source.tasks]
+        everything = [task.task_id for task in source.items]
         whole = len(seen[source.name]) // len(everything)
         for number in range(whole):
             one = seen[source.name][number * len(everything) : (number + 1) * len(everything)]

@@ -60,9 +60,9 @@ def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, render: Renderer, 
     (pair,) = load(file, render)
     prompt = render.render([HI], ())
     assert pair.origin == f"{file}:1"
-    assert render.decode(pair.chosen.token_ids[: pair.prompt_length]) == prompt
-    assert pair.chosen.token_ids[: pair.prompt_length].tolist() == render.encode(prompt).tolist()
-    assert pair.rejected.token_ids[: pair.prompt_length].tolist() == render.encode(prompt).tolist()
+    assert render.decode(pair.chosen.token_ids[: pair.chosen.first_trained]) == prompt
+    assert pair.chosen.token_ids[: pair.chosen.first_trained].tolist() == render.encode(prompt).tolist()
+    assert pair.rejected.token_ids[: pair.rejected.first_trained].tolist() == render.encode(prompt).tolist()
     assert (said(render, pair.chosen), said(render, pair.rejected)) == ("Hello<|im_end|>", "Go away<|im_end|>")
 
 
@@ -74,12 +74,12 @@ def test_a_prompt_of_many_turns_is_not_trained(tmp_path: Path, render: Renderer)
     assert first.content() == second.content()
     assert said(render, first.chosen) == "Hello<|im_end|>Hello<|im_end|>"
     assert said(render, first.rejected) == "Go away<|im_end|>"
-    assert render.decode(first.rejected.token_ids[: first.prompt_length]) == render.render(begun, ())
+    assert render.decode(first.rejected.token_ids[: first.rejected.first_trained]) == render.render(begun, ())
 
 
 def test_a_system_prompt(tmp_path: Path, render: Renderer) -> None:
     (pair,) = load(write_lines(tmp_path / "pairs.jsonl", FINE), render, {"system_prompt": "Be brief."})
-    assert render.decode(pair.chosen.token_ids[: pair.prompt_length]) == render.render([SYSTEM, HI], ())
+    assert render.decode(pair.chosen.token_ids[: pair.chosen.first_trained]) == render.render([SYSTEM, HI], ())
 
 
 BAD = [
@@ -191,5 +191,5 @@ def test_pairs_as_verdicts(tmp_path: Path, render: Renderer) -> None:
     pairs = load(write_lines(tmp_path / "pairs.jsonl", FINE), render)
     desirable, undesirable = labelled_samples(pairs)
     assert [*labelled_samples([desirable])] == [desirable]
-    assert (desirable.label, said(render, desirable.sample)) == (True, "Hello<|im_end|>")
-    assert (undesirable.label, said(render, undesirable.sample)) == (False, "Go away<|im_end|>")
+    assert (desirable.desirable, said(render, desirable)) == (True, "Hello<|im_end|>")
+    assert (undesirable.desirable, said(render, undesirable)) == (False, "Go away<|im_end|>")

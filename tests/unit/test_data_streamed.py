@@ -15,8 +15,8 @@ from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.data import ConversationData, DataSource
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
-from roll_like.data.order import Order, TaskOrder
-from roll_like.data.tasks import TaskSet, load_tasks
+from roll_like.data.order import Order
+from roll_like.data.tasks import TaskOrder, TaskSet, load_tasks
 from roll_like.errors import CheckpointError, ConfigError, DataError
 
 ROWS, BLOCK = 10, 4

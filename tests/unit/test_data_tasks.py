@@ -204,9 +204,8 @@ def test_long_prompts_are_left_out_and_counted(tmp_path, tokenizer):
     tasks = load(file, tokenizer, limit=30)
     assert [task.task_id for task in tasks] == ["l:1", "l:3"]
     (report,) = tasks.report
-    assert (report.rows, report.kept, report.too_long) == (4, 2, 2)
-    assert report.first_too_long is not None
-    assert report.first_too_long.startswith(f"{file}:2 (")
+    assert (report.rows, report.kept, report.left_out[0].count) == (4, 2, 2)
+    assert report.left_out[0].first.startswith(f"{file}:2 (")
     assert report.longest > 60
     assert "2 of 4 rows; 2 prompts over the limit left out" in str(report)
     with pytest.raises(DataError, match=r"all 4 prompts are longer than 3 tokens(.|\n)*max_prompt_tokens"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,23 +12,22 @@ from hypothesis import strategies as st
 
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample, Preference
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
-from roll_like.data.pairs import PairSample
-from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
+from roll_like.types import Pair, Picture, PlacedImage, TrainingSample
 
 PROMPT = 5
 
 
-def sequence(prompt: int, answer: list[int]) -> ConversationSample:
+def sequence(prompt: int, answer: list[int]) -> TrainingSample:
     """A prompt of so many tokens, all of that number, and an answer."""
     tokens = np.array([*[PROMPT + prompt] * (prompt + 1), *answer], np.int32)
-    return ConversationSample(
+    return TrainingSample(
         token_ids=tokens, loss_mask=np.arange(len(tokens)) > prompt, origin=f"rows.jsonl:{prompt + 1}"
     )
 
 
 def verdict(prompt: int, answer: list[int], label: bool = True) -> LabelledSample:
-    return LabelledSample(sample=sequence(prompt, answer), label=label)
+    return LabelledSample(**sequence(prompt, answer).shared_fields, desirable=label)
 
 
 def mismatched(labelled: Sequence[Preference], max_tokens: int = 99) -> list[tuple[list[int], list[int]]]:
@@ -55,16 +55,20 @@ def test_answers_keep_their_tokens_and_verdicts() -> None:
     assert [id(each) for each in both.trained] == [id(each) for each in both.sequences[:2]]
 
 
+def test_answers_keep_their_images() -> None:
+    image = PlacedImage(picture=Picture(data=b"", label="a.png"), start=0, length=1)
+    labelled = [replace(verdict(at, [60 + at]), images=(image,)) for at in range(2)]
+    step = labelled_step(labelled, max_tokens=99, baseline=True)
+    assert [each.images for each in step.sequences] == [(image,)] * 4
+
+
 def test_each_prompt_is_followed_by_the_answer_before_it() -> None:
     found = mismatched([verdict(0, [60]), verdict(1, [61, 62]), verdict(2, [63])])
     assert sorted(found) == [([5], [63]), ([6, 6], [60]), ([7, 7, 7], [61, 62])]
 
 
 def test_both_answers_of_a_pair_go_to_another_prompt() -> None:
-    pairs = [
-        PairSample(chosen=sequence(at, [60 + at]), rejected=sequence(at, [70 + at]), prompt_length=at + 1, origin="")
-        for at in range(3)
-    ]
+    pairs = [Pair(chosen=sequence(at, [60 + at]), rejected=sequence(at, [70 + at])) for at in range(3)]
     found = mismatched(pairs)
     assert sorted(answer for _, answer in found) == [[60], [61], [62], [70], [71], [72]]
     assert sorted(found) == sorted(
@@ -101,8 +105,8 @@ def test_what_is_too_long_after_a_longer_prompt_is_cut() -> None:
 
 def test_untrained_tokens_of_an_answer_are_scored_as_context_only() -> None:
     tokens = np.array([5, 60, 61, 62, 63], np.int32)  # a call, what a tool said, the answer
-    whole = ConversationSample(token_ids=tokens, loss_mask=np.array([False, True, False, False, True]), origin="")
-    labelled = [LabelledSample(sample=whole, label=True), verdict(1, [70])]
+    mask = np.array([False, True, False, False, True])
+    labelled = [LabelledSample(token_ids=tokens, loss_mask=mask, desirable=True), verdict(1, [70])]
     made = labelled_step(labelled, max_tokens=99, baseline=True)
     (moved,) = [each for each in made.mismatched if 60 in each.token_ids]
     assert moved.token_ids.tolist() == [6, 6, 60, 61, 62, 63]

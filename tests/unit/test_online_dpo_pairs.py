@@ -11,9 +11,8 @@ from tests_support import scored, task
 
 from roll_like.builtin.pipelines.online_dpo.config import PairsConfig
 from roll_like.builtin.pipelines.online_dpo.pairs import Paired, decode_pairs, encode_pairs, pair_groups
-from roll_like.data.pairs import PairSample
 from roll_like.errors import CheckpointError
-from roll_like.types import Failure, Group, Scored, StopReason
+from roll_like.types import Failure, Group, Pair, Scored, StopReason
 from roll_like.values import reduce
 
 CUT = StopReason.LENGTH
@@ -50,7 +49,7 @@ def test_the_best_is_chosen_and_the_worst_rejected_token_by_token() -> None:
     assert pair.chosen.token_ids.tolist() == [7, 7, 100, 100, 100]
     assert pair.chosen.loss_mask.tolist() == [False, False, True, True, True]
     assert pair.rejected.token_ids.tolist() == [7, 7, 101, 101, 101, 101]
-    assert (pair.prompt_length, pair.origin) == (2, "fake.jsonl:8")
+    assert (pair.chosen.first_trained, pair.origin) == (2, "fake.jsonl:8")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +112,8 @@ def test_answers_that_cannot_be_told_apart_or_learned_from_are_in_no_pair() -> N
     assert places(found) == [(1, 2)]
 
 
-def same_pairs(left: tuple[PairSample, ...], right: tuple[PairSample, ...]) -> bool:
-    return [(p.content(), p.prompt_length, p.origin) for p in left] == [
-        (p.content(), p.prompt_length, p.origin) for p in right
-    ]
+def same_pairs(left: tuple[Pair, ...], right: tuple[Pair, ...]) -> bool:
+    return [(p.content(), p.origin) for p in left] == [(p.content(), p.origin) for p in right]
 
 
 def test_a_checkpoint_holds_pairs_as_they_are() -> None:

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.objective import ScoreModule, score_targets
-from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
+from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
@@ -26,6 +26,7 @@ from roll_like.models.export import save_hf_directory
 from roll_like.models.load import load_tokenizer
 from roll_like.training.pairs import pair_batches, sequences_of
 from roll_like.training.policy import tensors_of
+from roll_like.types import Pair, TrainingSample
 
 PAIRS = Path(__file__).resolve().parents[2] / "configs" / "data" / "pairs_eval.jsonl"
 ROW = {"prompt": "Say a number", "chosen": "It is twelve.", "rejected": "No."}
@@ -39,7 +40,7 @@ def write(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def load(
     path: Path, render: Renderer | None = None, source: dict[str, Any] | None = None, **limits: Any
-) -> SampleSet[ScoredPair]:
+) -> SampleSet[Pair]:
     data = ScoredPairData.model_validate({"sources": [{"path": str(path), **(source or {})}], **limits})
     return load_scored_pairs(data, render or Renderer(make_tiny_tokenizer()))
 
@@ -99,14 +100,12 @@ def test_long_pairs_are_left_out_whole_and_bad_ones_are_named(tmp_path: Path) ->
         load(write(tmp_path, ROW | {"chosen": ends}))
 
 
-def pair_of(chosen: list[int], rejected: list[int]) -> ScoredPair:
-    from roll_like.data.samples import ConversationSample
-
-    def sample(ids: list[int]) -> ConversationSample:
+def pair_of(chosen: list[int], rejected: list[int]) -> Pair:
+    def sample(ids: list[int]) -> TrainingSample:
         tokens = np.array(ids, np.int32)
-        return ConversationSample(token_ids=tokens, loss_mask=np.arange(len(ids)) == len(ids) - 1, origin="f:1")
+        return TrainingSample(token_ids=tokens, loss_mask=np.arange(len(ids)) == len(ids) - 1, origin="f:1")
 
-    return ScoredPair(chosen=sample(chosen), rejected=sample(rejected), margin=0.0, origin="f:1")
+    return Pair(chosen=sample(chosen), rejected=sample(rejected), margin=0.0)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.evaluation import EvaluationConfig
 from roll_like.config.rollout import RolloutConfig
-from roll_like.data.order import TaskOrder
-from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
+from roll_like.data.bad_rows import RowsReport
+from roll_like.data.tasks import TaskOrder, TaskSet, TaskSource
 from roll_like.errors import GenerationError
 from roll_like.policy_gradient import reward_workers
 from roll_like.rollout.collection import Collected, GroupCollector, SampleCounter
@@ -35,11 +35,11 @@ from roll_like.values import reduce
 
 
 def taskset(count: int = 10) -> TaskSet:
-    report = SourceReport(name="fake", rows=count, kept=count, too_long=0, first_too_long=None, longest=2)
+    report = RowsReport(name="fake", rows=count, kept=count, left_out=(), longest=2)
     tasks = tuple(task(index) for index in range(count))
     return TaskSet(
         sources=(
-            TaskSource(name="fake", key="data.sources.0", weight=1.0, tasks=tasks, answer_field=None, report=report),
+            TaskSource(name="fake", key="data.sources.0", weight=1.0, items=tasks, answer_field=None, report=report),
         )
     )
 

@@ -15,14 +15,12 @@ from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample, Prefer
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep, of_step
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.config.training import TrainingConfig
-from roll_like.data.pairs import PairSample
-from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Share
 from roll_like.training.layout import MicroBatch
-from roll_like.types import FloatArray
+from roll_like.types import FloatArray, Pair
 from roll_like.values import Max, Mean, Sum, reduce
 
 COUNTS = {
@@ -63,8 +61,7 @@ def labelled(verdicts: Sequence[tuple[int, list[int], bool]]) -> list[LabelledSa
     samples = []
     for prompt, answer, label in verdicts:
         tokens = np.array([prompt, *answer], np.int32)
-        sample = ConversationSample(token_ids=tokens, loss_mask=np.arange(len(tokens)) > 0, origin="")
-        samples.append(LabelledSample(sample=sample, label=label))
+        samples.append(LabelledSample(token_ids=tokens, loss_mask=np.arange(len(tokens)) > 0, desirable=label))
     return samples
 
 
@@ -139,11 +136,8 @@ def test_figures_without_a_step_by_hand() -> None:
 )
 def test_pairs_are_measured_as_pairs_and_labelled_answers_are_not(reference: list[float], expected: float) -> None:
     verdicts = [(1, [30], True), (1, [10, 20], False), (2, [25, 5], True), (2, [29, 1], False)]
-    one, two, three, four = (each.sample for each in labelled(verdicts))
-    pairs = [
-        PairSample(chosen=chosen, rejected=rejected, prompt_length=1, origin="")
-        for chosen, rejected in ((one, two), (three, four))
-    ]
+    one, two, three, four = labelled(verdicts)
+    pairs = [Pair(chosen=one, rejected=two), Pair(chosen=three, rejected=four)]
     sums = np.array([*reference, *[-3.0] * 4], np.float32)
 
     def measured(preferences: Sequence[Preference]) -> dict[str, float]:
