@@ -2,6 +2,6 @@
 
 from roll_like.algorithms.advantages import groups, returns, turns
 from roll_like.algorithms.advantages.base import AdvantageEstimator, GroupEstimator
-from roll_like.algorithms.advantages.formulas import Rewards
+from roll_like.algorithms.advantages.formulas import Rewards, grpo_advantages
 
-__all__ = ["AdvantageEstimator", "GroupEstimator", "Rewards", "groups", "returns", "turns"]
+__all__ = ["AdvantageEstimator", "GroupEstimator", "Rewards", "groups", "grpo_advantages", "returns", "turns"]

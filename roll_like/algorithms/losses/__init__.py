@@ -1,7 +1,8 @@
 """Policy losses: how advantages move log-probabilities."""
 
 from roll_like.algorithms.losses import clipped, covariance, gradient
-from roll_like.algorithms.losses.base import BatchTokens, LossInputs, PolicyLoss, TokenLosses
+from roll_like.algorithms.losses.base import BatchTokens, LossInputs, PolicyLoss, TokenLosses, policy_ratio
+from roll_like.algorithms.losses.clipped import clipped_surrogate
 from roll_like.algorithms.losses.objective import KLTerm, policy_objective
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "PolicyLoss",
     "TokenLosses",
     "clipped",
+    "clipped_surrogate",
     "covariance",
     "gradient",
     "policy_objective",
+    "policy_ratio",
 ]
