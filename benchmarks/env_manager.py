@@ -26,6 +26,7 @@ from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, St
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.models.load import load_renderer
+from roll_like.rollout.collection import collect_batch
 from roll_like.types import Segment, StopReason, Task
 
 SPEC = EnvironmentSpec(name="corridor", env_id="benchmark/Corridor-v0", kwargs={})
@@ -122,21 +123,16 @@ def play(options: argparse.Namespace, renderer: Renderer, runner: DriverLoop, sl
     groups = options.episodes // options.group
     manager = EnvManager(InstantEngine(renderer), Corridors(options.turns, slow_seconds), [SPEC], renderer, retries=0)
     plan = EpisodePlan(
-        groups=int(groups * 0.9),
-        initial_groups=groups,
-        max_groups=groups,
-        accept=lambda group: True,
         episodes_per_group=options.group,
-        redundant=0,
         sampling=Sampling(max_tokens=32),
         limits=EpisodeLimits(turns=options.turns, tokens=4096),
-        seed=0,
     )
+    wanted = int(groups * 0.9)
     started = time.perf_counter()
-    collected = runner.run(manager.collect(tasks(), plan))
+    collected = runner.run(collect_batch(manager.runner(plan, 0), tasks(), groups=wanted, at_once=groups))
     seconds = time.perf_counter() - started
-    assert len(collected.groups) == plan.groups
-    return plan.groups * options.group / seconds, collected.tokens
+    assert len(collected.groups) == wanted
+    return wanted * options.group / seconds, collected.tokens
 
 
 def tasks() -> Iterator[Task]:

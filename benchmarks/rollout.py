@@ -93,6 +93,7 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
     from roll_like.inference.interface import InferenceEngine, Sampling
     from roll_like.models.load import resolve_model
     from roll_like.policy_gradient.start import start_inference
+    from roll_like.rollout.collection import collect_batch
     from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 
     with ExitStack() as stack:
@@ -106,16 +107,11 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
 
         def run(turn: int, tasks: list[Task]) -> Turn:
             plan = GroupPlan(
-                groups=len(tasks),
                 samples_per_group=options.samples,
                 sampling=Sampling(temperature=config.rollout.temperature, max_tokens=options.tokens),
-                initial_groups=len(tasks),
-                max_groups=len(tasks),
-                seed=turn,
-                accept=lambda group: True,
             )
             began = time.perf_counter()
-            collected = runner.run(scheduler.collect(iter(tasks), plan))
+            collected = runner.run(collect_batch(scheduler.runner(plan, turn), iter(tasks), groups=len(tasks)))
             took = time.perf_counter() - began
             return took, [int(one.trajectory.sampled.sum()) for group in collected.groups for one in group.samples]
 

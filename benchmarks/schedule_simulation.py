@@ -2,9 +2,9 @@
 
     python benchmarks/schedule_simulation.py           # 8 to 128 GPUs, two workloads; about ten minutes on one core
 
-`Router`, `GenerateScheduler`, `GroupCollector`, `StalenessManager` and `GroupStream` are those of a run. Engines and
-trainer are simulated (`simulated.py`); the event loop's time is virtual, so nothing waits. Both schedules have the same
-GPUs, one engine per GPU, and the same tasks:
+`Router`, `GenerateScheduler`, `StalenessManager` and `GroupStream` are those of a run. Engines and trainer are
+simulated (`simulated.py`); the event loop's time is virtual, so nothing waits. Both schedules have the same GPUs, one
+engine per GPU, and the same tasks:
 
 - sync: all GPUs generate, then all train. Changing over costs nothing here. The router limits what an engine holds, so
   this baseline already has queue scheduling.
@@ -48,11 +48,10 @@ from virtual_loop import run_virtually
 
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.inference.interface import GenerateRequest, Sampling
-from roll_like.rollout.collection import SampleCounter
+from roll_like.rollout.collection import GroupStream, collect_batch
 from roll_like.rollout.router import Replica, Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.staleness import StalenessManager
-from roll_like.rollout.stream import GroupStream
 from roll_like.types import Group, Scored, Task, Trajectory
 
 PROMPT_TOKENS = 256
@@ -226,19 +225,10 @@ def replicas_of(work: Work, engines: int) -> list[SimulatedReplica]:
 
 
 def scheduler_of(work: Work, replicas: Sequence[Replica]) -> tuple[GenerateScheduler, GroupPlan]:
-    """Return what collects groups from engines, and the plan of a step."""
+    """Return what samples groups from engines, and how."""
     router = Router(replicas, max_running=work.rates.slots, max_in_flight=2**31, retries=0)
     scheduler = GenerateScheduler(router, InstantScorer())
-    plan = GroupPlan(
-        groups=work.groups,
-        initial_groups=work.groups,
-        max_groups=work.groups,
-        accept=bool,
-        samples_per_group=work.samples,
-        sampling=Sampling(max_tokens=CAP),
-        seed=0,
-    )
-    return scheduler, plan
+    return scheduler, GroupPlan(samples_per_group=work.samples, sampling=Sampling(max_tokens=CAP))
 
 
 async def push(replicas: Sequence[SimulatedReplica], version: int) -> None:
@@ -260,7 +250,7 @@ async def synchronous(work: Work, gpus: int) -> Outcome:
         if step == work.warm_up:
             meter.begin()
         began = now()
-        collected = await scheduler.collect(source, plan)
+        collected = await collect_batch(scheduler.runner(plan, 0), source, groups=work.groups)
         meter.waited += now() - began
         meter.trained(collected.groups, step + 1)
         await asyncio.sleep(work.training_seconds([group.task for group in collected.groups], gpus))
@@ -274,7 +264,7 @@ async def asynchronous(work: Work, gpus: int, trainers: int, max_staleness: int,
     scheduler, plan = scheduler_of(work, replicas)
     steps = work.warm_up + work.steps
     stream = GroupStream(
-        scheduler.runner(plan, SampleCounter(work.samples, lambda done, total: None)),
+        scheduler.runner(plan, 0),
         tasks(),
         # a few batches more than are trained, so that the end does not thin what runs
         StalenessManager(
@@ -389,7 +379,7 @@ async def drive(work: Work, engines: int) -> None:
     """Take two batches that are all under way at once."""
     scheduler, plan = scheduler_of(work, [EagerReplica(0.1) for _ in range(engines)])
     stream = GroupStream(
-        scheduler.runner(plan, SampleCounter(work.samples, lambda done, total: None)),
+        scheduler.runner(plan, 0),
         tasks(),
         StalenessManager(groups=work.groups, max_staleness=1, ahead=1.0, batches=2, max_filtered=0),
         accept=lambda group: True,

@@ -105,7 +105,7 @@ def draw_driver(axes: Any) -> None:
         Box(63, 92.5, 40, 11),
         "part",
         "RolloutSource",
-        ["task order, filters, data position;", "asynchronous: GroupStream and StalenessManager"],
+        ["task order, filters, data position;", "groups: GroupStream and StalenessManager"],
     )
     box(
         axes,

@@ -20,7 +20,7 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.reward_workers import RewardWorkers
-from roll_like.policy_gradient.workers import ProgressCallback
+from roll_like.rollout.collection import Progress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.router import Router
@@ -68,12 +68,7 @@ class EnvironmentWorkers:
         self._workers.everywhere(EnvWorker.hosted)
         self._rewards.wait()
 
-    def manager(
-        self,
-        inference: EnginePool,
-        runner: DriverLoop,
-        progress: ProgressCallback = lambda done, total: None,
-    ) -> EnvManager:
+    def manager(self, inference: EnginePool, runner: DriverLoop) -> EnvManager:
         """Return what plays episodes with the engines in these environments.
 
         Raises:
@@ -98,7 +93,6 @@ class EnvironmentWorkers:
             specs,
             renderer,
             retries=config.rollout.retries,
-            progress=progress,
             programs=programs,
             rewards=rewards,
         )
@@ -152,39 +146,48 @@ def limits_of(config: AgenticConfig) -> EpisodeLimits:
     return EpisodeLimits(turns=config.rollout.max_turns, tokens=config.rollout.max_episode_tokens)
 
 
-def episode_groups(config: AgenticConfig, manager: EnvManager) -> GroupSource[EpisodePlan]:
+def episode_groups(config: AgenticConfig, manager: EnvManager) -> GroupSource:
     """Return where groups of episodes come from."""
     order = EpisodeOrder(
         [(spec_of(one), one.weight, SeedRange(first=one.first_seed, count=one.seeds)) for one in config.environments]
     )
-    plan = partial(
-        EpisodePlan,
+    plan = EpisodePlan(
         episodes_per_group=config.rollout.episodes_per_group,
         redundant=config.rollout.redundant_episodes,
         sampling=sampling_of(config.rollout),
         limits=limits_of(config),
     )
-    return GroupSource(collector=manager, order=order, plan=plan, accept=GroupFilter(config.rollout))
+    return GroupSource(
+        make_runner=partial(manager.runner, plan),
+        engines=manager.engines,
+        order=order,
+        accept=GroupFilter(config.rollout),
+    )
 
 
-def episode_evaluator(config: AgenticConfig, manager: EnvManager, runner: DriverLoop) -> Evaluator[EpisodePlan] | None:
+def episode_evaluator(
+    config: AgenticConfig,
+    manager: EnvManager,
+    runner: DriverLoop,
+    progress: Progress = no_progress,
+) -> Evaluator | None:
     """Return what measures the policy on fixed seeds, or nothing where there is no `evaluation` section."""
     schedule = config.evaluation
     if schedule is None:
         return None
     seeds = range(schedule.first_seed, schedule.first_seed + schedule.seeds)
+    plan = EpisodePlan(
+        episodes_per_group=schedule.episodes_per_seed,
+        sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+        limits=limits_of(config),
+        urgent=True,
+    )
     return Evaluator(
-        manager,
+        partial(manager.runner, plan),
         [episode_task(spec, seed) for spec in specs_of(config.evaluated) for seed in seeds],
-        partial(
-            EpisodePlan,
-            episodes_per_group=schedule.episodes_per_seed,
-            redundant=0,
-            sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
-            limits=limits_of(config),
-        ),
         schedule,
         max_failure_fraction=config.rollout.max_failure_fraction,
         seed=config.seed,
         runner=runner,
+        progress=progress,
     )

@@ -49,10 +49,10 @@ class AgenticPipeline(PolicyGradientPipeline[AgenticConfig]):
             return cls(config=config, run_state=run.state, workers=workers, rollouts=replayed, evaluator=None)
         environments = EnvironmentWorkers(config, run.resources, run.stack)
         workers = start_workers(config, run, environments)
-        manager = environments.manager(workers.inference, workers.runner, workers.progress)
+        manager = environments.manager(workers.inference, workers.runner)
         rollouts = start_rollouts(config, run, workers, episode_groups(config, manager))
         run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=workers.advantages)
-        evaluator = episode_evaluator(config, manager, workers.runner)
+        evaluator = episode_evaluator(config, manager, workers.runner, workers.progress)
         return cls(config=config, run_state=run.state, workers=workers, rollouts=rollouts, evaluator=evaluator)
 
     @classmethod

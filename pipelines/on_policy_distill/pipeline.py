@@ -70,7 +70,7 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
             )
         workers = start_workers(config.with_teacher_in_loss(), run, teachers, difficulty=config.domain_difficulty)
         teachers.share(workers.gpu_sharing)
-        scheduler = teachers.scheduler(workers.inference, workers.progress)
+        scheduler = teachers.scheduler(workers.inference)
         source = prompt_groups(config, scheduler, run.state.metrics.warn)
         rollouts = start_rollouts(config, run, workers, source)
         run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=workers.advantages)

@@ -23,7 +23,6 @@ from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evalu
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.scheduler import GroupPlan
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.start import rank_spec, start_engine
@@ -157,7 +156,7 @@ class TeacherEvaluator:
         has_rewards: Whether there are rewards.
     """
 
-    def __init__(self, evaluator: Evaluator[GroupPlan], scorer: TeacherScorer, *, has_rewards: bool) -> None:
+    def __init__(self, evaluator: Evaluator, scorer: TeacherScorer, *, has_rewards: bool) -> None:
         self._evaluator = evaluator
         self._scorer = scorer
         self._has_rewards = has_rewards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
@@ -87,13 +88,16 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         weights = start_weight_sync(config, trainer, inference)
         gpu_sharing.follow(weights, trainer)
         engines = PolicyEngines(state=state, weights=weights, policy=trainer, gpu_sharing=gpu_sharing)
-        scheduler = rewards.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
+        scheduler = rewards.scheduler(inference)
         source = prompt_groups(config, scheduler, state.metrics.warn)
-        rollouts = SynchronousRollouts(source, config.rollout, seed=config.seed, runner=runner, unit="iteration")
+        progress = partial(state.metrics.phase, "generating")
+        rollouts = SynchronousRollouts(
+            source, config.rollout, seed=config.seed, runner=runner, progress=progress, unit="iteration"
+        )
         pairs = SampledPairs(config, rollouts, engines, state, refreshed)
         state.keep([trainer], pairs=pairs)
         evaluators: list[Evaluates] = []
-        by_reward = prompt_evaluator(config, scheduler, runner)
+        by_reward = prompt_evaluator(config, scheduler, runner, progress)
         if by_reward is not None:
             evaluators.append(OnPolicyEvaluator(by_reward, engines))
         if config.pair_evaluation is not None and evaluated is not None:

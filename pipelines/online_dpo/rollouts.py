@@ -11,7 +11,6 @@ from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.scheduler import GroupPlan
 from roll_like.run.state import Evaluates, RunState
 from roll_like.training.engine import TrainingEngine
 from roll_like.values import Metric, Metrics, merge
@@ -72,7 +71,7 @@ class OnPolicyEvaluator:
         engines: What it samples with.
     """
 
-    def __init__(self, evaluator: Evaluator[GroupPlan], engines: PolicyEngines) -> None:
+    def __init__(self, evaluator: Evaluator, engines: PolicyEngines) -> None:
         self._evaluator = evaluator
         self._engines = engines
 

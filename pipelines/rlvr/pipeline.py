@@ -49,11 +49,11 @@ class RLVRPipeline(PolicyGradientPipeline[RLVRConfig]):
             return cls(config=config, run_state=run.state, workers=workers, rollouts=replayed, evaluator=None)
         rewards = RewardWorkers(config, run.resources, run.stack)
         workers = start_workers(config, run, rewards, difficulty=config.domain_difficulty)
-        scheduler = rewards.scheduler(workers.inference, workers.progress)
+        scheduler = rewards.scheduler(workers.inference)
         source = prompt_groups(config, scheduler, run.state.metrics.warn)
         rollouts = start_rollouts(config, run, workers, source)
         run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=workers.advantages)
-        evaluator = prompt_evaluator(config, scheduler, workers.runner)
+        evaluator = prompt_evaluator(config, scheduler, workers.runner, workers.progress)
         return cls(config=config, run_state=run.state, workers=workers, rollouts=rollouts, evaluator=evaluator)
 
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shlex
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +30,7 @@ from roll_like.agents.episode import (
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling, derived_seed
-from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
+from roll_like.rollout.collection import GroupRunner, Progress, SampleCounter, no_progress
 from roll_like.rollout.router import SampleLost
 from roll_like.rollout.source import EngineTime
 from roll_like.types import Failure, Group, Scored, Task
@@ -60,8 +60,8 @@ class TurnRouter(Generator, EngineTime, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlan(CollectionPlan):
-    """Which episodes to run.
+class EpisodePlan:
+    """How groups of episodes are run.
 
     Attributes:
         episodes_per_group: Episodes of each group that are kept.
@@ -69,14 +69,14 @@ class EpisodePlan(CollectionPlan):
             are stopped.
         sampling: How each turn is drawn.
         limits: Where an episode ends at the latest.
-        seed: Seed of every episode's sampling; None leaves it unseeded.
+        urgent: Whether requests go before those of plans that are not.
     """
 
     episodes_per_group: int
-    redundant: int
     sampling: Sampling
     limits: EpisodeLimits
-    seed: int | None
+    redundant: int = 0
+    urgent: bool = False
 
 
 def episode_task(spec: EpisodeSpec, seed: int) -> Task:
@@ -98,7 +98,7 @@ def episode_task(spec: EpisodeSpec, seed: int) -> Task:
 
 
 class EnvManager:
-    """Collects a step's groups of episodes.
+    """Runs groups of episodes.
 
     Args:
         engines: Sample the policy's turns.
@@ -106,7 +106,6 @@ class EnvManager:
         specs: The environments and programs.
         renderer: Chat template and tokenizer of the policy.
         retries: Further attempts of an episode whose environment or turn failed.
-        progress: Called with (finished episodes, expected episodes).
         programs: Runs the programs; None where there are none.
         rewards: Adds rewards to those of the environments; None where there are none.
     """
@@ -119,7 +118,6 @@ class EnvManager:
         renderer: Renderer,
         *,
         retries: int,
-        progress: Callable[[int, int], None] = lambda done, total: None,
         programs: AgentPrograms | None = None,
         rewards: EpisodeRewards | None = None,
     ) -> None:
@@ -130,26 +128,19 @@ class EnvManager:
         self._specs = {spec.name: spec for spec in specs}
         self._renderer = renderer
         self._retries = retries
-        self._progress = progress
         self._programs = programs
         self._rewards = rewards
         self._serial = itertools.count()
 
-    async def collect(self, tasks: Iterator[Task], plan: EpisodePlan) -> Collected:
-        """Run groups until `plan.groups` are accepted.
+    def runner(self, plan: EpisodePlan, seed: int | None, progress: Progress = no_progress) -> GroupRunner:
+        """Return what runs groups of episodes by `plan`.
 
-        Consumes tasks (`episode_task`) as groups start; waits for turns and environments; comes back with fewer groups
-        when `plan.max_groups` were started and not enough were accepted.
-
-        Raises:
-            GenerationError: No replica is left.
+        Args:
+            plan: How groups are run.
+            seed: Seed of every episode's sampling; None leaves it unseeded.
+            progress: Told of finished episodes.
         """
-        counter = SampleCounter(plan.episodes_per_group, self._progress)
-        return await GroupCollector(tasks, plan, self.runner(plan, counter), counter).run()
-
-    def runner(self, plan: EpisodePlan, counter: SampleCounter) -> GroupRunner:
-        """Return what runs groups of episodes by `plan`, counting in `counter`."""
-        return _EpisodeRunner(self, plan, counter, next(self._serial))
+        return _EpisodeRunner(self, plan, seed, progress, next(self._serial))
 
     async def rewarded(self, group: Group[Scored]) -> Group[Scored]:
         """Return a finished group with the rewards beside the environment's; other groups are played meanwhile."""
@@ -198,28 +189,31 @@ class EnvManager:
 class _EpisodeRunner:
     """Runs a group's episodes concurrently and keeps the first that end well."""
 
-    def __init__(self, manager: EnvManager, plan: EpisodePlan, counter: SampleCounter, serial: int) -> None:
+    def __init__(
+        self, manager: EnvManager, plan: EpisodePlan, seed: int | None, progress: Progress, serial: int
+    ) -> None:
         self._manager = manager
         self._plan = plan
-        self._counter = counter
+        self._seed = seed
+        self.counter = SampleCounter(plan.episodes_per_group, progress)
         self._serial = serial
-        self._running: dict[int, set[asyncio.Task[Scored | Failure]]] = {}
+        self._running: dict[int, list[asyncio.Task[Scored | Failure]]] = {}
 
     async def run(self, group: int, task: Task) -> Group[Scored]:
         """Run one group."""
         wanted = self._plan.episodes_per_group
-        running = {
-            asyncio.create_task(self._episode(task, index, name, derived_seed(self._plan.seed, group, index)))
+        running = self._running[group] = [
+            asyncio.create_task(self._episode(task, index, name, derived_seed(self._seed, group, index)))
             for index, name in enumerate(self._names(group))
-        }
-        self._running[group] = running
+        ]
         kept: list[Scored] = []
         failures: list[Failure] = []
         stopped = False
         try:
             while running and len(kept) < wanted:
-                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                running -= ended
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ended = [one for one in running if one.done()]
+                running[:] = [one for one in running if not one.done()]
                 stopped = stopped or any(one.cancelled() for one in ended)
                 for result in (one.result() for one in ended if not one.cancelled()):
                     if isinstance(result, Failure):
@@ -240,7 +234,7 @@ class _EpisodeRunner:
     async def stop(self, groups: Collection[int]) -> None:
         """Stop the episodes of running groups."""
         for group in groups:
-            await _stopped(self._running.get(group, set()))
+            await _stopped(self._running.get(group, []))
 
     def prioritize(self, groups: Collection[int]) -> None:
         """Let the coming turns of groups go first."""
@@ -257,7 +251,7 @@ class _EpisodeRunner:
     async def _episode(self, task: Task, index: int, name: str, seed: int | None) -> Scored | Failure:
         result = await self._manager.episode(task, self._plan, index, name, seed)
         if isinstance(result, Scored):
-            self._counter.sampled(result.trajectory.response_length)
+            self.counter.sampled(result.trajectory.response_length)
         return result
 
     def _names(self, group: int) -> list[str]:

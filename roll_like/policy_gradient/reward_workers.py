@@ -28,11 +28,11 @@ from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.of_run import JUDGE, judge_model
 from roll_like.policy_gradient.judge import JudgeKeeper
-from roll_like.policy_gradient.workers import ProgressCallback
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
+from roll_like.rollout.collection import Progress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.handles import RewardPool
@@ -99,11 +99,9 @@ class RewardWorkers:
             self._keeper.start()
         self.pools.wait_until_ready()
 
-    def scheduler(
-        self, inference: EnginePool, progress: ProgressCallback = lambda done, total: None
-    ) -> GenerateScheduler:
-        """Return what collects groups from the engines and has them scored here."""
-        return GenerateScheduler(self.router(inference), self.pools, progress=progress)
+    def scheduler(self, inference: EnginePool) -> GenerateScheduler:
+        """Return what samples groups from the engines and has them scored here."""
+        return GenerateScheduler(self.router(inference), self.pools)
 
     def router(self, inference: EnginePool) -> Router:
         """Return what sends requests to the engines; the base model judges through it, where it does.
@@ -130,14 +128,12 @@ def tasks_of(config: PromptRunConfig) -> TaskSet:
     return load_tasks(config.data.sources, renderer, config.data.max_prompt_tokens)
 
 
-def prompt_groups(
-    config: PromptRunConfig, scheduler: GenerateScheduler, warn: Callable[[str], None]
-) -> GroupSource[GroupPlan]:
+def prompt_groups(config: PromptRunConfig, scheduler: GenerateScheduler, warn: Callable[[str], None]) -> GroupSource:
     """Return where groups of answers come from.
 
     Args:
         config: The run's configuration.
-        scheduler: Collects groups.
+        scheduler: Samples groups.
         warn: Told about prompts that are left out.
     """
     tasks = tasks_of(config)
@@ -146,46 +142,49 @@ def prompt_groups(
             warn(str(report))
     sampling = sampling_of(config.rollout)
     baseline = config.greedy_baseline
+    plan = GroupPlan(
+        samples_per_group=config.rollout.samples_per_group,
+        redundant=config.rollout.redundant_samples,
+        sampling=sampling,
+        baseline=replace(sampling, temperature=0.0) if baseline else None,
+    )
     return GroupSource(
-        collector=scheduler,
+        make_runner=partial(scheduler.runner, plan),
+        engines=scheduler.engines,
         order=TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
-        plan=partial(
-            GroupPlan,
-            samples_per_group=config.rollout.samples_per_group,
-            redundant=config.rollout.redundant_samples,
-            sampling=sampling,
-            baseline=replace(sampling, temperature=0.0) if baseline else None,
-        ),
         accept=GroupFilter(config.rollout, needs_baseline=baseline, domains=config.domain_filters),
     )
 
 
 def prompt_evaluator(
-    config: PromptRunConfig, scheduler: GenerateScheduler, runner: DriverLoop
-) -> Evaluator[GroupPlan] | None:
+    config: PromptRunConfig,
+    scheduler: GenerateScheduler,
+    runner: DriverLoop,
+    progress: Progress = no_progress,
+) -> Evaluator | None:
     """Return what measures the policy, or nothing where there is no `evaluation` section."""
     schedule = config.evaluation
     if schedule is None:
         return None
     renderer = load_renderer(config.model, images=config.takes_images)
     tasks = load_tasks(schedule.sources, renderer, config.data.max_prompt_tokens, key="evaluation.sources")
-    plan = partial(
-        GroupPlan,
+    plan = GroupPlan(
         samples_per_group=schedule.samples_per_prompt,
         sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+        urgent=True,
     )
     beside = {f"adapter/{name}": name for name in schedule.adapters}
     if schedule.base_model:
         beside["base"] = BASE
     return Evaluator(
-        scheduler,
+        partial(scheduler.runner, plan),
         islice(tasks, schedule.max_tasks),
-        plan,
         schedule,
-        beside={name: partial(plan, adapter=adapter) for name, adapter in beside.items()},
+        beside={name: partial(scheduler.runner, replace(plan, adapter=adapter)) for name, adapter in beside.items()},
         max_failure_fraction=config.rollout.max_failure_fraction,
         seed=config.seed,
         runner=runner,
+        progress=progress,
     )
 
 

@@ -6,12 +6,12 @@ from roll_like.config.rollout import AsyncSchedule
 from roll_like.config.sampling import PolicyGradientConfig
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.asynchronous import AsyncRollouts
-from roll_like.rollout.source import GroupSource, KeptRollouts, PlanT, RolloutSource, SynchronousRollouts
+from roll_like.rollout.source import GroupSource, KeptRollouts, RolloutSource, SynchronousRollouts
 from roll_like.run.state import RunContext
 
 
 def start_rollouts(
-    config: PolicyGradientConfig, run: RunContext, workers: Workers, source: GroupSource[PlanT]
+    config: PolicyGradientConfig, run: RunContext, workers: Workers, source: GroupSource
 ) -> RolloutSource:
     """Return what brings the groups of each step.
 
@@ -24,7 +24,9 @@ def start_rollouts(
     schedule, checkpoint = config.rollout.schedule, config.checkpoint
     written = checkpoint.every > 0 or checkpoint.every_minutes > 0
     if not isinstance(schedule, AsyncSchedule):
-        synchronous = SynchronousRollouts(source, config.rollout, seed=config.seed, runner=workers.runner)
+        synchronous = SynchronousRollouts(
+            source, config.rollout, seed=config.seed, runner=workers.runner, progress=workers.progress
+        )
         return KeptRollouts(synchronous, until_checkpoint=written)
     rollouts = AsyncRollouts(
         source,

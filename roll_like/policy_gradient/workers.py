@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
@@ -33,9 +33,6 @@ from roll_like.rollout.replay import ReplayedRollouts
 from roll_like.run.state import RunContext, RunState
 from roll_like.training.engine import Reference, TrainingEngine
 from roll_like.types import PolicySample
-
-#: Called with (finished samples, expected samples).
-ProgressCallback: TypeAlias = Callable[[int, int], None]
 
 
 class AuxiliaryRole(Protocol):

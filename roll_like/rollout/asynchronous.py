@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ import numpy as np
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.rollout import AsyncSchedule, GroupRolloutConfig
 from roll_like.inference.interface import derived_seed
-from roll_like.rollout.collection import Collected, SampleCounter
-from roll_like.rollout.source import GroupSource, PlanT
+from roll_like.rollout.collection import Collected, GroupStream, Progress
+from roll_like.rollout.source import GroupSource
 from roll_like.rollout.staleness import StalenessManager
 from roll_like.rollout.storage import read_groups, write_groups
-from roll_like.rollout.stream import GroupStream, Since
-from roll_like.types import Group, Scored, Task
+from roll_like.types import Group, Scored
 from roll_like.values import Last, Mean, Metric, Sum
 
 #: Where a checkpoint has the groups that wait to be trained.
@@ -44,14 +44,14 @@ class AsyncRollouts:
 
     def __init__(
         self,
-        source: GroupSource[PlanT],
+        source: GroupSource,
         config: GroupRolloutConfig,
         schedule: AsyncSchedule,
         *,
         steps: int,
         seed: int,
         runner: DriverLoop,
-        progress: Callable[[int, int], None],
+        progress: Progress,
     ) -> None:
         self._order = source.order
         self._config = config
@@ -65,26 +65,17 @@ class AsyncRollouts:
             batches=steps,
             max_filtered=math.floor(config.groups * config.max_oversampling) - config.groups,
         )
-        self._counter = SampleCounter(config.samples_per_group, self._show)
-        plan = source.plan(
-            groups=config.groups,
-            initial_groups=config.groups,
-            max_groups=config.groups,
-            accept=source.accept,
-            seed=seed if config.seeded else None,
-        )
         self._stream = GroupStream(
-            source.collector.runner(plan, self._counter),
-            self._tasks(),
+            source.make_runner(seed if config.seeded else None, self._show),
+            source.tasks(),
             self._staleness,
             source.accept,
-            clock=time.monotonic,
             stall_seconds=schedule.stall_seconds,
         )
-        self._collecting = False
+        self._discarded = 0
         self._restored: Mapping[str, Any] | None = None
         self._buffer: list[Group[Scored]] = []
-        self._engines = source.collector.engines
+        self._engines = source.engines
         self._replicas = self._engines.replicas
         self._began, self._busy = time.monotonic(), 0.0
 
@@ -125,7 +116,8 @@ class AsyncRollouts:
             groups: list[Group[Scored]] = []
         else:
             groups = read_groups(directory / BUFFER)
-        self._runner.run(_call(partial(self._stream.restore, stream, groups, self._order.find)))
+        late = self._runner.run(_call(partial(self._stream.restore, stream, groups, self._order.find)))
+        self._discarded += len(late)
 
     def close(self) -> None:
         """Stop every group that runs."""
@@ -138,37 +130,23 @@ class AsyncRollouts:
 
     async def _collect(self, step: int) -> Collected:
         began = time.monotonic()
-        self._collecting = True
-        try:
-            batch = await self._stream.batch()
-        finally:
-            self._collecting = False
-        groups = [entry.group for entry in batch if entry.group is not None]
+        groups = [entry.group for entry in await self._stream.batch() if entry.group is not None]
         order = np.random.default_rng(derived_seed(self._seed, step)).permutation(len(groups))
-        since, tokens = self._stream.report(), self._counter.tokens
-        self._counter.tokens = 0
-        return Collected(
-            groups=tuple(groups[index] for index in order),
-            rejected=tuple(since.rejected),
-            unfinished=(),
-            failures=tuple(since.failures),
-            started=since.started,
-            wait_reward_seconds=0.0,  # rewards are computed while other groups are sampled
-            tokens=tokens,
-            metrics=self._metrics(since, began),
-        )
+        collected = self._stream.collected(groups[index] for index in order)
+        return replace(collected, metrics=self._metrics(collected, began))
 
-    def _metrics(self, since: Since, began: float) -> dict[str, Metric]:
+    def _metrics(self, collected: Collected, began: float) -> dict[str, Metric]:
         """Return the figures of the time since the last step's groups were there."""
         now, busy = time.monotonic(), self._engines.busy_seconds()
         seconds, engines = max(now - self._began, 1e-9), (busy - self._busy) / self._replicas
         self._began, self._busy = now, busy
+        discarded, self._discarded = self._discarded, 0
         return {
             "schedule/ready": Last(float(self._stream.ready)),
             "schedule/open": Last(float(self._stream.running)),
-            "schedule/filtered": Sum(float(sum(bool(group.samples) for group in since.rejected))),
-            "schedule/discarded": Sum(float(since.discarded)),
-            "time/blocked": Sum(since.blocked_seconds),
+            "schedule/filtered": Sum(float(sum(bool(group.samples) for group in collected.rejected))),
+            "schedule/discarded": Sum(float(discarded)),
+            "time/blocked": Sum(self._stream.blocked_seconds()),
             "time/engines": Sum(engines),
             "util/engines": Mean(min(engines / seconds, 1.0)),  # both clocks are read one after the other
             "util/trainer_wait": Mean((now - began) / seconds),
@@ -176,25 +154,18 @@ class AsyncRollouts:
 
     def _snapshot(self) -> dict[str, Any]:
         stream, self._buffer = self._stream.snapshot()
-        pairs = zip(stream["ready"], self._buffer, strict=True)
-        ready = [[serial, group.task.task_id] for (serial, _), group in pairs]
-        # `returned` is what a synchronous run continues with
         return {
             "order": self._order.state(),
-            "returned": [task_id for _, task_id in sorted([*stream["open"], *ready])],
+            "returned": [task.task_id for task in self._stream.left()],  # a synchronous run continues with these
             "acceptance": 1.0,
             "stream": stream,
         }
 
     def _show(self, done: int, total: int) -> None:
         del done, total  # of all groups since the start of the run
-        if self._collecting:
+        if self._stream.waiting:
             samples, groups = self._config.samples_per_group, self._config.groups
             self._progress(min(self._stream.ready, groups) * samples, groups * samples)
-
-    def _tasks(self) -> Iterator[Task]:
-        while True:
-            yield self._order.next()
 
 
 async def _call(function: Callable[[], Any]) -> Any:

@@ -1,41 +1,47 @@
-"""Collects a step's groups: which start, which are kept, which are replaced, which are no longer needed.
+"""Collects groups, for every schedule: a `GroupStream` runs each as an asyncio task, and hands out batches.
 
-A `GroupRunner` samples a group: answers to a prompt (`scheduler.py`), or episodes of many turns
-(`env_manager.py`).
+The rule of what starts and what is trained is `StalenessManager` (`staleness.py`), pure and synchronous. Asynchronous
+rollouts have one stream for the whole run. A synchronous step, or an evaluation, is a stream that ends with its first
+batch (`collect_batch`). A `GroupRunner` samples a group: answers to a prompt (`scheduler.py`), or episodes of many
+turns (`env_manager.py`).
+
+Who waits for what, and what unblocks it:
+
+    a step or an evaluation, in `batch`   groups missing from its batch   a group's end, or its error; without either
+                                                                          for `stall_seconds` it is an error
+    a full batch, in `batch`              groups that are given back      `GroupRunner.stop`: they generate no more
+    a task that may start                 room                            `published`, a batch that was taken, a group
+                                                                          that was not accepted
+    a running group                       engines, environments, rewards  its `GroupRunner`
+    `close`                               every running group             their cancellation
+
+No group waits for another, or for the trainer: they go on between two calls of `batch`. Everything runs on one event
+loop, without threads and without knowledge of Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from roll_like.errors import GenerationError
+from roll_like.rollout.staleness import Admitted, StalenessManager
 from roll_like.types import Failure, Group, Scored, Task
 from roll_like.values import Metric
 
+#: Called with (finished samples, expected samples).
+Progress: TypeAlias = Callable[[int, int], object]
+#: Groups that the message about a stalled stream names.
+NAMED_GROUPS = 5
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectionPlan:
-    """How many groups are wanted, and which of them.
 
-    Attributes:
-        groups: How many accepted groups are wanted.
-        initial_groups: How many to start at once; above `groups`, because some will be rejected.
-        max_groups: How many may be started in all; above `groups`, rejected ones are replaced.
-        accept: Whether a scored group is kept.
-        waited_for: How many of the first groups are never aborted, however many others are accepted; at most `groups`.
-        urgent: Whether requests go before those of plans that are not.
-    """
-
-    groups: int
-    initial_groups: int
-    max_groups: int
-    accept: Callable[[Group[Scored]], bool]
-    waited_for: int = 0
-    urgent: bool = False
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +49,24 @@ class Collected:
     """A step's groups, and what collecting them took.
 
     Attributes:
-        groups: Accepted groups, in task order.
-        rejected: Groups that the filter turned down.
-        unfinished: Tasks whose groups were not needed because enough others were accepted, in task order. Their groups
-            were aborted, or are complete and left out.
+        groups: What is trained on; of a synchronous step or an evaluation in task order.
+        rejected: Groups that the filter turned down, or that failures left without samples; in order of admission.
         failures: Samples that infrastructure lost.
         started: How many groups were started.
-        wait_reward_seconds: From the last sample to the last result.
         tokens: Sampled tokens, rejected groups included.
+        unfinished: Tasks whose groups were not needed because enough others were accepted, in task order. Their groups
+            were aborted, or are complete and left out.
+        wait_reward_seconds: From the last sample to the last result; 0 if other groups are sampled meanwhile.
         metrics: Further figures of the collection, by their names.
     """
 
     groups: tuple[Group[Scored], ...]
     rejected: tuple[Group[Scored], ...]
-    unfinished: tuple[Task, ...]
     failures: tuple[Failure, ...]
     started: int
-    wait_reward_seconds: float
     tokens: int
+    unfinished: tuple[Task, ...] = ()
+    wait_reward_seconds: float = 0.0
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def refuse_too_many_failures(self, accepted: float, what: str) -> None:
@@ -87,10 +93,16 @@ class Collected:
 
 
 class GroupRunner(Protocol):
-    """Samples and scores groups, many at a time."""
+    """Samples and scores groups, many at a time.
+
+    Attributes:
+        counter: Counts what it samples.
+    """
+
+    counter: SampleCounter
 
     async def run(self, group: int, task: Task) -> Group[Scored]:
-        """Return a scored group; lost samples are in its failures. `group` counts the groups of one collection."""
+        """Return a scored group; lost samples are in its failures. `group` counts the groups of one stream."""
 
     async def stop(self, groups: Collection[int]) -> None:
         """Cancel running groups, and wait until nothing of them generates."""
@@ -107,129 +119,270 @@ class SampleCounter:
 
     Args:
         samples_per_group: Samples of each group.
-        progress: Called with (finished samples, expected samples).
+        progress: Told after each sample.
         clock: Seconds, monotonic.
     """
 
     def __init__(
-        self,
-        samples_per_group: int,
-        progress: Callable[[int, int], None],
-        clock: Callable[[], float] = time.perf_counter,
+        self, samples_per_group: int, progress: Progress, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._samples_per_group = samples_per_group
         self._progress = progress
         self._clock = clock
-        self.began = self.last = clock()
+        self._last = clock()
         self.started = 0
         self.samples = 0
         self.tokens = 0
 
     def sampled(self, tokens: int) -> None:
         """Count a finished sample."""
-        self.last = self._clock()
+        self._last = self._clock()
         self.samples += 1
         self.tokens += tokens
         self._progress(self.samples, self.started * self._samples_per_group)
 
     def seconds_since_last(self) -> float:
         """Return the time since the last finished sample."""
-        return self._clock() - self.last
+        return self._clock() - self._last
 
 
-class GroupCollector:
-    """Starts groups until enough are accepted; each is an asyncio task.
+#: Makes what samples and scores groups, of the seed of its samples (None leaves them unseeded) and who is told of them.
+MakeRunner: TypeAlias = Callable[[int | None, Progress], GroupRunner]
 
-    As soon as enough are accepted, the other groups are aborted and their tasks given back, except the first
-    `plan.waited_for`. The tasks of these were given back before; a task that takes long would otherwise be aborted
-    again and again. Their requests go first from the start, and the collection waits for them. They may bring the
-    accepted groups above `plan.groups`. Then the youngest groups are left out, although they are complete, and their
-    tasks are given back too. The groups that were waited for are the oldest, so they always stay.
+
+class GroupStream:
+    """Starts groups where there is room, and hands out batches of those that are ready.
 
     Args:
-        tasks: What to attempt; consumed as groups start.
-        plan: What is wanted.
-        runner: Samples and scores a group.
-        counter: What the runner counts in.
+        runner: Samples and scores groups.
+        tasks: What to attempt; as many as there may be room for.
+        rule: Decides what starts and what is trained.
+        accept: Whether a scored group is trained on.
+        clock: Seconds that pass.
+        stall_seconds: How long `batch` waits without any group ending before it is an error; None: without end.
     """
 
     def __init__(
-        self, tasks: Iterator[Task], plan: CollectionPlan, runner: GroupRunner, counter: SampleCounter
+        self,
+        runner: GroupRunner,
+        tasks: Iterator[Task],
+        rule: StalenessManager,
+        accept: Callable[[Group[Scored]], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        stall_seconds: float | None = None,
     ) -> None:
-        self._tasks = tasks
-        self._plan = plan
         self._runner = runner
-        self._counter = counter
-        self._started: list[Task] = []  # by group
-        self._open: set[int] = set()
-        self._work: set[asyncio.Task[None]] = set()
-        self._accepted: dict[int, Group[Scored]] = {}
+        self._counter = runner.counter
+        self._tasks = tasks
+        self._rule = rule
+        self._accept = accept
+        self._clock = clock
+        self._stall_seconds = stall_seconds
+        self._returned: deque[tuple[int, Task]] = deque()
+        self._work: dict[int, asyncio.Task[None]] = {}
+        self._admitted_at: dict[int, float] = {}
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+        self._closed = False
+        self.waiting = False  # whether `batch` does
         self._rejected: dict[int, Group[Scored]] = {}
-        self._unfinished: set[int] = set()
         self._failures: list[Failure] = []
-        self._exhausted = False
+        self._blocked_since: float | None = None
+        self._blocked_seconds = 0.0
 
-    async def run(self) -> Collected:
-        """Start groups, and wait for one of them to end, until there are enough or no more may start."""
+    @property
+    def running(self) -> int:
+        """Groups that run now."""
+        return self._rule.open
+
+    @property
+    def ready(self) -> int:
+        """Groups that wait to be trained."""
+        return self._rule.ready
+
+    def published(self, version: int) -> None:
+        """Start what a new policy version makes room for."""
+        self._rule.version = version
+        self._start_groups()
+        self._runner.prioritize(self._rule.due())
+
+    async def batch(self) -> list[Admitted]:
+        """Return the groups of the next step, in order of admission.
+
+        Waits for groups to end; returns at once where enough are ready. A cancelled call loses nothing.
+
+        Raises:
+            GenerationError: No group has ended for `stall_seconds`. What a group's task raised is raised as it is.
+        """
+        self._runner.prioritize(self._rule.due())
+        self.waiting = True
         try:
-            self._start_groups(self._plan.initial_groups)
-            self._runner.prioritize(range(min(self._plan.waited_for, self._counter.started)))
-            while self._open:
-                finished, _ = await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
-                for task in finished:
-                    self._work.discard(task)
-                    task.result()  # an error of a plugin or an engine ends the collection here
-                self._start_groups(self._plan.groups)
-                if len(self._accepted) >= self._plan.groups:
-                    await self._give_back([group for group in self._open if group >= self._plan.waited_for])
+            while True:
+                if self._error is not None:
+                    raise self._error
+                self._start_groups()
+                await self._give_back()
+                batch = self._rule.take()
+                if batch is not None:
+                    self._start_groups()
+                    return batch
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(self._stall_seconds):
+                        await self._changed.wait()
+                except TimeoutError:
+                    raise self._stalled() from None
         finally:
-            for task in self._work:
-                task.cancel()
-            await asyncio.gather(*self._work, return_exceptions=True)
-        return self._collected()
+            self.waiting = False
 
-    def _start_groups(self, wanted: int) -> None:
-        """Start groups until accepted and open ones together are as many as wanted."""
-        while (
-            len(self._accepted) + len(self._open) < wanted
-            and self._counter.started < self._plan.max_groups
-            and not self._exhausted
-        ):
-            task = next(self._tasks, None)
-            if task is None:
-                self._exhausted = True
-                return
-            group = self._counter.started
-            self._counter.started += 1
-            self._started.append(task)
-            self._open.add(group)
-            self._work.add(asyncio.create_task(self._run_group(group, task)))
-
-    async def _give_back(self, groups: Collection[int]) -> None:
-        """Abort groups whose tasks others may attempt again."""
-        if groups:
-            self._open.difference_update(groups)
-            self._unfinished.update(groups)
-            await self._runner.stop(groups)
-
-    async def _run_group(self, group: int, task: Task) -> None:
-        scored = await self._runner.run(group, task)
-        if group not in self._open:
-            return  # cancelled meanwhile
-        self._open.remove(group)
-        self._failures.extend(scored.failures)
-        (self._accepted if self._plan.accept(scored) else self._rejected)[group] = scored
-
-    def _collected(self) -> Collected:
-        accepted = sorted(self._accepted)
-        kept, surplus = accepted[: self._plan.groups], accepted[self._plan.groups :]
-        given_back = sorted(self._unfinished.union(surplus))
-        return Collected(
-            groups=tuple(self._accepted[index] for index in kept),
-            rejected=tuple(self._rejected[index] for index in sorted(self._rejected)),
-            unfinished=tuple(self._started[index] for index in given_back),
+    def collected(self, groups: Iterable[Group[Scored]]) -> Collected:
+        """Return groups that are trained on with what happened since the last call, and begin anew."""
+        collected = Collected(
+            groups=tuple(groups),
+            rejected=tuple(self._rejected[serial] for serial in sorted(self._rejected)),
             failures=tuple(self._failures),
             started=self._counter.started,
-            wait_reward_seconds=self._counter.seconds_since_last(),
             tokens=self._counter.tokens,
         )
+        self._rejected, self._failures = {}, []
+        self._counter.started = self._counter.tokens = 0
+        return collected
+
+    def blocked_seconds(self) -> float:
+        """Return how long nothing ran because nothing could be admitted, since the last call."""
+        self._note_blocked()
+        seconds, self._blocked_seconds = self._blocked_seconds, 0.0
+        return seconds
+
+    def left(self) -> list[Task]:
+        """Return the tasks that were started and not trained or turned down, in order of admission."""
+        return [task for _, task in sorted([*self._returned, *self._rule.left()], key=_serial)]
+
+    def snapshot(self) -> tuple[dict[str, Any], list[Group[Scored]]]:
+        """Return what a checkpoint keeps: plain JSON, and the groups that are ready."""
+        state, ready = self._rule.snapshot()
+        state["open"] += [[serial, task.task_id] for serial, task in self._returned]
+        return state, ready
+
+    def restore(
+        self, state: Mapping[str, Any], ready: Iterable[Group[Scored]], find: Callable[[str], Task]
+    ) -> list[Admitted]:
+        """Continue where `snapshot` was taken; groups that ran start again, before any other.
+
+        Returns:
+            Groups that are too old for the configuration as it is now. Their tasks start again as well.
+        """
+        late = self._rule.restore(state, ready)
+        returned = [(serial, find(task_id)) for serial, task_id in state["open"]]
+        self._returned = deque(sorted([*returned, *((entry.serial, entry.task) for entry in late)], key=_serial))
+        return late
+
+    async def close(self) -> None:
+        """Stop every running group. May be called twice."""
+        self._closed = True
+        work = list(self._work.values())
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    def _start_groups(self) -> None:
+        for _ in range(0 if self._closed else self._rule.room):
+            serial, task = self._returned.popleft() if self._returned else (self._rule.next_serial(), next(self._tasks))
+            self._rule.admit(serial, task)
+            self._counter.started += 1
+            self._admitted_at[serial] = self._clock()
+            self._work[serial] = work = asyncio.create_task(self._run(serial, task))
+            work.add_done_callback(partial(self._ended, serial))
+        self._note_blocked()
+
+    async def _run(self, serial: int, task: Task) -> None:
+        group = await self._runner.run(serial, task)
+        accepted = self._accept(group)
+        if not self._rule.settle(serial, group, accepted=accepted):
+            return  # it was given back meanwhile
+        self._failures.extend(group.failures)
+        if not accepted:
+            self._rejected[serial] = group
+
+    def _ended(self, serial: int, work: asyncio.Task[None]) -> None:
+        """Note that a group's task has ended. `batch` replaces those that end together at once, if it waits."""
+        del self._work[serial], self._admitted_at[serial]
+        if not work.cancelled():
+            self._error = self._error or work.exception()
+        self._changed.set()
+        if not self.waiting:
+            self._start_groups()
+
+    async def _give_back(self) -> None:
+        """Abort groups that the batch does not need; others may attempt their tasks again."""
+        surplus = self._rule.give_back()
+        if surplus:
+            self._returned.extend((entry.serial, entry.task) for entry in surplus)
+            await self._runner.stop([entry.serial for entry in surplus])
+
+    def _note_blocked(self) -> None:
+        """Count the time in which nothing runs."""
+        now = self._clock()
+        if self._blocked_since is not None:
+            self._blocked_seconds += now - self._blocked_since
+        self._blocked_since = None if self._rule.open else now
+
+    def _stalled(self) -> GenerationError:
+        now = self._clock()
+        running = sorted(self._rule.running(), key=lambda entry: entry.serial)
+        named = "\n".join(
+            f"- {entry.task.origin}: running for {now - self._admitted_at[entry.serial]:.0f} s, "
+            f"{self._rule.version - entry.start} versions old, {self._runner.describe(entry.serial)}"
+            for entry in running[:NAMED_GROUPS]
+        )
+        return GenerationError(
+            f"no group has ended for {self._stall_seconds:g} s; {self.ready} groups are ready and {len(running)} are "
+            f"running, the oldest of them:\n{named}",
+            fix="look for an engine, environment or reward that hangs; if groups take longer than that, raise "
+            "rollout.schedule.stall_seconds",
+        )
+
+
+async def collect_batch(
+    runner: GroupRunner,
+    tasks: Iterator[Task],
+    accept: Callable[[Group[Scored]], bool] = lambda group: True,
+    *,
+    groups: int,
+    at_once: int = 0,
+    max_started: int | None = None,
+    waited_for: int = 0,
+) -> Collected:
+    """Start groups with one policy until enough are accepted, and abort the others: staleness 0.
+
+    Waits for engines and scorers; comes back with fewer groups when `max_started` were started and not enough accepted.
+
+    Args:
+        runner: Samples and scores groups.
+        tasks: What to attempt; consumed as groups start.
+        accept: Whether a scored group is kept.
+        groups: How many accepted groups are wanted.
+        at_once: How many to start at once, if that is more than `groups`, because some will be rejected.
+        max_started: How many may be started in all; above `groups`, rejected ones are replaced. None: without end.
+        waited_for: How many of the first groups are never aborted, however many others are accepted; at most `groups`.
+
+    Raises:
+        GenerationError: No replica is left. What a group's task raised is raised as it is.
+    """
+    rule = StalenessManager(
+        groups=groups, max_staleness=0, ahead=0, batches=1, at_once=at_once, max_started=max_started,
+        waited_for=waited_for,
+    )  # fmt: skip
+    stream = GroupStream(runner, tasks, rule, accept)
+    try:
+        stream.published(1)
+        batch = await stream.batch()
+    finally:
+        await stream.close()
+    collected = stream.collected(entry.group for entry in batch if entry.group is not None)
+    return replace(collected, unfinished=tuple(stream.left()), wait_reward_seconds=runner.counter.seconds_since_last())
+
+
+def _serial(returned: tuple[int, Task]) -> int:
+    return returned[0]

@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Generic
 
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.evaluation import EvaluationSchedule
 from roll_like.inference.interface import Sampling
-from roll_like.rollout.collection import Collected
+from roll_like.rollout.collection import Collected, MakeRunner, Progress, collect_batch, no_progress
 from roll_like.rollout.metrics import evaluation_metrics
-from roll_like.rollout.source import Collector, PlanMaker, PlanT
 from roll_like.types import Task
 from roll_like.values import Metric
 
 
-class Evaluator(Generic[PlanT]):
+class Evaluator:
     """Samples k answers (or runs k episodes) for every evaluation task and scores them.
 
     Args:
-        collector: Samples and scores; the one that training uses.
+        make_runner: Makes what samples and scores groups; its requests are urgent.
         tasks: What to evaluate on.
-        plan: Makes the collector's plan.
         schedule: The `evaluation` section.
         max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
         runner: The driver's event loop.
-        beside: Plans of what is measured beside the policy and stays as it is, by what its metrics have after `eval/`.
-            It is sampled once, and reported with each evaluation.
+        beside: The same of what is measured beside the policy and stays as it is, by what its metrics have after
+            `eval/`. It is sampled once, and reported with each evaluation.
+        progress: Told of finished samples.
     """
 
     def __init__(
         self,
-        collector: Collector[PlanT],
+        make_runner: MakeRunner,
         tasks: Iterable[Task],
-        plan: PlanMaker[PlanT],
         schedule: EvaluationSchedule,
         *,
         max_failure_fraction: float,
         seed: int,
         runner: DriverLoop,
-        beside: Mapping[str, PlanMaker[PlanT]] | None = None,
+        beside: Mapping[str, MakeRunner] | None = None,
+        progress: Progress = no_progress,
     ) -> None:
-        self._collector = collector
+        self._make_runner = make_runner
         self._tasks = tuple(tasks)
-        self._plan = plan
         self._schedule = schedule
         self._seed = seed
         self._max_failure_fraction = max_failure_fraction
         self._runner = runner
         self._beside = beside or {}
+        self._progress = progress
         self._measured_beside: dict[str, Metric] | None = None
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
@@ -58,7 +56,7 @@ class Evaluator(Generic[PlanT]):
         Raises:
             GenerationError: More answers were lost to failures than `rollout.max_failure_fraction`.
         """
-        collected = self._collect(self._plan, "this evaluation")
+        collected = self._collect(self._make_runner, "this evaluation")
         metrics = evaluation_metrics(collected, self._schedule.samples_per_group)
         if self._measured_beside is None:
             self._measured_beside = self._measure_beside()
@@ -67,24 +65,23 @@ class Evaluator(Generic[PlanT]):
     def _measure_beside(self) -> dict[str, Metric]:
         """Return the metrics of what stays as it is."""
         found: dict[str, Metric] = {}
-        for name, plan in self._beside.items():
-            collected = self._collect(plan, f"the evaluation of {name}")
+        for name, make_runner in self._beside.items():
+            collected = self._collect(make_runner, f"the evaluation of {name}")
             metrics = evaluation_metrics(collected, self._schedule.samples_per_group)
             found |= {f"eval/{name}/{key.removeprefix('eval/')}": metric for key, metric in metrics.items()}
         return found
 
-    def _collect(self, maker: PlanMaker[PlanT], unit: str) -> Collected:
+    def _collect(self, make_runner: MakeRunner, unit: str) -> Collected:
         """Sample and score all tasks."""
         count = len(self._tasks)
-        plan = maker(
+        collecting = collect_batch(
+            make_runner(self._seed, self._progress),
+            iter(self._tasks),
+            lambda group: len(group.samples) > 0,
             groups=count,
-            initial_groups=count,
-            max_groups=count,
-            accept=lambda group: len(group.samples) > 0,
-            seed=self._seed,
-            urgent=True,
+            max_started=count,
         )
-        collected = self._runner.wait_for(self._collector.collect(iter(self._tasks), plan))
+        collected = self._runner.wait_for(collecting)
         collected.refuse_too_many_failures(self._max_failure_fraction, unit)
         return collected
 

@@ -65,10 +65,8 @@ class ReplayedRollouts:
         return Collected(
             groups=tuple(groups),
             rejected=(),
-            unfinished=(),
             failures=tuple(failure for group in groups for failure in group.failures),
             started=len(groups),
-            wait_reward_seconds=0.0,
             tokens=sum(sample.trajectory.response_length for sample in samples),
         )
 

@@ -1,4 +1,4 @@
-"""Collects groups of answers to prompts: every sample is one request, every group is scored when it is complete.
+"""Samples groups of answers to prompts: every sample is one request, every group is scored when it is complete.
 
 One asyncio loop on the driver. Scorers are anything with the methods of `GroupScorer`; in a run they are
 handles on Ray actors.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -17,7 +17,7 @@ import numpy as np
 
 from roll_like.config.inference import POLICY
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
-from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
+from roll_like.rollout.collection import GroupRunner, Progress, SampleCounter, no_progress
 from roll_like.rollout.router import RequestAborted, Router, SampleLost
 from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
 
@@ -30,25 +30,25 @@ class GroupScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan(CollectionPlan):
-    """What to sample for a set of tasks.
+class GroupPlan:
+    """How groups are sampled.
 
     Attributes:
         samples_per_group: Samples of each group that are kept.
         redundant: Further samples of each group; the first `samples_per_group` that finish are kept and scored, the
             others are aborted. Short answers finish first, so they are kept more often than they are drawn.
         sampling: How tokens are drawn.
-        seed: Seed of every sample's own seed; None leaves sampling unseeded.
         baseline: How one more sample of each group is drawn, which ends up in `Group.baselines`; none by default.
         adapter: What samples (`GenerateRequest.adapter`).
+        urgent: Whether requests go before those of plans that are not.
     """
 
     samples_per_group: int
     sampling: Sampling
-    seed: int | None
     baseline: Sampling | None = None
     redundant: int = 0
     adapter: str = POLICY
+    urgent: bool = False
 
     @property
     def drawn_per_group(self) -> int:
@@ -62,41 +62,27 @@ class GroupPlan(CollectionPlan):
 
 
 class GenerateScheduler:
-    """Collects groups through a router, and has each scored as soon as it is complete.
+    """Samples groups through a router, and has each scored as soon as it is complete.
 
     Args:
         router: Sends requests to the inference engines.
         scorer: Scores complete groups.
-        progress: Called with (finished samples, expected samples).
     """
 
-    def __init__(
-        self,
-        router: Router,
-        scorer: GroupScorer,
-        *,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    def __init__(self, router: Router, scorer: GroupScorer) -> None:
         self.engines = router
         self._scorer = scorer
-        self._progress = progress
         self._serial = itertools.count()
 
-    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
-        """Generate and score groups until `plan.groups` are accepted.
+    def runner(self, plan: GroupPlan, seed: int | None, progress: Progress = no_progress) -> GroupRunner:
+        """Return what samples and scores groups by `plan`.
 
-        Consumes tasks from `tasks` as groups start; waits for replicas and scorers; comes back with
-        fewer groups when `plan.max_groups` were started and not enough were accepted.
-
-        Raises:
-            GenerationError: No replica is left.
+        Args:
+            plan: How groups are sampled.
+            seed: Seed of every sample's own seed; None leaves sampling unseeded.
+            progress: Told of finished samples.
         """
-        counter = SampleCounter(plan.kept_per_group, self._progress)
-        return await GroupCollector(tasks, plan, self.runner(plan, counter), counter).run()
-
-    def runner(self, plan: GroupPlan, counter: SampleCounter) -> GroupRunner:
-        """Return what samples and scores groups by `plan`, counting in `counter`."""
-        return _PromptRunner(self.engines, self._scorer, plan, counter, next(self._serial))
+        return _PromptRunner(self.engines, self._scorer, plan, seed, progress, next(self._serial))
 
 
 @dataclass(slots=True)
@@ -122,12 +108,19 @@ class _PromptRunner:
     """Samples the answers to one prompt and has them scored together."""
 
     def __init__(
-        self, router: Router, scorer: GroupScorer, plan: GroupPlan, counter: SampleCounter, serial: int
+        self,
+        router: Router,
+        scorer: GroupScorer,
+        plan: GroupPlan,
+        seed: int | None,
+        progress: Progress,
+        serial: int,
     ) -> None:
         self._router = router
         self._scorer = scorer
         self._plan = plan
-        self._counter = counter
+        self._seed = seed
+        self.counter = SampleCounter(plan.kept_per_group, progress)
         self._serial = serial
         self._drawn: dict[int, _Drawing] = {}
 
@@ -205,7 +198,7 @@ class _PromptRunner:
             drawing.kept.append(sample)
         drawing.finished += 1
         if not drawing.stopped:
-            self._counter.sampled(len(future.result().token_ids))
+            self.counter.sampled(len(future.result().token_ids))
         if self._plan.redundant and not is_baseline and len(drawing.kept) == self._plan.samples_per_group:
             samples = drawing.requests[: self._plan.drawn_per_group]  # those that are still generating
             drawing.abort = asyncio.create_task(self._router.abort([one.request_id for one in samples]))
@@ -216,7 +209,7 @@ class _PromptRunner:
             request_id=f"{self._serial}-{group}-{sample}",
             prompt_ids=task.prompt_ids,
             sampling=baseline or self._plan.sampling,
-            seed=derived_seed(self._plan.seed, group, sample),
+            seed=derived_seed(self._seed, group, sample),
             images=task.images,
             adapter=self._plan.adapter,
         )

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
-from roll_like.rollout.collection import Collected, GroupRunner, SampleCounter
+from roll_like.rollout.collection import Collected, MakeRunner, Progress, collect_batch, no_progress
 from roll_like.types import Group, Scored, Task
 from roll_like.values import Sum, has_signal
-
-PlanT = TypeVar("PlanT")
-PlanT_co = TypeVar("PlanT_co", covariant=True)
-PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 
 #: How fast the estimate of the share of accepted groups follows the last step.
 ACCEPTANCE_MEMORY = 0.7
@@ -71,37 +66,6 @@ class EngineTime(Protocol):
         """Return for how long engines had at least one request so far, all together. Seconds."""
 
 
-class Collector(Protocol[PlanT_contra]):
-    """Samples and scores groups: a `GenerateScheduler`, or an `EnvManager`."""
-
-    @property
-    def engines(self) -> EngineTime:
-        """What samples."""
-
-    async def collect(self, tasks: Iterator[Task], plan: PlanT_contra) -> Collected:
-        """Return scored groups of tasks."""
-
-    def runner(self, plan: PlanT_contra, counter: SampleCounter) -> GroupRunner:
-        """Return what samples and scores single groups."""
-
-
-class PlanMaker(Protocol[PlanT_co]):
-    """Makes a collector's plan from what every plan has; the rest is bound already."""
-
-    def __call__(
-        self,
-        *,
-        groups: int,
-        initial_groups: int,
-        max_groups: int,
-        accept: Callable[[Group[Scored]], bool],
-        seed: int | None,
-        waited_for: int = 0,
-        urgent: bool = False,
-    ) -> PlanT_co:
-        """Return the plan of one collection."""
-
-
 class GroupFilter:
     """Tells which scored groups are trained on.
 
@@ -129,23 +93,29 @@ class GroupFilter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSource(Generic[PlanT]):
+class GroupSource:
     """Where groups come from, whatever the schedule.
 
     Attributes:
-        collector: Samples and scores groups.
-        order: What they attempt.
-        plan: Makes the collector's plan.
+        make_runner: Makes what samples and scores groups.
+        engines: What samples.
+        order: What groups attempt.
         accept: Whether a scored group is trained on.
     """
 
-    collector: Collector[PlanT]
+    make_runner: MakeRunner
+    engines: EngineTime
     order: TaskSampler
-    plan: PlanMaker[PlanT]
     accept: Callable[[Group[Scored]], bool]
 
+    def tasks(self, first: Iterable[Task] = ()) -> Iterator[Task]:
+        """Yield tasks without end, these ones first."""
+        yield from first
+        while True:
+            yield self.order.next()
 
-class SynchronousRollouts(Generic[PlanT]):
+
+class SynchronousRollouts:
     """Generates a step's groups with the current policy, while nothing else happens.
 
     A task whose group was not needed is given back. It is among the first of the next step, and is waited for there,
@@ -156,24 +126,27 @@ class SynchronousRollouts(Generic[PlanT]):
         config: The `rollout` section.
         seed: Seed of the run.
         runner: The driver's event loop.
+        progress: Told of finished samples.
         unit: What groups are collected for, for messages.
     """
 
     def __init__(
         self,
-        source: GroupSource[PlanT],
+        source: GroupSource,
         config: GroupRolloutConfig,
         *,
         seed: int,
         runner: DriverLoop,
+        progress: Progress = no_progress,
         unit: str = "step",
     ) -> None:
         self._source = source
         self._config = config
         self._seed = seed
         self._runner = runner
+        self._progress = progress
         self._unit = unit
-        self._returned: deque[Task] = deque()
+        self._returned: list[Task] = []
         self._acceptance = 1.0
 
     def collect(self, step: int) -> Collected:
@@ -182,20 +155,9 @@ class SynchronousRollouts(Generic[PlanT]):
         Raises:
             GenerationError: More samples were lost to failures than `rollout.max_failure_fraction`.
         """
-        config = self._config
-        most = math.floor(config.groups * config.max_oversampling)
-        again = min(len(self._returned), config.groups)
-        plan = self._source.plan(
-            groups=config.groups,
-            initial_groups=min(most, math.ceil(config.groups / max(self._acceptance, 0.05))),
-            max_groups=most,
-            accept=self._source.accept,
-            seed=derived_seed(self._seed, step) if config.seeded else None,
-            waited_for=again,
-        )
         before = self.state()
         try:
-            collected = self._runner.wait_for(self._timed(self._tasks(again), plan))
+            collected = self._runner.wait_for(self._collect(step))
         except WorkerError:  # the run may go on, and collects this step's groups again then
             self.load_state(before)
             raise
@@ -204,8 +166,27 @@ class SynchronousRollouts(Generic[PlanT]):
         if scored:
             share = len(collected.groups) / scored
             self._acceptance = ACCEPTANCE_MEMORY * self._acceptance + (1 - ACCEPTANCE_MEMORY) * share
-        collected.refuse_too_many_failures(config.max_failure_fraction, f"{self._unit} {step + 1}")
+        collected.refuse_too_many_failures(self._config.max_failure_fraction, f"{self._unit} {step + 1}")
         return collected
+
+    async def _collect(self, step: int) -> Collected:
+        """Collect, and add how long engines had requests: a mean over replicas."""
+        source, config = self._source, self._config
+        most = math.floor(config.groups * config.max_oversampling)
+        again, self._returned = self._returned[: config.groups], self._returned[config.groups :]
+        seed = derived_seed(self._seed, step) if config.seeded else None
+        replicas, before = source.engines.replicas, source.engines.busy_seconds()
+        collected = await collect_batch(
+            source.make_runner(seed, self._progress),
+            source.tasks(again),
+            source.accept,
+            groups=config.groups,
+            at_once=min(most, math.ceil(config.groups / max(self._acceptance, 0.05))),
+            max_started=most,
+            waited_for=len(again),
+        )
+        busy = (source.engines.busy_seconds() - before) / replicas
+        return replace(collected, metrics={"time/engines": Sum(busy)})
 
     def state(self) -> dict[str, Any]:
         """Return the data position, with the tasks that were started and given back."""
@@ -218,22 +199,8 @@ class SynchronousRollouts(Generic[PlanT]):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken."""
         self._source.order.load_state(state["order"])
-        self._returned = deque(self._source.order.find(task_id) for task_id in state["returned"])
+        self._returned = [self._source.order.find(task_id) for task_id in state["returned"]]
         self._acceptance = state["acceptance"]
-
-    async def _timed(self, tasks: Iterator[Task], plan: PlanT) -> Collected:
-        """Collect, and add how long engines had requests: a mean over replicas."""
-        engines = self._source.collector.engines
-        replicas, before = engines.replicas, engines.busy_seconds()
-        collected = await self._source.collector.collect(tasks, plan)
-        busy = (engines.busy_seconds() - before) / replicas
-        return replace(collected, metrics={**collected.metrics, "time/engines": Sum(busy)})
-
-    def _tasks(self, again: int) -> Iterator[Task]:
-        for _ in range(again):
-            yield self._returned.popleft()
-        while True:
-            yield self._source.order.next()
 
     def save(self, directory: Path) -> None:
         """Write nothing: between two steps no group is left."""

@@ -1,9 +1,9 @@
-"""Which groups may start and which are trained next: the rule that bounds the staleness of asynchronous rollouts.
+"""Which groups may start and which are trained next: the rule that bounds the staleness of rollouts.
 
-Groups run while the policy is trained. A group that starts under policy version `start` is trained at the latest by the
-batch that is trained from version `start + max_staleness`; this holds for every group, because a group is admitted only
-if there is a place for it in time, and because a batch is not closed while a group that can wait no longer is missing
-from it. Nothing is discarded for its age.
+A group that starts under policy version `start` is trained at the latest by the batch that is trained from version
+`start + max_staleness`; this holds for every group, because a group is admitted only if there is a place for it in
+time, and because a batch is not closed while a group that can wait no longer is missing from it. Nothing is discarded
+for its age.
 
 With B groups a batch, S = `max_staleness`, v the version that samples, t the batches taken so far and U the groups that
 were admitted and not yet trained:
@@ -15,6 +15,12 @@ were admitted and not yet trained:
 Example: B = 1, S = 2, ahead = 1. Versions are counted from 1, and batch 0 is trained from version 1. While version 1
 samples, groups a and b run. If b is ready first, batch 0 is b, and c starts when version 2 is published. If c is ready
 next, batch 1 is c. Batch 2, trained from version 3, has to be a: 3 − 1 = 2 = S. The trainer waits for it.
+
+With S = 0 a batch has groups of its own version only: it waits for all that started, and leaves none. More than B may
+start, because some will be rejected: `at_once` in the beginning, `max_started` at most. As soon as B are ready, the
+running ones are given back, except the first `waited_for`. These were given back before; a task that takes long would
+otherwise be given back again and again. They may bring the ready groups above B. Then the youngest are left out and
+given back too.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ class Admitted:
     """A group that is running, or ready to be trained.
 
     Attributes:
-        serial: Its number in the run, from 0.
+        serial: Its number, from 0: in the batch with staleness 0, else in the run.
         task: What it attempts.
         start: Policy version at its admission; no token of it is older.
         group: The scored group; None while it runs.
@@ -56,9 +62,24 @@ class StalenessManager:
         batches: Batches of the whole run; no group is admitted that none of them could train.
         max_filtered: Groups that a filter may reject between two batches; with more, admission stops until the next
             batch. It also stops when failures cost B groups, so that a run in which nothing works any more ends.
+            None: only `max_started` stops it.
+        at_once: Groups to start in the beginning, whatever there is room for.
+        max_started: Groups that may start in all; None: no limit.
+        waited_for: How many of the first groups are never given back; at most B.
     """
 
-    def __init__(self, *, groups: int, max_staleness: int, ahead: float, batches: int, max_filtered: int) -> None:
+    def __init__(
+        self,
+        *,
+        groups: int,
+        max_staleness: int,
+        ahead: float,
+        batches: int,
+        max_filtered: int | None = None,
+        at_once: int = 0,
+        max_started: int | None = None,
+        waited_for: int = 0,
+    ) -> None:
         if ahead > max_staleness:
             raise ValueError(f"ahead is {ahead}, above max_staleness ({max_staleness}): the bound could not be kept")
         self._groups = groups
@@ -66,6 +87,9 @@ class StalenessManager:
         self._ahead = math.ceil(groups * Fraction(str(ahead)))  # 1.1 * 100 would be 111
         self._batches = batches
         self._max_filtered = max_filtered
+        self._at_once = at_once
+        self._max_started = max_started
+        self._waited_for = waited_for
         self._admitted: dict[int, Admitted] = {}
         self._open_by_start: Counter[int] = Counter()
         self._ready = 0
@@ -88,11 +112,12 @@ class StalenessManager:
     @property
     def room(self) -> int:
         """Groups that may be admitted now."""
-        if self.filtered > self._max_filtered or self.lost >= self._groups:
+        if self._max_filtered is not None and (self.filtered > self._max_filtered or self.lost >= self._groups):
             return 0
         pace = self._ahead + self._groups * (self.version - self.taken)
         left = self._groups * (self._batches - self.taken)
-        return max(0, min(pace, left) - len(self._admitted))
+        room = max(min(pace, left) - len(self._admitted), self._at_once - self._serial)
+        return max(0, room if self._max_started is None else min(room, self._max_started - self._serial))
 
     def next_serial(self) -> int:
         """Return the number of a task that is drawn now."""
@@ -100,31 +125,37 @@ class StalenessManager:
         return self._serial - 1
 
     def admit(self, serial: int, task: Task) -> Admitted:
-        """Start a group under the version that samples now.
-
-        Raises:
-            ValueError: There is no room.
-        """
-        if not self.room:
-            raise ValueError("there is no room for another group")
-        entry = Admitted(serial, task, self.version)
-        self._admitted[serial] = entry
+        """Start a group under the version that samples now; the caller has seen that there is room."""
+        entry = self._admitted[serial] = Admitted(serial, task, self.version)
         self._open_by_start[entry.start] += 1
         return entry
 
-    def settle(self, serial: int, group: Group[Scored], *, accepted: bool) -> None:
-        """Take a group that has ended; one that is not accepted makes room for another."""
-        entry = self._admitted[serial]
+    def settle(self, serial: int, group: Group[Scored], *, accepted: bool) -> bool:
+        """Take a group that has ended; one that is not accepted makes room for another. False: it was given back."""
+        entry = self._admitted.get(serial)
+        if entry is None:
+            return False
         self._leave_open(entry)
         if accepted:
             entry.group = group
             self._ready += 1
-            return
+            return True
         del self._admitted[serial]
         if group.samples:
             self.filtered += 1
         else:
             self.lost += 1
+        return True
+
+    def give_back(self) -> list[Admitted]:
+        """Take out the running groups that no batch has a place for, in order of admission; with S = 0 only."""
+        if self._max_staleness > 0 or self._ready < self._groups:
+            return []
+        surplus = [entry for entry in self.running() if entry.serial >= self._waited_for]
+        for entry in surplus:
+            self._leave_open(entry)
+            del self._admitted[entry.serial]
+        return surplus
 
     def take(self) -> list[Admitted] | None:
         """Return the next batch in order of admission, or None while groups are missing from it.
@@ -147,8 +178,14 @@ class StalenessManager:
         return [entry for entry in self._admitted.values() if entry.group is None]
 
     def due(self) -> list[int]:
-        """Return the serials of running groups that the next batch has to wait for."""
+        """Return the serials of running groups that the next batch has to wait for, and that may be slow."""
+        if self._max_staleness == 0:
+            return [entry.serial for entry in self.running() if entry.serial < self._waited_for]
         return [entry.serial for entry in self.running() if entry.start - 1 + self._max_staleness <= self.taken]
+
+    def left(self) -> list[tuple[int, Task]]:
+        """Return the serials and tasks of the groups that are running or ready."""
+        return [(entry.serial, entry.task) for entry in self._admitted.values()]
 
     def snapshot(self) -> tuple[dict[str, Any], list[Group[Scored]]]:
         """Return what a checkpoint keeps: plain JSON, and the groups that are ready, in the order of `ready`."""

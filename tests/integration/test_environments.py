@@ -18,6 +18,7 @@ from roll_like.agents.env_worker import EnvPool, EnvWorker
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
+from roll_like.rollout.collection import collect_batch
 from roll_like.types import Segment, StopReason
 
 pytestmark = pytest.mark.integration
@@ -100,18 +101,13 @@ def test_processes_that_die_and_hang_cost_no_episode(cluster: Cluster[EnvWorker]
     pool = EnvPool(cluster, deadline_seconds=3)
     manager = EnvManager(Speaker(), pool, [spec], RENDERER, retries=2)
     plan = EpisodePlan(
-        groups=8,
-        initial_groups=8,
-        max_groups=8,
-        accept=lambda group: True,
         episodes_per_group=4,
-        redundant=0,
         sampling=Sampling(max_tokens=8),
         limits=EpisodeLimits(turns=5, tokens=500),
-        seed=0,
     )
     tasks = (episode_task(spec, seed) for seed in itertools.count())
-    collected = asyncio.run(asyncio.wait_for(manager.collect(tasks, plan), timeout=90))
+    collecting = collect_batch(manager.runner(plan, 0), tasks, groups=8)
+    collected = asyncio.run(asyncio.wait_for(collecting, timeout=90))
     assert collected.failures == ()
     assert [len(group.samples) for group in collected.groups] == [4] * 8
     assert all(sample.turn_rewards == (0.0, 0.0, 1.0) for group in collected.groups for sample in group.samples)

@@ -20,7 +20,7 @@ from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.inference.interface import Sampling
-from roll_like.rollout.collection import Collected
+from roll_like.rollout.collection import Collected, collect_batch
 from roll_like.rollout.router import Router
 from roll_like.types import StopReason
 
@@ -47,19 +47,14 @@ async def play(recorder: Recorder, seen: Path) -> Collected:
         max_programs=2,
     )
     plan = EpisodePlan(
-        groups=GROUPS,
-        initial_groups=GROUPS,
-        max_groups=GROUPS,
-        accept=lambda group: True,
         episodes_per_group=MEMBERS,
-        redundant=0,
         sampling=Sampling(max_tokens=12),
         limits=EpisodeLimits(turns=TURNS, tokens=500),
-        seed=0,
     )
     async with Proxy(router, renderer) as proxy:
         manager = EnvManager(router, NoEnvironments(), [spec], renderer, retries=0, programs=AgentPrograms(proxy))
-        return await manager.collect((episode_task(spec, seed) for seed in itertools.count()), plan)
+        tasks = (episode_task(spec, seed) for seed in itertools.count())
+        return await collect_batch(manager.runner(plan, 0), tasks, groups=GROUPS)
 
 
 def test_programs_are_trained_on_what_the_engine_saw(vllm: EngineThread, tmp_path: Path) -> None:

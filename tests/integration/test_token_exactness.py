@@ -41,6 +41,7 @@ from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.registry import ADVANTAGES
+from roll_like.rollout.collection import collect_batch
 from roll_like.rollout.router import Router
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
@@ -96,22 +97,17 @@ async def play(engine: Any, found: Mapping[str, Renderer]) -> tuple[Recorder, di
     recorder = Recorder(engine)
     router = Router([recorder], max_running=1000, max_in_flight=1000, retries=0)
     plan = EpisodePlan(
-        groups=GROUPS,
-        initial_groups=GROUPS,
-        max_groups=GROUPS,
-        accept=lambda group: True,
         episodes_per_group=MEMBERS,
-        redundant=0,
         sampling=SAMPLING,
         limits=LIMITS,
-        seed=0,
     )
 
     async def under(name: str) -> list[Group[Scored]]:
         # this template refuses a tool's answer where no tool was called in structure
         spec = EnvironmentSpec(name="talking", env_id=TALKING, kwargs={"tools": name != "wants tool calls"})
         manager = EnvManager(Speaker(router, name, found[name]), LocalPool(), [spec], found[name], retries=0)
-        collected = await manager.collect((episode_task(spec, seed) for seed in itertools.count()), plan)
+        tasks = (episode_task(spec, seed) for seed in itertools.count())
+        collected = await collect_batch(manager.runner(plan, 0), tasks, groups=GROUPS)
         assert not collected.failures, collected.failures
         return list(collected.groups)
 

@@ -29,7 +29,7 @@ from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.config import SET_FOR_PROGRAMS
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Sampling
-from roll_like.rollout.collection import Collected
+from roll_like.rollout.collection import Collected, collect_batch
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Scored, StopReason
 
@@ -295,14 +295,15 @@ async def test_a_play_that_is_cancelled_ends_the_program() -> None:
 # ---- many of them, through the manager -----------------------------------------------------------
 
 
-def collect(spec: ProgramSpec, policy: FakePolicy, *, retries: int = 1, **changes: Any) -> Collected:
+def collect(spec: ProgramSpec, policy: FakePolicy, *, retries: int = 1, groups: int = 1, **changes: Any) -> Collected:
     settings = {**SETTINGS, "sampling": Sampling(max_tokens=64), "limits": EpisodeLimits(turns=5, tokens=1000)}
 
     async def filled() -> Collected:
         async with programs(policy) as player:
             manager = EnvManager(policy, Quizzes(), [spec], CHATML, retries=retries, programs=player)
             tasks = (episode_task(spec, seed) for seed in itertools.count(40))
-            return await asyncio.wait_for(manager.collect(tasks, EpisodePlan(**(settings | changes))), timeout=60)
+            runner = manager.runner(EpisodePlan(**(settings | changes)), 5)
+            return await asyncio.wait_for(collect_batch(runner, tasks, groups=groups), timeout=60)
 
     return asyncio.run(filled())
 
@@ -313,9 +314,7 @@ def policy_of(says: Any) -> FakePolicy:
 
 def test_members_of_a_group_begin_alike_and_are_drawn_apart() -> None:
     policy = policy_of(["fox"])
-    collected = collect(
-        program("turn", "turn", "reward=1"), policy, groups=2, initial_groups=2, max_groups=2, urgent=True
-    )
+    collected = collect(program("turn", "turn", "reward=1"), policy, groups=2, urgent=True)
     assert [group.task.task_id for group in collected.groups] == ["agent:40", "agent:41"]
     for group in collected.groups:
         first, second = group.samples

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from roll_like.config.rollout import AsyncSchedule, RolloutConfig
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import derived_seed
 from roll_like.rollout.asynchronous import AsyncRollouts
-from roll_like.rollout.collection import SampleCounter
-from roll_like.rollout.scheduler import GroupPlan
-from roll_like.rollout.source import GroupFilter, GroupSource, SynchronousRollouts, sampling_of
+from roll_like.rollout.collection import Progress, SampleCounter, no_progress
+from roll_like.rollout.source import GroupFilter, GroupSource, SynchronousRollouts
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.types import Failure, Group, Scored, Task
 
@@ -38,20 +36,13 @@ class FakeCollector:
         self.busy = 0.0
         self.begun: list[str] = []
         self.running: dict[str, asyncio.Future[Group[Scored]]] = {}
-        self.counter: SampleCounter | None = None
-
-    @property
-    def engines(self) -> FakeCollector:
-        return self
+        self.counter = SampleCounter(2, no_progress)
 
     def busy_seconds(self) -> float:
         return self.busy
 
-    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Any:
-        raise AssertionError("asynchronous rollouts do not collect at once")
-
-    def runner(self, plan: GroupPlan, counter: SampleCounter) -> FakeCollector:
-        self.counter = counter
+    def make(self, seed: int | None, progress: Progress) -> FakeCollector:
+        self.counter = SampleCounter(2, progress)
         return self
 
     async def run(self, serial: int, owner: Task) -> Group[Scored]:
@@ -81,7 +72,6 @@ class FakeCollector:
             Failure(stage="reward", name="judge", error="broke", origin=owner.origin) for _ in range(2 - len(rewards))
         )
         scored = group(owner, rewards)
-        assert self.counter is not None
         for sample in scored.samples:
             self.counter.sampled(sample.trajectory.response_length)
         self.running[owner.task_id].set_result(Group(task=owner, samples=scored.samples, failures=failures))
@@ -123,9 +113,8 @@ class InOrder:
         self.drawn = state["drawn"]
 
 
-def source(collector: FakeCollector, config: RolloutConfig) -> GroupSource[GroupPlan]:
-    plan = partial(GroupPlan, samples_per_group=2, sampling=sampling_of(config))
-    return GroupSource(collector=collector, order=InOrder(), plan=plan, accept=GroupFilter(config))
+def source(collector: FakeCollector, config: RolloutConfig) -> GroupSource:
+    return GroupSource(make_runner=collector.make, engines=collector, order=InOrder(), accept=GroupFilter(config))
 
 
 def rollouts(
@@ -188,7 +177,7 @@ class Waiting:
     def __init__(self, flow: AsyncRollouts, step: int) -> None:
         self._pool = ThreadPoolExecutor(1)
         self._outcome = self._pool.submit(flow.collect, step)
-        while not flow._collecting:
+        while not flow._stream.waiting:
             time.sleep(0.001)
 
     def result(self) -> Any:
@@ -203,7 +192,7 @@ def test_sigterm_while_a_step_waits_loses_nothing(loop: DriverLoop) -> None:
     collector.finish(0, 1)
 
     async def stop_when_it_waits() -> None:
-        while not flow._collecting:
+        while not flow._stream.waiting:
             await asyncio.sleep(0.001)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -17,22 +17,16 @@ from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, St
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
-from roll_like.rollout.collection import Collected, SampleCounter
+from roll_like.rollout.collection import Collected, collect_batch
 from roll_like.rollout.router import Router, SampleLost
 from roll_like.types import Segment, StopReason, Task
 
 SPEC = EnvironmentSpec(name="walk", env_id="test/Walk-v0", kwargs={})
 RENDERER = renderer("chatml")
 SETTINGS: dict[str, Any] = {
-    "groups": 1,
-    "initial_groups": 1,
-    "max_groups": 1,
-    "accept": lambda group: True,
     "episodes_per_group": 2,
-    "redundant": 0,
     "sampling": Sampling(max_tokens=16),
     "limits": EpisodeLimits(turns=10, tokens=1000),
-    "seed": 5,
 }
 
 
@@ -126,11 +120,15 @@ def collect(
     *,
     retries: int = 1,
     rewards: EpisodeRewards | None = None,
+    groups: int = 1,
+    at_once: int = 0,
+    waited_for: int = 0,
     **changes: Any,
 ) -> Collected:
     manager = EnvManager(speaker or Speaker(), pool, [SPEC], RENDERER, retries=retries, rewards=rewards)
-    plan = EpisodePlan(**(SETTINGS | changes))
-    return asyncio.run(asyncio.wait_for(manager.collect(tasks(), plan), timeout=10))
+    runner = manager.runner(EpisodePlan(**(SETTINGS | changes)), 5)
+    collecting = collect_batch(runner, tasks(), groups=groups, at_once=at_once, waited_for=waited_for)
+    return asyncio.run(asyncio.wait_for(collecting, timeout=10))
 
 
 def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
@@ -162,7 +160,7 @@ def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
 
 def test_members_of_a_group_share_seed_and_differ_in_sampling_and_turns_share_a_home() -> None:
     speaker, pool = Speaker(), Pool()
-    collect(pool, speaker, groups=2, initial_groups=2, max_groups=2)
+    collect(pool, speaker, groups=2)
     assert [one.seed for one in pool.made] == [0, 0, 1, 1]
     assert set(speaker.homes) == {"0-0-0", "0-0-1", "0-1-0", "0-1-1"}
     for request, home in zip(speaker.requests, speaker.homes, strict=True):
@@ -170,7 +168,7 @@ def test_members_of_a_group_share_seed_and_differ_in_sampling_and_turns_share_a_
     seeds = [request.seed for request in speaker.requests]
     assert len(set(seeds)) == len(seeds)
     again = Speaker()
-    collect(Pool(), again, groups=2, initial_groups=2, max_groups=2)
+    collect(Pool(), again, groups=2)
     assert sorted(seeds) == sorted(request.seed for request in again.requests)
 
 
@@ -244,9 +242,7 @@ def test_redundant_episodes_make_up_for_slow_and_broken_ones() -> None:
 
 
 def test_a_slow_group_does_not_hold_up_the_others() -> None:
-    collected = collect(
-        Pool(lambda number: Walk(delay=60 if number < 2 else 0)), groups=2, initial_groups=3, max_groups=3
-    )
+    collected = collect(Pool(lambda number: Walk(delay=60 if number < 2 else 0)), groups=2, at_once=3)
     assert [group.task.metadata["seed"] for group in collected.groups] == [1, 2]
     assert [task.metadata["seed"] for task in collected.unfinished] == [0]
 
@@ -266,7 +262,7 @@ def test_a_group_that_hangs_says_whether_in_its_environment_or_at_the_policy(sil
         pool = Pool(lambda number: Walk(delay=1000))
         manager = EnvManager(policy, pool, [SPEC], RENDERER, retries=1)
         plan = EpisodePlan(**SETTINGS)
-        runner = manager.runner(plan, SampleCounter(2, lambda *_: None))
+        runner = manager.runner(plan, 5)
         group = asyncio.create_task(runner.run(7, episode_task(SPEC, 0)))
         await asyncio.sleep(0.05)
         text = runner.describe(7)
@@ -281,7 +277,7 @@ def test_urgent_plans_ask_for_urgent_turns_and_groups_that_are_waited_for_are_pr
     collect(Pool(), measured, urgent=True)
     assert len(measured.urgent) == 6
     assert all(measured.urgent)
-    collect(Pool(), trained, redundant=1, groups=2, initial_groups=2, max_groups=2, waited_for=1)
+    collect(Pool(), trained, redundant=1, groups=2, waited_for=1)
     assert not any(trained.urgent)
     assert {home for home, first in zip(trained.homes, trained.had_priority, strict=True) if first} == {
         "0-0-0", "0-0-1", "0-0-2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 from episodes import episode, rows
@@ -20,7 +20,6 @@ from roll_like.inference.interface import Sampling
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Outcome, RewardConfig, RewardResult, register_reward
 from roll_like.rewards.scorer import Scorer, scores_task, to_completion
-from roll_like.rollout.collection import SampleCounter
 from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.types import Group, Scored, Task, Trajectory
 
@@ -160,7 +159,7 @@ def test_groups_are_scored_when_they_are_complete_and_others_are_played_meanwhil
     _, real = rewards(ended=(2.0, lambda completion: float(completion.messages[0]["content"] == "Walk.")))
     slow = EpisodeRewards(Slow(), environment_weight=1.0)
     pool = Pool(lambda number: Walk(2 if number < 2 else 6))
-    collected = collect(pool, groups=2, initial_groups=2, max_groups=2, rewards=slow)
+    collected = collect(pool, groups=2, rewards=slow)
     assert order == ["scoring walk:0 of 2", "scoring walk:1 of 2"]
     assert [sample.reward for group in collected.groups for sample in group.samples] == pytest.approx(
         [3.1, 3.1, 3.5, 3.5]
@@ -173,14 +172,12 @@ def test_a_group_that_is_stopped_is_not_scored(rewards: MakeRewards) -> None:
     added, local = rewards(one=(1.0, lambda completion: 1.0))
     pool = Pool(lambda number: Walk(1) if number == 0 else Walk(9, delay=5.0))
     manager = EnvManager(Speaker(), pool, [SPEC], RENDERER, retries=0, rewards=added)
-    settings: dict[str, Any] = {"groups": 1, "initial_groups": 1, "max_groups": 1, "accept": lambda group: True}
     limits, sampling = EpisodeLimits(turns=10, tokens=1000), Sampling(max_tokens=16)
-    plan = EpisodePlan(**settings, episodes_per_group=2, redundant=0, sampling=sampling, limits=limits, seed=0)
+    plan = EpisodePlan(episodes_per_group=2, sampling=sampling, limits=limits)
 
     async def stop_when_one_has_ended() -> Group[Scored]:
-        counter = SampleCounter(2, lambda done, total: ended.set())
         ended = asyncio.Event()
-        runner = manager.runner(plan, counter)
+        runner = manager.runner(plan, 0, lambda done, total: ended.set())
         playing = asyncio.create_task(runner.run(0, next(tasks())))
         await ended.wait()
         await runner.stop([0])

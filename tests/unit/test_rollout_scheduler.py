@@ -10,7 +10,7 @@ import pytest
 
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
-from roll_like.rollout.collection import Collected, SampleCounter
+from roll_like.rollout.collection import Collected, SampleCounter, collect_batch
 from roll_like.rollout.router import ReplicaLost, Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
@@ -133,20 +133,16 @@ class FakeScorer:
 
 
 def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **changes: object) -> Collected:
-    settings: dict = {
-        "groups": 4,
-        "samples_per_group": 2,
-        "sampling": SAMPLING,
-        "initial_groups": 4,
-        "max_groups": 4,
-        "seed": 0,
-        "accept": lambda group: True,
-    }
-    owner = {"max_running": 100, "max_in_flight": 100, "retries": 1}
-    owner |= {key: changes.pop(key) for key in list(changes) if key in owner}
-    scheduler = GenerateScheduler(Router(replicas, **owner), scorer or FakeScorer())
-    plan = GroupPlan(**(settings | changes))
-    return asyncio.run(asyncio.wait_for(scheduler.collect(tasks(), plan), timeout=5))
+    """Collect 4 groups of 2 samples, or what `changes` say: of the router, of the plan or of `collect_batch`."""
+
+    def settings(**defaults: object) -> dict:
+        return defaults | {key: changes.pop(key) for key in list(changes) if key in defaults}
+
+    router = Router(replicas, **settings(max_running=100, max_in_flight=100, retries=1))
+    batch = settings(groups=4, at_once=4, max_started=4, waited_for=0, accept=lambda group: True)
+    plan = GroupPlan(**({"samples_per_group": 2, "sampling": SAMPLING} | changes))
+    runner = GenerateScheduler(router, scorer or FakeScorer()).runner(plan, 0)
+    return asyncio.run(asyncio.wait_for(collect_batch(runner, tasks(), **batch), timeout=5))
 
 
 def ids(groups: Sequence[Group]) -> list[str]:
@@ -209,10 +205,10 @@ def ids_of(tasks: Sequence[Task]) -> list[str]:
 def test_rejected_groups_are_replaced_up_to_the_limit() -> None:
     odd = FakeScorer()
     accept = lambda group: int(group.task.task_id) % 2 == 1  # noqa: E731
-    collected = fill([FakeReplica()], odd, accept=accept, max_groups=8)
+    collected = fill([FakeReplica()], odd, accept=accept, max_started=8)
     assert ids(collected.groups) == ["1", "3", "5", "7"]
     assert ids(collected.rejected) == ["0", "2", "4", "6"]
-    short = fill([FakeReplica()], odd, accept=accept, max_groups=6)
+    short = fill([FakeReplica()], odd, accept=accept, max_started=6)
     assert ids(short.groups) == ["1", "3", "5"]
     assert short.started == 6
 
@@ -262,7 +258,7 @@ def test_a_greedy_baseline_comes_with_each_group_and_is_no_sample() -> None:
 
 
 def test_a_lost_baseline_leaves_the_group_without_one() -> None:
-    collected = fill([FakeReplica(failing=6)], baseline=SAMPLING, groups=1, initial_groups=1, max_groups=1, retries=1)
+    collected = fill([FakeReplica(failing=6)], baseline=SAMPLING, groups=1, at_once=1, max_started=1, retries=1)
     (group,) = collected.groups
     assert (group.samples, group.baselines) == ((), ())
     assert len(group.failures) == 3
@@ -283,7 +279,7 @@ def test_the_first_samples_are_kept_and_scored_and_redundant_ones_aborted() -> N
 
 
 def test_redundant_samples_make_up_for_lost_ones_and_the_baseline_is_never_redundant() -> None:
-    one_group = {"groups": 1, "initial_groups": 1, "max_groups": 1, "redundant": 1, "retries": 0}
+    one_group = {"groups": 1, "at_once": 1, "max_started": 1, "redundant": 1, "retries": 0}
     (group,) = fill([FakeReplica(failing=1)], **one_group).groups
     assert ([one.trajectory.sample_index for one in group.samples], len(group.failures)) == ([1, 2], 1)
     replica = FakeReplica(slow=["0-0-0"], late=["0-0-3"])
@@ -307,18 +303,15 @@ def test_groups_that_were_given_back_before_are_waited_for_and_the_youngest_left
     assert ids_of(turned_down.unfinished) == ["3"]
 
 
-def both(replica: FakeReplica, **changes: object) -> list[str]:
+def both(replica: FakeReplica, *, urgent: bool = False, waited_for: int = 0) -> list[str]:
     """Ids in the order in which they are sent, one at a time, of two collections side by side."""
 
     async def work() -> None:
         scheduler = GenerateScheduler(Router([replica], max_running=1, max_in_flight=1, retries=0), FakeScorer())
-        plain = GroupPlan(
-            groups=2, initial_groups=2, max_groups=2, accept=lambda group: True, samples_per_group=2, sampling=SAMPLING,
-            seed=0,
-        )  # fmt: skip
+        plain = GroupPlan(samples_per_group=2, sampling=SAMPLING)
         await asyncio.gather(
-            scheduler.collect(tasks(), plain),
-            scheduler.collect(tasks(), replace(plain, **changes)),  # type: ignore[arg-type]
+            collect_batch(scheduler.runner(plain, 0), tasks(), groups=2),
+            collect_batch(scheduler.runner(replace(plain, urgent=urgent), 0), tasks(), groups=2, waited_for=waited_for),
         )
         assert not scheduler.engines._prioritized
         assert not scheduler.engines._affinities
@@ -341,18 +334,14 @@ def test_a_counter_tells_time_by_its_clock() -> None:
     now = 7.0
     counter.sampled(11)
     now = 10.0
-    assert (counter.began, counter.last, counter.seconds_since_last(), seen) == (5.0, 7.0, 3.0, [(1, 6)])
+    assert (counter.seconds_since_last(), seen) == (3.0, [(1, 6)])
 
 
 def test_a_runner_says_how_far_a_group_is() -> None:
     async def work() -> None:
         replica = FakeReplica(slow=["0-0-1"])
         scheduler = GenerateScheduler(Router([replica], max_running=9, max_in_flight=9, retries=0), FakeScorer())
-        plan = GroupPlan(
-            groups=1, initial_groups=1, max_groups=1, accept=lambda group: True, samples_per_group=2, sampling=SAMPLING,
-            seed=0,
-        )  # fmt: skip
-        runner = scheduler.runner(plan, SampleCounter(2, lambda done, total: None))
+        runner = scheduler.runner(GroupPlan(samples_per_group=2, sampling=SAMPLING), 0)
         running = asyncio.create_task(runner.run(0, make_task(0)))
         await asyncio.sleep(0.01)
         assert runner.describe(0) == "1 of 2 samples finished"

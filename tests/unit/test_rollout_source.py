@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,16 @@ from tests_support import group, scored, task
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.evaluation import EvaluationConfig
 from roll_like.config.rollout import RolloutConfig
 from roll_like.data.bad_rows import RowsReport
 from roll_like.data.tasks import TaskOrder, TaskSet, TaskSource
 from roll_like.errors import GenerationError
 from roll_like.policy_gradient import reward_workers
-from roll_like.rollout.collection import Collected, GroupCollector, SampleCounter
-from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
+from roll_like.rollout.collection import Collected, Progress, SampleCounter, no_progress
+from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.metrics import evaluation_metrics, pass_at_k, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
-from roll_like.rollout.source import GroupFilter, GroupSource, SynchronousRollouts, sampling_of
+from roll_like.rollout.source import GroupFilter, GroupSource, SynchronousRollouts
 from roll_like.types import Failure, Group, Scored, StopReason, Task
 from roll_like.values import reduce
 
@@ -56,180 +55,164 @@ def collected(groups: list[Group[Scored]], **changes) -> Collected:  # type: ign
     return Collected(groups=tuple(groups), **(settings | changes))
 
 
-class FakeScheduler:
-    """Takes the tasks that a plan asks for; gives back what a test says, the youngest tasks."""
+class FakeRunner:
+    """Runs each group for as many turns of the event loop as a script says, and by it gives it equal rewards or not."""
 
     replicas = 2
 
-    def __init__(self, *, unfinished: int = 0, rejected: int = 0, failures: int = 0) -> None:
-        self.plans: list[GroupPlan] = []
-        self.seen: list[str] = []
-        self.unfinished, self.rejected, self.failures = unfinished, rejected, failures
+    def __init__(self, script: Callable[[int], tuple[int, bool]] = lambda index: (index, True)) -> None:
+        self.script = script
+        self.counter = SampleCounter(2, no_progress)
+        self.seeds: list[int | None] = []
+        self.begun: list[list[str]] = []
+        self.waited_for: list[int] = []
+        self.fails: dict[str, Exception] = {}
+        self.failures = 0
         self.busy = 0.0
+        self._stops: dict[int, asyncio.Event] = {}
 
-    @property
-    def engines(self) -> FakeScheduler:
+    def make(self, seed: int | None, progress: Progress) -> FakeRunner:
+        self.counter = SampleCounter(2, progress)
+        self.seeds.append(seed)
+        self.begun.append([])
+        self.waited_for.append(0)
+        self.busy += 3.0
         return self
 
     def busy_seconds(self) -> float:
         return self.busy
 
-    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
-        self.plans.append(plan)
-        owners = [next(tasks) for _ in range(plan.groups)]
-        self.seen += [owner.task_id for owner in owners]
-        self.busy += 3.0
-        finished = len(owners) - self.unfinished
-        groups = [group(owner, [0.0, 1.0]) for owner in owners[:finished]]
-        lost = Failure(stage="reward", name="judge", error="broke", origin="fake.jsonl:1")
-        return collected(
-            groups[self.rejected :],
-            rejected=tuple(groups[: self.rejected]),
-            unfinished=tuple(owners[finished:]),
-            failures=(lost,) * self.failures,
-        )
-
-
-def source(  # type: ignore[no-untyped-def]
-    scheduler: FakeScheduler, runner: DriverLoop, filters: Mapping[str, bool] | None = None, **changes
-) -> SynchronousRollouts[GroupPlan]:
-    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, **changes)
-    plan = partial(GroupPlan, samples_per_group=2, sampling=sampling_of(config))
-    groups = GroupSource(
-        collector=scheduler,
-        order=TaskOrder(taskset(), seed=0),
-        plan=plan,
-        accept=GroupFilter(config, domains=filters),
-    )
-    return SynchronousRollouts(groups, config, seed=7, runner=runner)
-
-
-def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
-    with DriverLoop() as runner:
-        first = FakeScheduler(unfinished=1)
-        rollouts = source(first, runner)
-        rollouts.collect(0)
-        state = rollouts.state()
-        rollouts.collect(1)
-        second = FakeScheduler(unfinished=1)
-        resumed = source(second, runner)
-        resumed.load_state(state)
-        resumed.collect(1)
-    assert second.seen == first.seen[3:]
-    assert first.seen[3] == first.seen[2]  # what was aborted comes first, and is waited for
-    assert [plan.waited_for for plan in first.plans] == [0, 1]
-    assert [plan.waited_for for plan in second.plans] == [1]
-    assert second.plans[0].seed == first.plans[1].seed != first.plans[0].seed
-
-
-def test_a_step_that_was_interrupted_collects_the_same_tasks_again() -> None:
-    class Interrupted(FakeScheduler):
-        async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
-            found = await super().collect(tasks, plan)
-            if len(self.plans) == 2:
-                raise WorkerDied("training worker 0 is gone")
-            return found
-
-    with DriverLoop() as runner:
-        undisturbed, disturbed = FakeScheduler(unfinished=1), Interrupted(unfinished=1)
-        expected, rollouts = source(undisturbed, runner), source(disturbed, runner)
-        for each in (expected, rollouts):
-            each.collect(0)
-        with pytest.raises(WorkerDied):
-            rollouts.collect(1)
-        rollouts.collect(1)
-        expected.collect(1)
-    assert disturbed.seen == [*undisturbed.seen[:3], *undisturbed.seen[3:], *undisturbed.seen[3:]]
-    assert rollouts.state() == expected.state()
-    assert disturbed.plans[2].waited_for == disturbed.plans[1].waited_for == 1
-
-
-class Turns:
-    """Runs groups for as many turns of the event loop as a script says, and by it accepts them or not."""
-
-    replicas = 1
-
-    def __init__(self, script: list[tuple[int, bool]]) -> None:
-        self.script = itertools.cycle(script)
-        self.given_back: list[str] = []
-        self.ended: list[str] = []
-        self.verdicts: dict[str, bool] = {}
-        self._stops: dict[int, asyncio.Event] = {}
-
-    @property
-    def engines(self) -> Turns:
-        return self
-
-    def busy_seconds(self) -> float:
-        return 0.0
-
-    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
-        counter = SampleCounter(1, lambda done, total: None)
-        wanted = replace(plan, accept=lambda one: self.verdicts[one.task.task_id])
-        got = await GroupCollector(tasks, wanted, self, counter).run()
-        assert len(got.groups) <= plan.groups
-        assert got.started <= plan.max_groups
-        self.given_back += [owner.task_id for owner in got.unfinished]
-        self.ended += [one.task.task_id for one in (*got.groups, *got.rejected)]
-        return got
-
     async def run(self, number: int, owner: Task) -> Group[Scored]:
+        self.begun[-1].append(owner.task_id)
         self._stops[number] = asyncio.Event()
-        turns, self.verdicts[owner.task_id] = next(self.script)
+        turns, different = self.script(int(owner.task_id.removeprefix("fake/")))
         for _ in range(turns):
             await asyncio.sleep(0)
             if self._stops[number].is_set():
                 break
-        return group(owner, [0.0, 1.0])
+        if owner.task_id in self.fails:
+            raise self.fails.pop(owner.task_id)
+        lost = Failure(stage="reward", name="judge", error="broke", origin="fake.jsonl:1")
+        scored = group(owner, [0.0, 1.0] if different else [1.0, 1.0])
+        return replace(scored, failures=(lost,) * (self.failures if number == 0 else 0))
 
     async def stop(self, groups: Collection[int]) -> None:
         for number in groups:
             self._stops[number].set()
 
     def prioritize(self, groups: Collection[int]) -> None:
-        pass
+        self.waited_for[-1] = max(self.waited_for[-1], len(groups))
 
     def describe(self, group: int) -> str:
         return ""
 
 
+def source(
+    runner: FakeRunner, loop: DriverLoop, *, filters: Mapping[str, bool] | None = None, tasks: int = 100, **changes: Any
+) -> SynchronousRollouts:
+    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, **changes)
+    groups = GroupSource(
+        make_runner=runner.make,
+        engines=runner,
+        order=TaskOrder(taskset(tasks), seed=0, shuffle=False),
+        accept=GroupFilter(config, domains=filters),
+    )
+    return SynchronousRollouts(groups, config, seed=7, runner=loop)
+
+
+#: Of four groups that start at once after a step that rejected some, the slowest is given back.
+OVERSAMPLED: dict[str, Any] = {"drop_zero_variance_groups": True, "max_oversampling": 2.0}
+
+
+def one_is_given_back(index: int) -> tuple[int, bool]:
+    """Reject task 0, so that the second step starts one group more than it needs; its last is too slow."""
+    return (1000 if index == 7 else 0, index != 0)
+
+
+def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
+    with DriverLoop() as loop:
+        first, second = FakeRunner(one_is_given_back), FakeRunner()
+        rollouts = source(first, loop, **OVERSAMPLED)
+        assert [names(rollouts.collect(step).groups) for step in (0, 1)] == [
+            ["fake/1", "fake/2", "fake/3"],
+            ["fake/4", "fake/5", "fake/6"],
+        ]
+        state = rollouts.state()
+        rollouts.collect(2)
+        resumed = source(second, loop, **OVERSAMPLED)
+        resumed.load_state(state)
+        resumed.collect(2)
+    assert state["returned"] == ["fake/7"]
+    assert second.begun[0] == first.begun[2]
+    assert first.begun[2][0] == first.begun[1][-1] == "fake/7"  # what was aborted comes first, and is waited for
+    assert first.waited_for == [0, 0, 1]
+    assert second.waited_for == [1]
+    assert second.seeds[0] == first.seeds[2] != first.seeds[1]
+
+
+def names(groups: Sequence[Group[Scored]]) -> list[str]:
+    return [one.task.task_id for one in groups]
+
+
+def test_a_step_that_was_interrupted_collects_the_same_tasks_again() -> None:
+    with DriverLoop() as loop:
+        undisturbed, disturbed = FakeRunner(one_is_given_back), FakeRunner(one_is_given_back)
+        disturbed.fails["fake/8"] = WorkerDied("training worker 0 is gone")
+        expected, rollouts = source(undisturbed, loop, **OVERSAMPLED), source(disturbed, loop, **OVERSAMPLED)
+        for step in (0, 1):
+            expected.collect(step)
+            rollouts.collect(step)
+        with pytest.raises(WorkerDied):
+            rollouts.collect(2)
+        rollouts.collect(2)
+        expected.collect(2)
+    assert disturbed.begun[2] == disturbed.begun[3] == undisturbed.begun[2]
+    assert rollouts.state() == expected.state()
+    assert disturbed.waited_for == [0, 0, 1, 1]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 6))
 def test_no_task_is_given_back_twice_and_none_is_lost(script: list[tuple[int, bool]], steps: int) -> None:
-    with DriverLoop() as runner:
-        collector = Turns(script)
-        config = RolloutConfig(
-            prompts_per_step=4, samples_per_prompt=2, drop_zero_variance_groups=True, max_oversampling=3.0
+    turns, ended, given_back = itertools.cycle(script), [], []
+    with DriverLoop() as loop:
+        # more tasks than are drawn, so that each is drawn once
+        rollouts = source(
+            FakeRunner(lambda index: next(turns)),
+            loop,
+            tasks=1000,
+            drop_zero_variance_groups=True,
+            max_oversampling=3.0,
         )
-        plan = partial(GroupPlan, samples_per_group=2, sampling=sampling_of(config))
-        order = TaskOrder(taskset(1000), seed=0)  # more tasks than are drawn, so that each is drawn once
-        groups = GroupSource(collector=collector, order=order, plan=plan, accept=GroupFilter(config))
-        rollouts = SynchronousRollouts(groups, config, seed=7, runner=runner)
         for step in range(steps):
-            rollouts.collect(step)
-    assert len(set(collector.given_back)) == len(collector.given_back)
-    drawn = {*collector.ended, *collector.given_back}
-    assert sorted([*collector.ended, *rollouts.state()["returned"]]) == sorted(drawn)
+            got = rollouts.collect(step)
+            assert len(got.groups) <= 3
+            assert got.started <= 9
+            given_back += [owner.task_id for owner in got.unfinished]
+            ended += names([*got.groups, *got.rejected])
+    assert len(set(given_back)) == len(given_back)
+    assert sorted([*ended, *rollouts.state()["returned"]]) == sorted({*ended, *given_back})
 
 
 def test_engines_report_for_how_long_they_had_requests() -> None:
-    with DriverLoop() as runner:
-        rollouts = source(FakeScheduler(), runner)
+    with DriverLoop() as loop:
+        rollouts = source(FakeRunner(), loop)
         first, second = rollouts.collect(0), rollouts.collect(1)
     assert reduce(rollout_metrics(first, 0))["time/engines"] == 1.5  # 3 s of two engines
     assert reduce(rollout_metrics(second, 0))["time/engines"] == 1.5
 
 
 def test_oversampling_follows_the_share_of_accepted_groups() -> None:
-    with DriverLoop() as runner:
-        scheduler = FakeScheduler(rejected=2)
-        rollouts = source(scheduler, runner, drop_zero_variance_groups=True, max_oversampling=2.0)
+    started = []
+    with DriverLoop() as loop:
+        runner = FakeRunner(lambda index: (index % 7, index % 3 == 0))
+        rollouts = source(runner, loop, drop_zero_variance_groups=True, max_oversampling=2.0)
         for step in range(6):
-            rollouts.collect(step)
-    started = [plan.initial_groups for plan in scheduler.plans]
+            started.append(math.ceil(3 / rollouts.state()["acceptance"]))
+            assert rollouts.collect(step).started == 6
     assert started[0] == 3
     assert started == sorted(started)
-    assert started[-1] == scheduler.plans[-1].max_groups == 6
+    assert started[-1] > 6
 
 
 def test_the_filter_wants_different_rewards() -> None:
@@ -243,10 +226,14 @@ def test_the_filter_wants_different_rewards() -> None:
 
 
 def test_too_many_failures_end_the_run_and_show_the_first() -> None:
-    with DriverLoop() as runner:
-        source(FakeScheduler(failures=1), runner, max_failure_fraction=0.2).collect(0)
+    with DriverLoop() as loop:
+        runner = FakeRunner()
+        rollouts = source(runner, loop, max_failure_fraction=0.2)
+        runner.failures = 1
+        rollouts.collect(0)
+        runner.failures = 2
         with pytest.raises(GenerationError, match=r"2 of 8 samples .*max_failure_fraction: 0.2") as caught:
-            source(FakeScheduler(failures=2), runner, max_failure_fraction=0.2).collect(0)
+            rollouts.collect(1)
     assert "broke" in str(caught.value)
     assert "'judge' for fake.jsonl:1" in str(caught.value)
 
@@ -366,66 +353,63 @@ def test_only_whole_tasks_of_sources_whose_answers_are_compared_vote() -> None:
     assert (rows[0]["answer"], "answer" in rows[2]) == ("7", False)
 
 
+class Plans:
+    """A scheduler that keeps the plans that it is given."""
+
+    def __init__(self) -> None:
+        self.engines = self.fake = FakeRunner()
+        self.plans: list[GroupPlan] = []
+
+    def runner(self, plan: GroupPlan, seed: int | None, progress: Progress) -> FakeRunner:
+        self.plans.append(plan)
+        return self.fake.make(seed, progress)
+
+
 def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_workers, "tasks_of", lambda config: taskset())
-    scheduler: Any = FakeScheduler()
-    values = {
-        **MINIMAL,
-        "rollout": {
-            "prompts_per_step": 3,
-            "samples_per_prompt": 2,
-            "redundant_samples": 3,
-            "temperature": 0.7,
-        },
-        "algorithm": {"advantage": {"type": "remax"}},
-    }
-    with DriverLoop() as runner:
-        config = RLVRConfig.model_validate(values)
+    scheduler: Any = Plans()
+    rollout = {"prompts_per_step": 3, "samples_per_prompt": 2, "redundant_samples": 3, "temperature": 0.7}
+    remax = {"algorithm": {"advantage": {"type": "remax"}}}
+    for more in (remax, {}):
+        config = RLVRConfig.model_validate({**MINIMAL, "rollout": rollout, **more})
         groups = reward_workers.prompt_groups(config, scheduler, pytest.fail)
-        rollouts = SynchronousRollouts(groups, config.rollout, seed=config.seed, runner=runner)
-        rollouts.collect(0)
-        source(scheduler, runner).collect(0)
+        groups.make_runner(0, no_progress)
+        complete = group(task(), [0.0, 1.0])
+        assert groups.accept(replace(complete, baselines=complete.samples[:1]))
+        # the greedy sample was lost: there is nothing to compare with
+        assert groups.accept(complete) is (more is not remax)
     greedy, plain = scheduler.plans
     assert greedy.baseline is not None
     assert (greedy.baseline.temperature, greedy.sampling.temperature) == (0.0, 0.7)
     assert plain.baseline is None
-    assert (greedy.redundant, plain.redundant) == (3, 0)
-    complete = group(task(), [0.0, 1.0])
-    assert groups.accept(replace(complete, baselines=complete.samples[:1]))
-    assert not groups.accept(complete)  # the greedy sample was lost: there is nothing to compare with
+    assert (greedy.redundant, plain.redundant) == (3, 3)
 
 
-def test_an_evaluation_names_the_k_of_its_schedule() -> None:
-    section = EvaluationConfig.model_validate({"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2})
-    plan = partial(GroupPlan, samples_per_group=2, sampling=evaluation_sampling(section, 8))
-    scheduler = FakeScheduler()
-    with DriverLoop() as runner:
-        evaluator = Evaluator(
-            scheduler, [task(0), task(1)], plan, section, max_failure_fraction=0.1, seed=0, runner=runner
-        )
-        values = reduce(evaluator.evaluate()[0])
+def evaluator(monkeypatch: pytest.MonkeyPatch, scheduler: Any, loop: DriverLoop, **section: Any) -> Evaluator:
+    monkeypatch.setattr(reward_workers, "load_renderer", lambda *arguments, **named: None)
+    monkeypatch.setattr(reward_workers, "load_tasks", lambda *arguments, **named: [task(0), task(1)])
+    section = {"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2, **section}
+    config = RLVRConfig.model_validate({**MINIMAL, "evaluation": section, "training": {"lora": {}}})
+    found = reward_workers.prompt_evaluator(config, scheduler, loop)
+    assert found is not None
+    return found
+
+
+def test_an_evaluation_names_the_k_of_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Plans()
+    with DriverLoop() as loop:
+        values = reduce(evaluator(monkeypatch, scheduler, loop).evaluate()[0])
     assert values["eval/pass@2"] == 1.0
     assert scheduler.plans[0].urgent
 
 
-def test_what_stays_as_it_is_is_measured_once_and_reported_each_time() -> None:
-    section = EvaluationConfig.model_validate({"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2})
-    plan = partial(GroupPlan, samples_per_group=2, sampling=evaluation_sampling(section, 8))
-    scheduler = FakeScheduler()
-    with DriverLoop() as runner:
-        evaluator = Evaluator(
-            scheduler,
-            [task(0), task(1)],
-            plan,
-            section,
-            max_failure_fraction=0.1,
-            seed=0,
-            runner=runner,
-            beside={"base": partial(plan, adapter="base"), "adapter/sft": partial(plan, adapter="sft")},
-        )
-        first, second = (reduce(evaluator.evaluate()[0]) for _ in range(2))
-    assert [each.adapter for each in scheduler.plans] == ["policy", "base", "sft", "policy"]
-    assert {each.seed for each in scheduler.plans} == {0}
+def test_what_stays_as_it_is_is_measured_once_and_reported_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Plans()
+    with DriverLoop() as loop:
+        measure = evaluator(monkeypatch, scheduler, loop, base_model=True, adapters={"sft": "adapters/sft"})
+        first, second = (reduce(measure.evaluate()[0]) for _ in range(2))
+    assert [each.adapter for each in scheduler.plans] == ["policy", "sft", "base", "policy"]
+    assert len(set(scheduler.fake.seeds)) == 1
     assert first == second
     names = {name.removeprefix("eval/") for name in first}
     own = {name for name in names if not name.startswith(("base/", "adapter/"))}

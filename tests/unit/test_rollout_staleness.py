@@ -116,13 +116,6 @@ def test_more_ahead_than_can_be_trained_in_time_is_refused() -> None:
         make_manager(staleness=1, ahead=1.5)
 
 
-def test_admitting_without_room_is_refused() -> None:
-    manager = make_manager(groups=1, staleness=1)
-    fill(manager)
-    with pytest.raises(ValueError, match="no room"):
-        manager.admit(9, task(9))
-
-
 def test_a_snapshot_has_what_runs_by_id_and_what_is_ready_whole() -> None:
     manager = make_manager(groups=2, staleness=2)
     fill(manager)
@@ -158,6 +151,45 @@ def test_what_was_filtered_before_a_restore_does_not_keep_the_batch_from_being_f
     restored.version = 1
     assert restored.take() is None
     assert restored.room == 4
+
+
+def one_batch(groups: int, at_once: int = 0, most: int | None = None, waited_for: int = 0) -> StalenessManager:
+    made = StalenessManager(
+        groups=groups, max_staleness=0, ahead=0, batches=1, at_once=at_once, max_started=most, waited_for=waited_for
+    )
+    made.version = 1
+    return made
+
+
+def test_with_staleness_0_a_batch_gives_back_what_it_does_not_need() -> None:
+    manager = one_batch(2, at_once=5, waited_for=1)
+    assert fill(manager) == [0, 1, 2, 3, 4]
+    assert manager.due() == [0]
+    settle(manager, 3)
+    assert manager.give_back() == []
+    settle(manager, 1)
+    assert [entry.serial for entry in manager.give_back()] == [2, 4]
+    assert manager.take() is None  # it waits for 0
+    assert not manager.settle(2, group(task(2), [1.0]), accepted=True)
+    settle(manager, 0)
+    assert serials_of(manager.take()) == [0, 1]
+    assert [serial for serial, _ in manager.left()] == [3]  # complete, and left out
+    assert fill(manager) == []
+
+
+def test_with_staleness_0_rejected_groups_are_replaced_up_to_the_limit() -> None:
+    manager = one_batch(2, at_once=3, most=5)
+    assert fill(manager) == [0, 1, 2]
+    settle(manager, 0, accepted=False)
+    assert fill(manager) == []  # two are running
+    settle(manager, 1, accepted=False)
+    assert fill(manager) == [3]
+    settle(manager, 2, accepted=False)
+    assert fill(manager) == [4]
+    settle(manager, 4, accepted=False)
+    assert fill(manager) == []
+    settle(manager, 3)
+    assert serials_of(manager.take()) == [3]
 
 
 @st.composite

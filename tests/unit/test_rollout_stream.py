@@ -15,8 +15,8 @@ from tests_support import group, task
 from virtual_time import run_virtually
 
 from roll_like.errors import GenerationError
+from roll_like.rollout.collection import GroupStream, SampleCounter, no_progress
 from roll_like.rollout.staleness import StalenessManager
-from roll_like.rollout.stream import GroupStream
 from roll_like.types import Failure, Group, Scored, Task
 
 
@@ -29,6 +29,7 @@ class FakeRunner:
         self.begun: list[int] = []
         self.running: set[int] = set()
         self.prioritized: list[int] = []
+        self.counter = SampleCounter(1, no_progress)
 
     async def run(self, serial: int, owner: Task) -> Group[Scored]:
         self.begun.append(serial)
@@ -186,11 +187,11 @@ async def test_filtered_and_failed_groups_are_reported_and_replaced() -> None:
     flow.published(1)
     batch = await flow.batch()
     assert [entry.serial for entry in batch] == [2, 3]
-    report = flow.report()
+    report = flow.collected([])
     assert [one.task.task_id for one in report.rejected] == ["fake/0", "fake/1"]
     assert [one.name for one in report.failures] == ["judge"]
     assert report.started == 6
-    assert flow.report().rejected == []
+    assert flow.collected([]).rejected == ()
     await flow.close()
 
 
@@ -202,7 +203,7 @@ async def test_time_in_which_nothing_may_run_is_counted() -> None:
     await asyncio.sleep(25)  # training: what runs ahead ends at 10 with the others, then nothing may start
     flow.published(2)
     await flow.batch()
-    assert flow.report().blocked_seconds == 25
+    assert flow.blocked_seconds() == 25
     await flow.close()
 
 
@@ -245,7 +246,7 @@ async def _killed_and_resumed(seed: int, groups: int, staleness: int, share: flo
                     await asyncio.sleep(chance.uniform(0, 3))
                     trained += [entry.task.task_id for entry in batch]
                     ages += [step + 1 - entry.start for entry in batch]
-                    filtered += [one.task.task_id for one in flow.report().rejected]
+                    filtered += [one.task.task_id for one in flow.collected([]).rejected]
                     step += 1
                     boundary = (flow.snapshot(), len(tasks.drawn), len(trained), len(filtered), step)
         except TimeoutError:
@@ -257,6 +258,6 @@ async def _killed_and_resumed(seed: int, groups: int, staleness: int, share: flo
     assert max(ages) <= staleness
     state, ready = flow.snapshot()
     left = [task_id for _, task_id in state["open"]] + [one.task.task_id for one in ready]
-    since = [one.task.task_id for one in flow.since.rejected]
+    since = [one.task.task_id for one in flow.collected([]).rejected]
     assert sorted([*trained, *filtered, *left, *since]) == sorted(tasks.drawn)
     await flow.close()
