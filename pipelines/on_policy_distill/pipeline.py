@@ -80,7 +80,7 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
             workers=workers,
             teachers=teachers.scorer,
             rollouts=rollouts,
-            evaluator=teacher_evaluator(config, teachers, workers.inference, workers.runner),
+            evaluator=teacher_evaluator(config, teachers, scheduler, workers.runner, workers.progress),
         )
 
     @classmethod
@@ -95,4 +95,4 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
         """Start engines, teachers and reward workers."""
         teachers = TeacherWorkers(config, resources, stack)
         inference, runner = start_engines(config, resources, stack, teachers)
-        return teacher_evaluator(config, teachers, inference, runner)
+        return teacher_evaluator(config, teachers, teachers.scheduler(inference), runner)

@@ -20,9 +20,9 @@ from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.objective import with_logprobs
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator
-from roll_like.rollout.collection import Collected
-from roll_like.rollout.engine_pool import EnginePool
+from roll_like.rollout.collection import Collected, Progress, no_progress
 from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.scheduler import GenerateScheduler
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.start import rank_spec, start_engine
@@ -182,10 +182,14 @@ class TeacherEvaluator:
 
 
 def teacher_evaluator(
-    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: EnginePool, runner: DriverLoop
+    config: OnPolicyDistillConfig,
+    teachers: TeacherWorkers,
+    scheduler: GenerateScheduler,
+    runner: DriverLoop,
+    progress: Progress = no_progress,
 ) -> TeacherEvaluator | None:
     """Return what measures the student, or nothing where there is no `evaluation` section."""
-    evaluator = prompt_evaluator(config, teachers.scheduler(inference), runner)
+    evaluator = prompt_evaluator(config, scheduler, runner, progress)
     if evaluator is None:
         return None
     return TeacherEvaluator(evaluator, teachers.scorer, has_rewards=bool(config.rewards.use))

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shlex
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from roll_like.agents.episode import (
     EpisodeLimits,
     EpisodeSettings,
     EpisodeSpec,
-    Generator,
     ProgramSpec,
     play,
 )
@@ -31,8 +30,7 @@ from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import GroupRunner, Progress, SampleCounter, no_progress
-from roll_like.rollout.router import SampleLost
-from roll_like.rollout.source import EngineTime
+from roll_like.rollout.router import Router, SampleLost
 from roll_like.types import Failure, Group, Scored, Task
 
 if TYPE_CHECKING:
@@ -44,19 +42,6 @@ INNOCENT_LOSSES = 5
 
 class EnvironmentLost(EnvError):
     """An environment's process was replaced because of another environment."""
-
-
-class TurnRouter(Generator, EngineTime, Protocol):
-    """Samples the turns of many episodes: a `Router`."""
-
-    def prioritize(self, keys: Iterable[Hashable]) -> None:
-        """Serve turns with these affinity keys before others, those to come included, until `forget`."""
-
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop what is known of affinity keys that no further turn will have."""
-
-    def unfinished(self, keys: Collection[Hashable]) -> int:
-        """Return how many turns with these affinity keys are being sampled, or wait for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +97,7 @@ class EnvManager:
 
     def __init__(
         self,
-        engines: TurnRouter,
+        engines: Router,
         environments: EnvironmentPool,
         specs: Collection[EpisodeSpec],
         renderer: Renderer,
@@ -124,12 +109,12 @@ class EnvManager:
         if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
             raise ValueError("`specs` has programs and `programs` is None; pass AgentPrograms")
         self.engines = engines
-        self._environments = environments
-        self._specs = {spec.name: spec for spec in specs}
-        self._renderer = renderer
-        self._retries = retries
-        self._programs = programs
-        self._rewards = rewards
+        self.environments = environments
+        self.specs = {spec.name: spec for spec in specs}
+        self.renderer = renderer
+        self.retries = retries
+        self.programs = programs
+        self.rewards = rewards
         self._serial = itertools.count()
 
     def runner(self, plan: EpisodePlan, seed: int | None, progress: Progress = no_progress) -> GroupRunner:
@@ -141,49 +126,6 @@ class EnvManager:
             progress: Told of finished episodes.
         """
         return _EpisodeRunner(self, plan, seed, progress, next(self._serial))
-
-    async def rewarded(self, group: Group[Scored]) -> Group[Scored]:
-        """Return a finished group with the rewards beside the environment's; other groups are played meanwhile."""
-        return group if self._rewards is None else await self._rewards.add(group)
-
-    async def episode(self, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None) -> Scored | Failure:
-        """Run one episode, again where something failed; return it, or why there is none."""
-        spec = self._specs[task.source]
-        failed = lost = 0
-        while True:
-            try:
-                return await self._attempt(spec, task, plan, index, name, failed + lost, seed)
-            except EnvironmentLost as error:
-                lost += 1
-                if lost > INNOCENT_LOSSES:
-                    return Failure(stage="environment", name=spec.name, error=str(error), origin=task.origin)
-            except (EnvError, SampleLost) as error:
-                failed += 1
-                if failed > self._retries:
-                    stage = "generate" if isinstance(error, SampleLost) else "environment"
-                    return Failure(stage=stage, name=spec.name, error=str(error), origin=task.origin)
-
-    async def _attempt(
-        self, spec: EpisodeSpec, task: Task, plan: EpisodePlan, index: int, name: str, attempt: int, seed: int | None
-    ) -> Scored:
-        settings = EpisodeSettings(
-            task=task,
-            sample_index=index,
-            sampling=plan.sampling,
-            limits=plan.limits,
-            name=f"{name}-{attempt}",
-            affinity_key=name,
-            sampling_seed=seed,
-            urgent=plan.urgent,
-        )
-        if isinstance(spec, ProgramSpec):
-            assert self._programs is not None, "refused at the start"
-            return await self._programs.play(spec, settings)
-        environment = self._environments.open(spec)
-        try:
-            return await play(environment, self.engines, self._renderer, settings)
-        finally:
-            await environment.close()
 
 
 class _EpisodeRunner:
@@ -203,7 +145,7 @@ class _EpisodeRunner:
         """Run one group."""
         wanted = self._plan.episodes_per_group
         running = self._running[group] = [
-            asyncio.create_task(self._episode(task, index, name, derived_seed(self._seed, group, index)))
+            asyncio.create_task(self._episode(self._settings(task, group, index, name)))
             for index, name in enumerate(self._names(group))
         ]
         kept: list[Scored] = []
@@ -229,7 +171,9 @@ class _EpisodeRunner:
         # one task object for the whole group
         samples = tuple(replace(sample, trajectory=replace(sample.trajectory, task=begun)) for sample in kept)
         played = Group(task=begun, samples=samples, failures=tuple(failures))
-        return played if stopped else await self._manager.rewarded(played)
+        if stopped or self._manager.rewards is None:
+            return played
+        return await self._manager.rewards.add(played)
 
     async def stop(self, groups: Collection[int]) -> None:
         """Stop the episodes of running groups."""
@@ -248,11 +192,49 @@ class _EpisodeRunner:
         sampled = self._manager.engines.unfinished(self._names(group))
         return f"{len(running)} of its episodes under way, {sampled} of them in a turn of the policy"
 
-    async def _episode(self, task: Task, index: int, name: str, seed: int | None) -> Scored | Failure:
-        result = await self._manager.episode(task, self._plan, index, name, seed)
-        if isinstance(result, Scored):
-            self.counter.sampled(result.trajectory.response_length)
-        return result
+    def _settings(self, task: Task, group: int, index: int, name: str) -> EpisodeSettings:
+        return EpisodeSettings(
+            task=task,
+            sample_index=index,
+            sampling=self._plan.sampling,
+            limits=self._plan.limits,
+            name=name,
+            affinity_key=name,
+            sampling_seed=derived_seed(self._seed, group, index),
+            urgent=self._plan.urgent,
+        )
+
+    async def _episode(self, settings: EpisodeSettings) -> Scored | Failure:
+        """Run one episode, again where something failed; return it, or why there is none."""
+        task = settings.task
+        spec = self._manager.specs[task.source]
+        failed = lost = 0
+        while True:
+            try:
+                played = await self._play(spec, replace(settings, name=f"{settings.name}-{failed + lost}"))
+            except EnvironmentLost as error:
+                lost += 1
+                if lost > INNOCENT_LOSSES:
+                    return Failure(stage="environment", name=spec.name, error=str(error), origin=task.origin)
+            except (EnvError, SampleLost) as error:
+                failed += 1
+                if failed > self._manager.retries:
+                    stage = "generate" if isinstance(error, SampleLost) else "environment"
+                    return Failure(stage=stage, name=spec.name, error=str(error), origin=task.origin)
+            else:
+                self.counter.sampled(played.trajectory.response_length)
+                return played
+
+    async def _play(self, spec: EpisodeSpec, settings: EpisodeSettings) -> Scored:
+        manager = self._manager
+        if isinstance(spec, ProgramSpec):
+            assert manager.programs is not None, "refused at the start"
+            return await manager.programs.play(spec, settings)
+        environment = manager.environments.open(spec)
+        try:
+            return await play(environment, manager.engines, manager.renderer, settings)
+        finally:
+            await environment.close()
 
     def _names(self, group: int) -> list[str]:
         """Return what the episodes of a group are called; also the affinity keys of their turns."""

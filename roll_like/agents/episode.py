@@ -17,7 +17,8 @@ from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, S
 from roll_like.config.rewards import RETURN
 from roll_like.data.reasoning import Turn
 from roll_like.data.routes import joined_routes
-from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
+from roll_like.inference.interface import GenerateRequest, Sampling, derived_seed
+from roll_like.rollout.router import Router
 from roll_like.types import IntArray, Message, Part, Scored, StopReason, Task, Trajectory, TurnRecord
 
 
@@ -120,13 +121,6 @@ class Environment(Protocol):
         """Release it."""
 
 
-class Generator(Protocol):
-    """Samples the policy's turns: a `Router`."""
-
-    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
-        """Return the sample of a request; urgent ones go first."""
-
-
 class EnvironmentPool(Protocol):
     """Hosts environments."""
 
@@ -197,7 +191,7 @@ class EpisodeSettings:
         )
 
 
-async def play(environment: Environment, generator: Generator, renderer: Renderer, settings: EpisodeSettings) -> Scored:
+async def play(environment: Environment, generator: Router, renderer: Renderer, settings: EpisodeSettings) -> Scored:
     """Play one episode to its end and return it with its reward.
 
     Args:

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 from roll_like.config.rewards import RETURN
-from roll_like.rollout.scheduler import GroupScorer
-from roll_like.types import Group, Scored, Task
-
-
-class TaskScorer(GroupScorer, Protocol):
-    """Scores groups of some tasks: `RewardPools`."""
-
-    def scores(self, task: Task) -> bool:
-        """Return whether any reward scores a task."""
+from roll_like.rollout.reward_pools import RewardPools
+from roll_like.types import Group, Scored
 
 
 class EpisodeRewards:
@@ -25,7 +17,7 @@ class EpisodeRewards:
         environment_weight: Factor of an environment's return in the sum.
     """
 
-    def __init__(self, scorer: TaskScorer, *, environment_weight: float) -> None:
+    def __init__(self, scorer: RewardPools, *, environment_weight: float) -> None:
         self._scorer = scorer
         self._weight = environment_weight
 

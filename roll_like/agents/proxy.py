@@ -37,8 +37,9 @@ from roll_like.agents.chat_api import (
     read_chat_request,
 )
 from roll_like.agents.conversation import ChatMessage, Renderer
-from roll_like.agents.episode import EpisodeSettings, Generator
+from roll_like.agents.episode import EpisodeSettings
 from roll_like.agents.proxy_episode import ProxyEpisode
+from roll_like.rollout.router import Router
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Proxy:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: Router,
         renderer: Renderer,
         *,
         host: str = "127.0.0.1",

@@ -20,12 +20,12 @@ import numpy as np
 
 from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, read_arguments
 from roll_like.agents.conversation import ChatMessage, Renderer
-from roll_like.agents.episode import EpisodeSettings, Generator, scored_episode, started_messages
+from roll_like.agents.episode import EpisodeSettings, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
 from roll_like.data.reasoning import Turn
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Generation
-from roll_like.rollout.router import SampleLost
+from roll_like.rollout.router import Router, SampleLost
 from roll_like.tools import AnyCall, ToolCall, parse_tool_calls
 from roll_like.types import THINK, ReasoningTags, Scored, StopReason, TurnRecord
 
@@ -56,7 +56,7 @@ class ProxyEpisode:
         *,
         key: str,
         base_url: str,
-        generator: Generator,
+        generator: Router,
         renderer: Renderer,
         on_close: Callable[[], object],
         shown: Sequence[ChatMessage] | None = None,

@@ -308,8 +308,8 @@ class GroupStream:
     def _ended(self, serial: int, work: asyncio.Task[None]) -> None:
         """Note that a group's task has ended. `batch` replaces those that end together at once, if it waits."""
         del self._work[serial], self._admitted_at[serial]
-        if not work.cancelled():
-            self._error = self._error or work.exception()
+        if not self._closed:
+            self._error = self._error or (asyncio.CancelledError() if work.cancelled() else work.exception())
         self._changed.set()
         if not self.waiting:
             self._start_groups()

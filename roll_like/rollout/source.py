@@ -13,6 +13,7 @@ from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, MakeRunner, Progress, collect_batch, no_progress
+from roll_like.rollout.router import Router
 from roll_like.types import Group, Scored, Task
 from roll_like.values import Sum, has_signal
 
@@ -55,17 +56,6 @@ class TaskSampler(Protocol):
         """Go on where `state` was taken."""
 
 
-class EngineTime(Protocol):
-    """How much of their time engines have requests: a `Router`."""
-
-    @property
-    def replicas(self) -> int:
-        """Engines that are left."""
-
-    def busy_seconds(self) -> float:
-        """Return for how long engines had at least one request so far, all together. Seconds."""
-
-
 class GroupFilter:
     """Tells which scored groups are trained on.
 
@@ -104,7 +94,7 @@ class GroupSource:
     """
 
     make_runner: MakeRunner
-    engines: EngineTime
+    engines: Router
     order: TaskSampler
     accept: Callable[[Group[Scored]], bool]
 

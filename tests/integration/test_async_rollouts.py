@@ -235,7 +235,7 @@ def test_a_student_learns_from_a_teacher_asynchronously(tmp_path: Path, float_mo
         teacher,
         **asynchronous(groups=2, samples=2, tokens=16),
         distillation={"use": "advantage"},
-        evaluation=None,
+        evaluation={"sources": [{"path": str(tmp_path / "eval.jsonl")}], "samples_per_prompt": 2, "every": 1},
         checkpoint={"at_end": False, "export": False},
         steps=4,
     )
@@ -247,3 +247,5 @@ def test_a_student_learns_from_a_teacher_asynchronously(tmp_path: Path, float_mo
     steps = read_lines(run / "metrics.jsonl")
     assert any(step["staleness/max"] > 0 for step in steps)
     assert all("distill/reverse_kl" in step for step in steps)
+    # their requests go through one router: a second one would take results that are not its own
+    assert [line["step"] for line in read_lines(run / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
