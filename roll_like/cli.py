@@ -32,10 +32,10 @@ from roll_like.errors import (
     ResourceError,
     RollLikeError,
 )
-from roll_like.metrics.commands import add_commands, number_within
+from roll_like.metrics.commands import number_within
 from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
-from roll_like.viewer.commands import add_rollouts
+from roll_like.viewer.commands import add_commands
 
 if TYPE_CHECKING:
     from roll_like.config.base import PipelineConfig
@@ -169,7 +169,6 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_init(partial(_add, commands))
     add_commands(partial(_add, commands))
-    add_rollouts(partial(_add, commands))
     add_serving(partial(_add, commands))
 
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
@@ -395,10 +394,10 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     from roll_like.config.load import load_config
     from roll_like.config.run import RunConfig
-    from roll_like.metrics.reports.comparison import compare
     from roll_like.run.folder import AUTO
     from roll_like.run.supervise import Child
     from roll_like.run.sweep import swept_runs
+    from roll_like.viewer.comparison import compare
 
     config = _load(arguments)
     if not isinstance(config, RunConfig):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -148,16 +152,19 @@ class Page(HTMLParser):
         return found
 
 
-def stands_alone(page: Page, source: str) -> None:
-    """Fail if a page runs a script or loads anything."""
-    assert page.names.isdisjoint({"script", "link", "iframe", "object", "embed", "img", "base", "form", "image"})
+def data_of(source: str) -> dict[str, Any]:
+    """What a page gives its script; fails if the page loads anything, or lets another script run."""
+    page = Page(source)
+    assert page.names.isdisjoint({"link", "iframe", "object", "embed", "img", "base", "image"})
     for tag, attributes in page.tags:
-        for name, value in attributes.items():
-            assert not name.startswith("on"), f"<{tag} {name}>"
-            if name in {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction"}:
-                assert (value or "").startswith("#"), f"<{tag} {name}={value!r}>"
-            if name == "style":
-                assert "url(" not in (value or "").replace("url(#", "")
-    assert "@import" not in source
+        assert not [name for name in attributes if name.startswith("on") or name in {"src", "href"}], tag
+    scripts = [attributes.get("type") for tag, attributes in page.tags if tag == "script"]
+    assert scripts == ["application/json", None]
     (policy,) = [one["content"] for tag, one in page.tags if tag == "meta" and one.get("http-equiv")]
-    assert (policy or "").startswith("default-src 'none'")
+    script = source.rpartition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    assert "@import" not in source
+    assert "url(" not in source.partition("</style>")[0]
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', source, re.DOTALL)
+    return dict(json.loads(text))

@@ -26,9 +26,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from roll_like.metrics.names import metric_info
+from roll_like.metrics.names import TIMERS, metric_info
 from roll_like.metrics.progress import (
-    TIMER_COLOURS,
     Progress,
     curve_text,
     duration,
@@ -170,7 +169,7 @@ class LiveConsole(Console):
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Extend the curves."""
         self._progress.add(step, values)
-        self._timers = {name: values[name] for name in TIMER_COLOURS if values.get(name, 0) > 0}
+        self._timers = {name: values[name] for name in TIMERS if values.get(name, 0) > 0}
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Extend the evaluation's curve."""
@@ -238,8 +237,8 @@ def time_bar(timers: Mapping[str, float], step: float, width: int) -> Renderable
     total = max(step, sum(timers.values()))
     bar, legend = Text(no_wrap=True), Text()
     for name, seconds in timers.items():
-        bar.append("█" * round(seconds / total * max(10, width)), style=TIMER_COLOURS[name])
-        legend.append("■ ", style=TIMER_COLOURS[name])
+        bar.append("█" * round(seconds / total * max(10, width)), style=TIMERS[name][0])
+        legend.append("■ ", style=TIMERS[name][0])
         legend.append(f"{timed(name, seconds, step)}  ")
     return Group(bar, legend)
 

@@ -57,7 +57,8 @@ class Guards:
                 "rollout/truncated",
                 0.9,
                 config.patience,
-                "the token limit cuts nearly all answers: raise it, or look at samples.md for endless repetition",
+                "the token limit cuts nearly all answers: raise it, or look for endless repetition (roll-like "
+                "rollouts RUN)",
             ).found,
             "zero_variance": _Lasting(
                 "rollout/groups/zero_variance",

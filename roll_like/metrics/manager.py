@@ -23,7 +23,8 @@ from roll_like.config.run import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, LiveConsole, make_console
-from roll_like.metrics.progress import STEP_PHASES, Progress
+from roll_like.metrics.names import STEP_PHASES
+from roll_like.metrics.progress import Progress
 from roll_like.metrics.rollout_text import sample_line
 from roll_like.metrics.rollouts import (
     KINDS,

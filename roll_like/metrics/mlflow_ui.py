@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.errors import OK, ConfigError, DataError, PluginError
-from roll_like.metrics.reports.configuration import without_secrets
-from roll_like.metrics.runs import CONFIG, find_run, read_config
+from roll_like.metrics.runs import CONFIG, find_run, read_config, without_secrets
 from roll_like.metrics.trackers import MLFLOW_ENVIRONMENT
 
 #: MLflow's jobs evaluate traces with language models; their processes outlive the server by a minute or two.

@@ -375,6 +375,20 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
 )
 
+#: Parts of a step that are drawn: colours in a terminal and in figures.
+TIMERS: dict[str, tuple[str, str]] = {
+    "time/generate": ("green", "#2a9d8f"),
+    "time/reward": ("magenta", "#9b5de5"),
+    "time/teachers": ("magenta", "#f4845f"),
+    "time/logprobs": ("cyan", "#48cae4"),
+    "time/train": ("blue", "#3a6ea5"),
+    "time/sync": ("yellow", "#e9c46a"),
+    "time/evaluate": ("bright_green", "#8ab17d"),
+    "time/idle": ("bright_black", "#d9d9d9"),
+}
+#: Those whose shares of a step are shown; an evaluation is no part of one.
+STEP_PHASES = tuple(name for name in TIMERS if name != "time/evaluate")
+
 METRICS: tuple[MetricInfo, ...] = tuple(MetricInfo(*row) for row in _ROWS)
 _EXACT = {info.name: info for info in METRICS if not info.is_pattern}
 _PATTERNS = tuple(

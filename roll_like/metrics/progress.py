@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 
-from roll_like.metrics.names import metric_info, without_smaller_passes
+from roll_like.metrics.names import STEP_PHASES, TIMERS, metric_info, without_smaller_passes
 
 REWARD = "rollout/reward/mean"
 #: What a run is about: shown as it began and as it is now.
@@ -36,18 +36,6 @@ CURVES = (
 )
 #: Shown of runs that sample while they train: only those log `util/trainer_wait`.
 ASYNCHRONOUS = ("staleness/mean", "schedule/ready", "util/engines", "util/trainer_wait", "time/blocked")
-TIMER_COLOURS = {
-    "time/generate": "green",
-    "time/reward": "magenta",
-    "time/teachers": "magenta",
-    "time/logprobs": "cyan",
-    "time/train": "blue",
-    "time/sync": "yellow",
-    "time/evaluate": "bright_green",
-    "time/idle": "bright_black",
-}
-#: The timers of a step whose shares are shown; an evaluation is no part of one.
-STEP_PHASES = tuple(name for name in TIMER_COLOURS if name != "time/evaluate")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -207,7 +195,7 @@ def step_line(progress: Progress, values: Mapping[str, float]) -> str:
     width = len(str(progress.total_steps))
     parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
     parts += [f"{metric_info(name).label} {curve_text(progress, name)}" for name in shown_curves(values)]
-    timers = {name: values[name] for name in TIMER_COLOURS if values.get(name, 0) > 0}
+    timers = {name: values[name] for name in TIMERS if values.get(name, 0) > 0}
     parts.append(" ".join(map(timed, timers, timers.values(), repeat(values.get("time/step", 0.0)))))
     parts.append(time_left(progress))
     return "  ".join(part for part in parts if part)

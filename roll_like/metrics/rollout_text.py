@@ -1,4 +1,4 @@
-r"""Rollouts as lines for a terminal: a line of a list, a whole episode turn by turn, two side by side.
+r"""Rollouts as lines for a terminal: a line of a list, a whole episode turn by turn.
 
 Everything is lines of `rich` text, so that colour is a matter of where they go. What a policy or an environment wrote
 is untrusted: control characters are shown as `\x1b`, so that none moves the cursor or rings a bell.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
-from itertools import groupby, zip_longest
 from typing import Any, TypeAlias
 
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -26,8 +24,6 @@ Block: TypeAlias = tuple[str, str]
 ANSWER_CHARACTERS = 300
 #: Columns before a text, for who says it.
 _GUTTER = 10
-#: Equal lines beside each other that a comparison keeps around a difference.
-_CONTEXT = 2
 _END = "the end"
 _STYLES = {"policy": "green", "tool": "magenta", "call": "magenta", "reward": "yellow", "invalid": "bold red"}
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -141,7 +137,7 @@ def _figures(row: RolloutRow) -> list[str]:
 def rollout_lines(row: RolloutRow, width: int) -> list[Text]:
     """Return a whole rollout, turn by turn: its observations, the policy's text and calls, and its rewards."""
     lines: list[Text] = []
-    for title, blocks in _turns(row, times=True):
+    for title, blocks in _turns(row):
         lines += [Text(f"── {title} ".ljust(width, "─"), style="bold blue")] if title else []
         for label, text in blocks:
             style = _STYLES.get(label, "cyan")
@@ -152,7 +148,7 @@ def rollout_lines(row: RolloutRow, width: int) -> list[Text]:
     return lines
 
 
-def _turns(row: RolloutRow, *, times: bool) -> Iterator[tuple[str, list[Block]]]:
+def _turns(row: RolloutRow) -> Iterator[tuple[str, list[Block]]]:
     """Yield each turn's title and its blocks: label and text. A single answer is a turn without a title."""
     turns = row.get("turns")
     if not turns:
@@ -164,11 +160,9 @@ def _turns(row: RolloutRow, *, times: bool) -> Iterator[tuple[str, list[Block]]]
         last = number + 1 == len(turns)
         following = turn.get("after", ()) if last else turns[number + 1]["shown"]
         answered = any(message.get("role") == "tool" for message in following)
-        title = f"turn {number + 1}"
-        if times:
-            seconds = [float(turn["sampled"]) - float(turn["began"]), float(turn["ended"]) - float(turn["sampled"])]
-            title += f": {turn['tokens']} tokens after {turn['prompt_tokens']}; policy {seconds[0]:.2f} s, "
-            title += f"environment {seconds[1]:.2f} s"
+        seconds = [float(turn["sampled"]) - float(turn["began"]), float(turn["ended"]) - float(turn["sampled"])]
+        title = f"turn {number + 1}: {turn['tokens']} tokens after {turn['prompt_tokens']}; policy {seconds[0]:.2f} s, "
+        title += f"environment {seconds[1]:.2f} s"
         blocks = [*_messages(turn["shown"]), ("policy", str(turn["text"]))]
         blocks += [("call", _call(call, result=not answered)) for call in turn.get("tool_calls", ())]
         if turn.get("invalid"):
@@ -190,81 +184,6 @@ def _call(call: Mapping[str, Any], *, result: bool) -> str:
     written = arguments if isinstance(arguments, str) else json.dumps(files.plain(arguments), ensure_ascii=False)
     text = f"{call.get('name') or 'unreadable'}{' (failed)' if call.get('error') else ''} {written.strip()}"
     return f"{text}\n→ {call.get('result')}" if result else text
-
-
-def rollout_diff(left: RolloutRow, right: RolloutRow, width: int) -> list[Text]:
-    """Return two rollouts side by side, turn by turn.
-
-    The column between them says what a line is: ` ` in both, `|` another one in each, `<` or `>` in one of them only.
-    Of long equal stretches the middle is left out.
-    """
-    column = max((width - 3) // 2, 20)
-    lines = [_beside(f"rollout {left['id']}", f"rollout {right['id']}", column, "bold")]
-    lines += _drawn(_aligned(_identity(left), _identity(right), column), column)
-    turns, others = dict(_turns(left, times=False)), dict(_turns(right, times=False))
-    for title in sorted({**turns, **others}, key=lambda title: title == _END):  # otherwise in their order
-        if title:
-            lines.append(
-                _beside(title if title in turns else "", title if title in others else "", column, "bold blue")
-            )
-        lines += _drawn(_aligned(turns.get(title, []), others.get(title, []), column), column)
-    return lines
-
-
-def _identity(row: RolloutRow) -> list[Block]:
-    return [("", _figures(row)[0]), ("", f"{row['kind']} step {row['step']}, task {row['task_id']}")]
-
-
-def _aligned(left: Sequence[Block], right: Sequence[Block], column: int) -> list[tuple[str | None, str | None]]:
-    """Pair the lines of blocks that have the same label; what has no partner stands beside None."""
-    pairs: list[tuple[str | None, str | None]] = []
-    labels, other_labels = [label for label, _ in left], [label for label, _ in right]
-    for tag, low, high, start, end in _opcodes(labels, other_labels):
-        if tag == "equal":
-            for block, other in zip(left[low:high], right[start:end], strict=True):
-                lines, other_lines = _block_lines(block, column), _block_lines(other, column)
-                for _, first, last, begin, stop in _opcodes(lines, other_lines):
-                    pairs += zip_longest(lines[first:last], other_lines[begin:stop])
-        else:
-            pairs += [(line, None) for block in left[low:high] for line in _block_lines(block, column)]
-            pairs += [(None, line) for block in right[start:end] for line in _block_lines(block, column)]
-    return pairs
-
-
-def _opcodes(left: list[str], right: list[str]) -> list[tuple[str, int, int, int, int]]:
-    return [*SequenceMatcher(None, left, right, autojunk=False).get_opcodes()]
-
-
-def _block_lines(block: Block, width: int) -> list[str]:
-    label, text = block
-    return wrapped(f"{label}: {text}" if label else text, width)
-
-
-def _drawn(pairs: Sequence[tuple[str | None, str | None]], column: int) -> list[Text]:
-    """Return pairs of lines as lines; of many equal ones, the first and the last."""
-    lines: list[Text] = []
-    for same, members in groupby(pairs, key=lambda pair: pair[0] == pair[1]):
-        stretch = list(members)
-        if same and len(stretch) > 2 * _CONTEXT + 1:
-            hidden = f"… {len(stretch) - 2 * _CONTEXT} equal lines …"
-            lines += [_compared_line(pair, column) for pair in stretch[:_CONTEXT]]
-            lines.append(Text(hidden.center(2 * column + 3).rstrip(), style="dim"))
-            stretch = stretch[-_CONTEXT:]
-        lines += [_compared_line(pair, column) for pair in stretch]
-    return lines
-
-
-def _compared_line(pair: tuple[str | None, str | None], column: int) -> Text:
-    left, right = pair
-    if left is None:
-        return _beside("", right or "", column, "green", ">")
-    if right is None:
-        return _beside(left, "", column, "red", "<")
-    return _beside(left, right, column, "dim") if left == right else _beside(left, right, column, "yellow", "|")
-
-
-def _beside(left: str, right: str, column: int, style: str, mark: str = " ") -> Text:
-    return Text(f"{set_cell_size(left, column)} {mark} {right}".rstrip(), style=style)
 
 
 def _number(value: Any) -> str:

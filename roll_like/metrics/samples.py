@@ -1,16 +1,13 @@
-"""Rollouts from the start and the end of a run, side by side, for people to read."""
+"""Rollouts from the start and the end of a run, in pairs, for people to read."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roll_like.metrics import files
-from roll_like.metrics.rollouts import RolloutRow
+from roll_like.metrics.rollouts import KINDS, RolloutKind, RolloutRow, read_rollouts, rollout_steps
 
-SAMPLES = "samples.md"
 #: Steps in which a task of the first one is looked for again, from the last on.
 MOST_READ = 50
 
@@ -41,34 +38,31 @@ def pick_pairs(run_dir: Path, count: int) -> list[SamplePair]:
     """
     if count == 0:
         return []
-    for kind in ("eval", "step"):
-        paths = sorted((run_dir / files.ROLLOUTS).glob(f"{kind}_*.jsonl"), key=_step_of)
-        if len(paths) > 1 or (paths and kind == "step"):
-            return _spread(_pairs(kind, paths, count), count)
+    for kind in reversed(KINDS):
+        steps = rollout_steps(run_dir, kind)
+        if len(steps) > 1 or (steps and kind == "step"):
+            pairs = _pairs(run_dir, kind, steps, count)
+            return pairs if len(pairs) <= count else [pairs[place * len(pairs) // count] for place in range(count)]
     return []
 
 
-def _pairs(kind: str, paths: Sequence[Path], count: int) -> list[SamplePair]:
-    before = {str(row["task_id"]): row for row in _one_per_task(files.read_jsonl(paths[0]))}
-    label, found = _label(kind, _step_of(paths[0])), {}
+def _pairs(run_dir: Path, kind: RolloutKind, steps: Sequence[int], count: int) -> list[SamplePair]:
+    before = {str(row["task_id"]): row for row in _one_per_task(read_rollouts(run_dir, steps[0], kind))}
+    label, found = _label(kind, steps[0]), {}
     last: list[RolloutRow] = []
-    for path in list(reversed(paths[1:]))[:MOST_READ] or [paths[0]]:
-        rows = _one_per_task(files.read_jsonl(path))
+    for step in list(reversed(steps[1:]))[:MOST_READ] or [steps[0]]:
+        rows = _one_per_task(read_rollouts(run_dir, step, kind))
         last = last or rows
         for row in rows:
             task = str(row["task_id"])
             if task in before and task not in found:
-                found[task] = SamplePair(before[task], row, label, _label(kind, _step_of(path)))
+                found[task] = SamplePair(before[task], row, label, _label(kind, step))
         if len(found) >= min(count, len(before)):
             break
     if found:
         return [found[task] for task in before if task in found]
-    after = _label(kind, _step_of(paths[-1]))
+    after = _label(kind, steps[-1])
     return [SamplePair(one, other, label, after) for one, other in zip(before.values(), last, strict=False)]
-
-
-def _step_of(path: Path) -> int:
-    return int(path.stem.rpartition("_")[2])
 
 
 def _label(kind: str, step: int) -> str:
@@ -84,33 +78,7 @@ def _one_per_task(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
     return list(first.values())
 
 
-def _spread(pairs: Sequence[SamplePair], count: int) -> list[SamplePair]:
-    if len(pairs) <= count:
-        return list(pairs)
-    return [pairs[index * len(pairs) // count] for index in range(count)]
-
-
 def later(pairs: Sequence[SamplePair]) -> str:
     """Return where the second answers are from: one step, or several."""
     labels = {pair.after_label for pair in pairs}
     return labels.pop() if len(labels) == 1 else "later steps"
-
-
-def samples_markdown(name: str, pairs: Sequence[SamplePair]) -> str:
-    """Return the pairs as a page, answers in full."""
-    lines = [f"# Sampled rollouts of {name}", "", f"{pairs[0].before_label} beside {later(pairs)}.", ""]
-    for index, pair in enumerate(pairs, start=1):
-        same = pair.before["prompt"] == pair.after["prompt"]
-        lines += [f"## {index}", ""]
-        for label, row in ((pair.before_label, pair.before), (pair.after_label, pair.after)):
-            if row is pair.before or not same:
-                lines += ["Prompt:", "", *_block(row["prompt"]), ""]
-            lines += [f"{label}, reward {float(row['reward']):.3f}:", "", *_block(row["text"]), ""]
-    return "\n".join(lines)
-
-
-def _block(text: str) -> list[str]:
-    """Fence a text with more backticks than it has in a row."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [f"{fence}text", text, fence]

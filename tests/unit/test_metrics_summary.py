@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from roll_like.metrics import files
-from roll_like.metrics.plots import _panels
-from roll_like.metrics.samples import pick_pairs, samples_markdown
+from roll_like.metrics.curves import choose_panels, lines_of
+from roll_like.metrics.plots import draw_panel
+from roll_like.metrics.runs import Run
+from roll_like.metrics.samples import later, pick_pairs
 from roll_like.metrics.summary import write_summary
 
 RUN = {"name": "demo", "pipeline": "rlvr", "total_steps": 9, "sampled_rollouts": 2, "versions": {"python": "3"}}
@@ -78,8 +80,7 @@ def test_steps_in_which_there_was_nothing_to_learn(tmp_path: Path) -> None:
         console.print(table)
     assert "steps without an update: 2 of 8 (step 5: all 4 groups have equal rewards)" in console.export_text()
     steps = files.read_jsonl(run_dir / files.METRICS)
-    axis = Figure().subplots()
-    _panels(steps, [])[0](axis)
+    axis = axes_of(steps, [])[0]
     (marks,) = [line for line in axis.lines if line.get_label() == "no update"]
     assert list(marks.get_xdata()) == [2, 5]
 
@@ -126,24 +127,24 @@ def test_a_run_that_samples_in_some_steps_only(tmp_path: Path) -> None:
     assert panel_titles(lines, evaluations).count("Evaluation") == 2
 
 
-def panel_titles(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> list[str]:
-    from matplotlib.figure import Figure
+def axes_of(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> list[Any]:
+    """The panels of `curves.png`."""
+    run = Run(Path(), {}, tuple(steps), tuple(evaluations), ())
+    axes = []
+    for panel in choose_panels(steps, evaluations, brief=True):
+        axes.append(Figure().subplots())
+        draw_panel(axes[-1], panel, lines_of(panel, run))
+    return axes
 
-    titles = []
-    for panel in _panels(steps, evaluations):
-        axis = Figure().subplots()
-        panel(axis)
-        titles.append(axis.get_title())
-    return titles
+
+def panel_titles(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> list[str]:
+    return [axis.get_title() for axis in axes_of(steps, evaluations)]
 
 
 def test_the_curves_show_pass_at_k_for_the_k_of_the_run() -> None:
-    from matplotlib.figure import Figure
-
     evaluations = [{"step": step, "eval/avg": 0.5, "eval/pass@8": 0.75, "eval/failures": 0.0} for step in (0, 4)]
     evaluations[1] |= {"eval/pass@1": 0.5, "eval/pass@2": 0.6, "eval/maj@8": 0.7}
-    axis = Figure().subplots()
-    _panels([{"step": 1, "rollout/reward/mean": 0.5}], evaluations)[1](axis)
+    axis = axes_of([{"step": 1, "rollout/reward/mean": 0.5}], evaluations)[1]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["eval/avg", "eval/pass@8", "eval/maj@8"]
 
 
@@ -200,7 +201,7 @@ def test_the_tables_show_before_after_samples_and_places(tmp_path: Path) -> None
     files.replace(files.rollouts_path(run_dir, 8), [row("a", "good", 1.0), row("b", "better", 0.75)])
     text = printed(write_summary(run_dir).tables())
     for part in ("demo: 8 steps", "rollout/reward/mean", "0.200", "0.700", "+0.500", "question a", "[red]bad[/red]",
-                 "better", "0.750", "4.000 samples/s", "curves.png", "samples.md"):  # fmt: skip
+                 "better", "0.750", "4.000 samples/s", "curves.png", "roll-like report"):  # fmt: skip
         assert part in text
     assert "step 1" in text
     assert "step 8" in text
@@ -234,7 +235,7 @@ def test_the_tasks_of_the_first_step_are_looked_for_in_later_ones(tmp_path: Path
         ("c of 5", "step 5"),
     ]
     assert all(pair.before["task_id"] == pair.after["task_id"] for pair in pairs)
-    assert "step 1 beside later steps." in samples_markdown("demo", pairs)
+    assert later(pairs) == "later steps"
 
 
 def test_training_rollouts_pair_by_task_then_by_order(tmp_path: Path) -> None:
@@ -247,12 +248,3 @@ def test_training_rollouts_pair_by_task_then_by_order(tmp_path: Path) -> None:
     files.replace(files.rollouts_path(run_dir, 8), [row("d", "4", 0), row("e", "5", 0)])
     pairs = pick_pairs(run_dir, 10)
     assert [(pair.before["task_id"], pair.after["task_id"]) for pair in pairs] == [("a", "d"), ("b", "e")]
-
-
-def test_the_page_of_samples_fences_any_answer(tmp_path: Path) -> None:
-    run_dir = tmp_path / "demo"
-    write_run(run_dir)
-    files.replace(files.rollouts_path(run_dir, 1), [row("a", "```python\nx\n```", 0.0)])
-    page = samples_markdown("demo", pick_pairs(run_dir, 1))
-    assert "````text\n```python\nx\n```\n````" in page
-    assert page.count("question a") == 1

@@ -20,8 +20,7 @@ from roll_like.metrics.console import LiveConsole
 from roll_like.metrics.progress import Progress
 from roll_like.metrics.rollout_text import ANSWER_CHARACTERS, sample_line
 from roll_like.metrics.runs import is_running
-from roll_like.metrics.tail import Tail
-from roll_like.metrics.watcher import LAST_LINES, watch
+from roll_like.metrics.watcher import LAST_LINES, Tail, watch
 from roll_like.run.folder import locked
 
 

@@ -105,8 +105,8 @@ def test_the_renderer_writes_what_its_tokenizer_takes() -> None:
 
 
 def test_files_are_written(tmp_path: Path) -> None:
-    files.replace_text(tmp_path / "samples.md", f"a {HALF}")
-    assert (tmp_path / "samples.md").read_text(encoding="utf-8") == "a \\ud83d"
+    files.replace_text(tmp_path / "page.html", f"a {HALF}")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "a \\ud83d"
     files.replace_text(tmp_path / "summary.json", files.encode_pretty({"text": HALF}))
     assert json.loads((tmp_path / "summary.json").read_text(encoding="utf-8")) == {"text": HALF}
     files.append(tmp_path / "rows.jsonl", [{"text": HALF}])

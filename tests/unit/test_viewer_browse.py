@@ -1,4 +1,4 @@
-"""`roll-like rollouts`: what it finds, prints, compares and says, through the command line on real files."""
+"""`roll-like rollouts`: what it finds, prints and says, through the command line on real files."""
 
 from __future__ import annotations
 
@@ -199,48 +199,10 @@ def test_nothing_is_wider_than_the_terminal(
     long = "many words " * 40 + "x" * 300 + " 彼は氷の上を歩く" * 30
     keep(run_dir, 13, rows([episode([long, long]), episode([long, "short"], sample=1)]))
     whole = printed("--show", "13/0.0")
-    lines = [*whole, *printed("--diff", "13/0.0", "13/0.1"), *printed("--step", "13")]
+    lines = [*whole, *printed("--step", "13")]
     assert max(map(cell_len, lines)) <= width
     said = "".join(line[10:] for line in whole[9:]).replace(" ", "")
     assert said.count(long.replace(" ", "")) == 2  # wrapped, not cut
-
-
-def test_two_are_compared_side_by_side(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "103")
-    lines = printed("--diff", "1/0.0", "1/0.1")
-    rows_of = [(line[:50].rstrip(), line[50:53].strip(), line[53:]) for line in lines]
-    assert rows_of[0] == ("rollout 1/0.0", "", "rollout 1/0.1")
-    first = rows_of.index(("turn 1", "", "turn 1"))
-    assert rows_of[first + 1 : first + 7] == [
-        ("system: Walk to G.", "", "system: Walk to G."),
-        ("user: You are at 0.", "", "user: You are at 0."),
-        ("SF", "", "SF"),
-        ("FG", "", "FG"),
-        ("policy: left", "|", "policy: up"),
-        ("reward: 0", "", "reward: 0"),
-    ]
-    # one of them has a turn more
-    assert rows_of[-8:] == [
-        ("", "", "turn 3"),
-        ("", ">", "user: You are at 2."),
-        ("", ">", "SF"),
-        ("", ">", "FG"),
-        ("", ">", "policy: down"),
-        ("", ">", "reward: -0.5"),
-        ("the end", "", "the end"),
-        ("user: It is over.", "", "user: It is over."),
-    ]
-
-
-def test_long_equal_stretches_are_folded(printed: Printed, run_dir: Path) -> None:
-    board = "\n".join(f"row {number}" for number in range(30))
-    long = episode(["left"], after=({"role": "user", "content": board},))
-    keep(run_dir, 13, rows([long, episode(["up"], sample=1, after=({"role": "user", "content": board},))]))
-    lines = printed("--diff", "13/0.0", "13/0.1")
-    assert any(line.strip() == "… 26 equal lines …" for line in lines)
-    assert sum("row " in line for line in lines) == 4
-    assert ", 1 turn, 3 tokens, " in lines[1]
-    assert not any("| policy" in line for line in printed("--diff", "13/0.0", "13/0.0"))
 
 
 def test_json_is_one_object_a_line(printed: Printed) -> None:
@@ -338,7 +300,7 @@ def test_what_was_written_cannot_move_the_cursor(printed: Printed, run_dir: Path
     hostile = "red \x1b[31m\x07 \r over \u202e back \ud83d"
     (row,) = rows([episode([hostile], tool_calls=({**CALL, "name": hostile, "arguments": {"a": hostile}},))])
     keep(run_dir, 13, [{**row, "domain": hostile, "task_id": hostile}])
-    for arguments in (["--step", "13"], ["--show", "13/0.0"], ["--diff", "13/0.0", "1/0.0"]):
+    for arguments in (["--step", "13"], ["--show", "13/0.0"]):
         text = "\n".join(printed(*arguments))
         assert "red \\x1b[31m\\x07" in text
         assert not set(text) & set("\x1b\x07\r\u202e\ud83d")

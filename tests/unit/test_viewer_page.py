@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 import yaml
 from browser import dom, found_by, needs_chromium
 from PIL import Image
-from run_folders import Page
+from run_folders import Page, data_of
 from test_viewer_browse import CALL, keep, run_dir  # noqa: F401  (a fixture)
 from test_viewer_tokens import a_step, decode, values_of
 from tests_support import scored, task
@@ -66,9 +64,8 @@ def with_tokens(run_dir: Path, step: int = 20, *, values: bool = True) -> None: 
 
 
 def records(page: str) -> dict[str, Any]:
-    """The data of a page by id."""
-    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    return {row["id"]: row for row in json.loads(text)}
+    """The rollouts of a page by id."""
+    return {row["id"]: row for row in data_of(page)["rollouts"]}
 
 
 def test_a_page_holds_every_rollout_and_what_it_is_found_by(write: Callable[..., str]) -> None:
@@ -158,20 +155,7 @@ def hostile(run_dir: Path) -> None:  # noqa: F811
 
 def test_hostile_text_is_data_and_one_script_may_run(write: Callable[..., str], run_dir: Path) -> None:  # noqa: F811
     hostile(run_dir)
-    source = write("--step", "12")
-    page = Page(source)
-    assert [attributes.get("type") for tag, attributes in page.tags if tag == "script"] == [
-        *["application/json"] * 2,
-        None,
-    ]
-    assert "img" not in page.names
-    for tag, attributes in page.tags:
-        assert not [name for name in attributes if name.startswith("on") or name in {"src", "href"}], tag
-    (policy,) = [one["content"] for tag, one in page.tags if tag == "meta" and one.get("http-equiv")]
-    script = source.rpartition("<script>")[2].partition("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy == (f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'")
-    text = records(source)["12/0.0"]["text"]
+    text = records(write("--step", "12"))["12/0.0"]["text"]
     assert text.startswith("</script><script>document.title")
     assert not set(text) & set("\u2028\x1b\u202e\ud83d")
 
@@ -192,7 +176,7 @@ def test_hostile_text_does_not_run(write: Callable[..., str], run_dir: Path, tmp
         page,
         tmp_path,
     )
-    assert shown == ["demo: rollouts", 4, True]  # data, pictures, script and the test's own
+    assert shown == ["demo: rollouts", 3, True]  # data, script and the test's own
     # a script or a handler that came into the page by a mistake would not run
     path = tmp_path / "attacked.html"
     path.write_text(page.replace("<h1>", f"{HOSTILE.partition('<!--')[0]}<h1>"), encoding="utf-8")
@@ -272,7 +256,8 @@ def test_an_episode_is_read_turn_by_turn_with_calls_and_pictures(
           current: document.querySelector("tr[aria-current=true]").id,
           blocks: [...document.querySelectorAll("#detail .block > b:first-child")].map((one) => one.textContent),
           call: document.querySelector("#detail .tool").textContent, width: image.naturalWidth,
-          group: [...document.querySelectorAll("#detail .row button")].map((one) => one.textContent),
+          group: [...document.querySelectorAll("#detail .row button[title*='/']")].map(
+            (one) => one.textContent),
         };
         """,
         write("--step", "12"),
@@ -317,9 +302,7 @@ def png(colour: str) -> bytes:
 def test_images_of_prompts_are_on_the_page_once(write: Callable[..., str], run_dir: Path) -> None:  # noqa: F811
     files = with_images(run_dir)
     page = write("--step", "1")
-    found = re.search(r'id="pictures">(.+?)</script>', page)
-    assert found is not None
-    pictures = json.loads(found[1])
+    pictures = data_of(page)["pictures"]
     assert list(pictures) == [files[0], files[2]]
     small = Image.open(io.BytesIO(base64.b64decode(pictures[files[0]].partition(",")[2])))
     assert small.size == (256, 128)
@@ -422,3 +405,33 @@ def test_tokens_without_the_trainers_numbers_say_how_to_get_them(
         tmp_path,
     )
     assert found == [["log-probability", "policy version"], True]
+
+
+@needs_chromium
+def test_two_are_read_beside_each_other_with_what_differs_marked(
+    run_dir: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["rollouts", str(run_dir), "--diff", "1/0.0", "1/0.1"]) == 0
+    path = run_dir / "diff.html"
+    assert capsys.readouterr().out.startswith(f"written: {path} (")
+    found = found_by(
+        """
+        const sides = [...document.querySelectorAll("#detail .pair > div")];
+        const of = (query) => sides.map((side) => [...side.querySelectorAll(query)].map((one) => one.textContent));
+        const seen = { heads: of("h2"), marks: of("mark"), only: of("h3.only, .block.only") };
+        const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key }));
+        press("p");
+        seen.alone = document.querySelectorAll("#detail .pair").length;
+        press("k"); press("p"); press("j");
+        seen.again = [...document.querySelectorAll("#detail .pair h2")].map((one) => one.textContent);
+        return seen;
+        """,
+        path.read_text(encoding="utf-8"),
+        tmp_path,
+    )
+    assert found["heads"] == [["1/0.0"], ["1/0.1"]]
+    assert found["marks"] == [["left", "right at 1"], ["up", "up"]]
+    assert found["only"] == [[], ["turn 3", "userYou are at 2.\nSF\nFG", "policydown"]]
+    assert (found["alone"], found["again"]) == (0, ["1/0.0", "1/0.1"])

@@ -1,29 +1,7 @@
-"use strict";
-// Shows the rollouts that roll_like/viewer/page.py wrote into the page. Texts of a run go in by textContent only.
-(() => {
-  const rollouts = JSON.parse(document.getElementById("data").textContent);
-  const pictures = JSON.parse(document.getElementById("pictures").textContent); // addresses of data by their files
+// The rollouts of the page: filters, a list, and one of them (or two beside each other), by message or by token.
+const showRollouts = () => {
+  const rollouts = data.rollouts, pictures = data.pictures; // pictures: addresses of data by their files
   const PAGE = 200; // rows that the list grows by
-
-  const byId = (id) => document.getElementById(id);
-  const element = (tag, attributes, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes || {})) {
-      if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-      else if (value !== undefined && value !== null) made.setAttribute(name, value);
-    }
-    made.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null));
-    return made;
-  };
-  // numbers that JSON has no form for are texts: NaN, Infinity, -Infinity
-  const number = (value) => (typeof value === "string" ? Number(value) : value);
-  const shown = (value, digits = 4) => {
-    const found = number(value);
-    return Number.isFinite(found) ? String(Number(found.toPrecision(digits))).replace("-", "−") : String(value);
-  };
-  const unique = (values) => [...new Set(values)].filter((one) => one !== null && one !== undefined && one !== "");
-  const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
-  const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
   // ---- what is known of the tokens -----------------------------------------------------------------
 
@@ -43,8 +21,6 @@
   const sampled = (rollout) => (rollout.saved ? rollout.saved.pieces.filter((piece) => typeof piece !== "string") : []);
   const numbers = (rollout, name) => sampled(rollout).flatMap((piece) =>
     piece.texts.map((_, at) => NUMBERS[name](piece, at)).filter((one) => one !== null));
-  const extent = (values) => values.filter(Number.isFinite).reduce(
-    ([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
   const extents = new Map(); // over all rollouts of the page, so that colours can be compared
   const extentOf = (name) => {
     if (!extents.has(name)) extents.set(name, extent(rollouts.flatMap((rollout) => numbers(rollout, name))));
@@ -106,6 +82,7 @@
   controls.search = element("input", { id: "search", type: "search", placeholder: "text, id or task" });
   byId("filters").append(...[
     element("label", { for: "search" }, "search", controls.search),
+    choice("run", "run", unique(rollouts.map((one) => one.run))),
     choice("kind", "kind", unique(rollouts.map((one) => one.kind))),
     choice("domain", "domain", unique(rollouts.map((one) => one.domain))),
     choice("solved", "solved", unique(rollouts.map((one) => (one.solved ? "yes" : "no")))),
@@ -126,7 +103,7 @@
   };
   const is = (name, value) => setting(name) === "" || setting(name) === value;
   const wanted = (rollout) =>
-    is("kind", rollout.kind) && is("domain", rollout.domain) && is("solved", rollout.solved ? "yes" : "no")
+    is("run", rollout.run) && is("kind", rollout.kind) && is("domain", rollout.domain) && is("solved", rollout.solved ? "yes" : "no")
     && is("ended", rollout.stop_reason)
     && (setting("special") === "" || SPECIAL[setting("special")](rollout))
     && within("step", rollout.step) && within("reward", number(rollout.reward))
@@ -139,6 +116,7 @@
   const rewardClass = (rollout) => (rollout.solved ? "good" : number(rollout.reward) <= 0 ? "bad" : "");
   const firstWords = (rollout) => (rollout.turns?.length ? rollout.turns[0].text : rollout.text).slice(0, 80);
   const COLUMNS = [
+    ["run", "", (one) => one.run, (one) => one.run],
     ["id", "", (one) => element("button", { type: "button" }, one.id)],
     ["reward", "number", (one) => element("span", { class: rewardClass(one) }, shown(one.reward))],
     ["tokens", "number", (one) => String(one.tokens ?? "")],
@@ -148,7 +126,7 @@
   ].filter(([, , , needed]) => !needed || rollouts.some(needed));
   const drawList = () => {
     const rows = found.slice(0, length).map((rollout) => element("tr", {
-      id: `row-${rollout.id}`, "aria-current": String(rollout === current), onclick: () => select(rollout),
+      id: `row-${rollout.key}`, "aria-current": String(rollout === current), onclick: () => select(rollout),
     }, COLUMNS.map(([, kind, cell, needed]) =>
       element("td", { class: kind }, !needed || needed(rollout) ? cell(rollout) : ""))));
     const more = found.length > length ? element("button", {
@@ -167,7 +145,7 @@
     const mean = rewards.reduce((sum, one) => sum + one, 0) / rewards.length;
     byId("count").textContent = `${found.length} of ${plural(rollouts.length, "rollout")}`
       + (rewards.length ? `, mean reward ${shown(mean)}, ${found.filter((one) => one.solved).length} solved` : "")
-      + ". Keys: j next, k previous, / search, t tokens, ← → from token to token.";
+      + ". Keys: j next, k previous, / search, t tokens, ← → from token to token, p to keep one beside the next.";
     drawList();
     if (found.length && !found.includes(current)) select(found[0]);
     if (!found.length) byId("detail").replaceChildren(element("p", { class: "soft" }, "No rollout is like that."));
@@ -219,6 +197,7 @@
       block("policy", "policy", text(turn.text)),
       (turn.tool_calls || []).map(call),
       turn.invalid ? block("failed", "the environment found no action in this turn") : null,
+      turn.after?.length ? element("h3", {}, "the end") : null,
       messages(turn.after),
     ]);
   };
@@ -241,17 +220,6 @@
       : name === "log-probability" ? ["low", low, 0] : ["signed", -most, most];
     return element("p", { class: "row small" }, shown(left), element("span", { class: `scale ${kind}` }), shown(right),
       element("span", { class: "soft" }, LEGENDS[name]));
-  };
-  const hideTip = () => byId("tip")?.remove();
-  const showTip = (at, facts) => {
-    hideTip();
-    const tip = element("div", { id: "tip", role: "tooltip" }, element("dl", {}, facts.map(([name, value]) =>
-      [element("dt", {}, name), element("dd", {}, value)])));
-    document.body.append(tip);
-    const place = at.getClientRects()[0] ?? at.getBoundingClientRect();
-    const below = place.bottom + 6 + tip.offsetHeight < innerHeight;
-    tip.style.top = `${below ? place.bottom + 6 : Math.max(0, place.top - tip.offsetHeight - 6)}px`;
-    tip.style.left = `${Math.max(4, Math.min(place.left, innerWidth - tip.offsetWidth - 8))}px`;
   };
   const factsOf = (piece, at, place, count) => [
     ["token", `${place} of ${count}, turn ${piece.turn + 1}`],
@@ -277,8 +245,9 @@
       saved.parts.includes(index) ? element("span", { class: "cut" }, "history was rewritten: the next sequence") : null,
       typeof piece === "string" ? element("span", { class: "shown" }, piece) : piece.texts.map((said, at) => {
         const place = tokens.length, [shade, strength] = painted(colour, NUMBERS[colour](piece, at) ?? 0);
-        const tell = () => showTip(made, factsOf(piece, at, place + 1, count));
-        const made = element("span", {
+        const tell = () => showTip(token.getClientRects()[0] ?? token.getBoundingClientRect(),
+          factsOf(piece, at, place + 1, count));
+        const token = element("span", {
           class: "token", tabindex: place ? -1 : 0, onmouseenter: tell, onmouseleave: hideTip, onfocus: tell,
           onblur: hideTip, onclick: () => go(place), onkeydown: (event) => {
             const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -286,9 +255,9 @@
             if (event.key === "Escape") hideTip();
           },
         }, said === "" ? "·" : said.replaceAll("\n", "↵\n"));
-        made.style.backgroundColor = `rgba(var(${shade}), ${(0.65 * strength).toFixed(3)})`;
-        tokens.push(made);
-        return made;
+        token.style.backgroundColor = `rgba(var(${shade}), ${(0.65 * strength).toFixed(3)})`;
+        tokens.push(token);
+        return token;
       }),
     ]);
     return [
@@ -323,15 +292,14 @@
     return entries.length ? element("p", { class: "small soft" },
       `${title}: ${entries.map(([name, one]) => `${name} ${shown(one)}`).join(", ")}`) : null;
   };
-  const drawDetail = (rollout) => {
-    hideTip();
-    const group = rollouts.filter((one) => one.kind === rollout.kind && one.group === rollout.group);
-    const where = [`${rollout.kind} step ${rollout.step}`, rollout.domain, rollout.task_id,
+  const described = (rollout) => {
+    const group = rollouts.filter((one) => one.run === rollout.run && one.kind === rollout.kind && one.group === rollout.group);
+    const where = [rollout.run, `${rollout.kind} step ${rollout.step}`, rollout.domain, rollout.task_id,
       rollout.seed === undefined ? null : `seed ${rollout.seed}`].filter(Boolean).join(" · ");
     const asTokens = view === "tokens" && rollout.saved;
     const tab = (name) => element("button", { type: "button", "aria-pressed": String((name === "tokens") === !!asTokens),
       onclick: () => { view = name; drawDetail(rollout); } }, name);
-    byId("detail").replaceChildren(...[
+    return [
       element("h2", {}, rollout.id),
       element("p", { class: "small soft" }, where),
       element("p", {}, figures(rollout)),
@@ -343,15 +311,61 @@
       }, shown(one.reward, 3)))) : null,
       rollout.saved ? element("div", { class: "row" }, tab("conversation"), tab("tokens")) : null,
       ...[asTokens ? drawTokens(rollout) : conversation(rollout)].flat(Infinity),
-    ].filter(Boolean));
+    ].filter(Boolean);
+  };
+  // Pairs of places in two lists that hold the same, in order: their longest common subsequence.
+  const common = (left, right) => {
+    if (left.length * right.length > 4e6) return left.flatMap((one, at) => (one === right[at] ? [[at, at]] : []));
+    const longest = Array.from({ length: left.length + 1 }, () => new Uint32Array(right.length + 1));
+    for (let i = left.length - 1; i >= 0; i -= 1) {
+      for (let j = right.length - 1; j >= 0; j -= 1) {
+        longest[i][j] = left[i] === right[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
+      }
+    }
+    const found = [];
+    for (let i = 0, j = 0; i < left.length && j < right.length;) {
+      if (left[i] === right[j]) found.push([i++, j++]);
+      else if (longest[i + 1][j] >= longest[i][j + 1]) i += 1; else j += 1;
+    }
+    return found;
+  };
+  // marks what one of two rollouts says and the other does not: blocks, and lines of blocks that both have
+  const markDifferences = (sides) => {
+    const blocks = sides.map((side) => [...side.querySelectorAll("h3, .block")]);
+    const matched = common(...blocks.map((list) => list.map((one) => one.querySelector("b")?.textContent ?? one.textContent)));
+    blocks.forEach((list, side) => list.forEach((one, at) =>
+      one.classList.toggle("only", !matched.some((pair) => pair[side] === at))));
+    for (const pair of matched) {
+      const texts = pair.map((at, side) => [...blocks[side][at].querySelectorAll("pre")]);
+      texts[0].slice(0, texts[1].length).forEach((_, place) => {
+        const pres = texts.map((list) => list[place]), lines = pres.map((pre) => pre.textContent.split("\n"));
+        const same = common(...lines);
+        pres.forEach((pre, side) => pre.replaceChildren(...lines[side].flatMap((line, at) => [at ? "\n" : "",
+          same.some((both) => both[side] === at) ? line : element("mark", {}, line || " ")])));
+      });
+    }
+  };
+  let kept = null; // the rollout that stays on the left while others are shown on the right
+  const drawDetail = (rollout) => {
+    hideTip();
+    const keep = element("div", { class: "row small" }, element("button", { type: "button", "aria-pressed": String(!!kept),
+      title: "stays on the left while others are shown on the right", onclick: () => { kept = kept ? null : rollout; drawDetail(rollout); } },
+    kept ? `beside ${kept.id}` : "keep to compare"));
+    if (!kept || kept === rollout) {
+      byId("detail").replaceChildren(keep, ...described(rollout));
+      return;
+    }
+    const sides = [kept, rollout].map((one) => element("div", {}, described(one)));
+    byId("detail").replaceChildren(keep, element("div", { class: "pair" }, sides));
+    if (view !== "tokens") markDifferences(sides);
   };
   const select = (rollout) => {
-    if (current) byId(`row-${current.id}`)?.setAttribute("aria-current", "false");
+    if (current) byId(`row-${current.key}`)?.setAttribute("aria-current", "false");
     current = rollout;
-    const row = byId(`row-${rollout.id}`);
+    const row = byId(`row-${rollout.key}`);
     row?.setAttribute("aria-current", "true");
     row?.scrollIntoView({ block: "nearest" });
-    history.replaceState(null, "", `#${rollout.id}`);
+    history.replaceState(null, "", `#${rollout.key}`);
     drawDetail(rollout);
     byId("detail").scrollTop = 0;
   };
@@ -362,7 +376,7 @@
   byId("filters").addEventListener("reset", () => setTimeout(filter));
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT/.test(event.target.tagName)) return;
+    if (byId("rollouts").hidden || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT/.test(event.target.tagName)) return;
     const step = { j: 1, k: -1 }[event.key];
     if (event.key === "/") {
       event.preventDefault();
@@ -371,15 +385,30 @@
       view = view === "tokens" ? "conversation" : "tokens";
       drawDetail(current);
       document.querySelector("#tokens .token")?.focus();
+    } else if (event.key === "p" && current) {
+      kept = kept ? null : current;
+      drawDetail(current);
     } else if (step && found.length) {
       const place = Math.min(found.length - 1, Math.max(0, found.indexOf(current) + step));
       if (place >= length) { length += PAGE; drawList(); }
       select(found[place]);
     }
   });
-  const named = () => rollouts.find((one) => one.id === decodeURIComponent(location.hash.slice(1)));
-  addEventListener("hashchange", () => named() && select(named()));
-  current = named() ?? null;
+  const named = () => rollouts.find((one) => one.key === decodeURIComponent(location.hash.slice(1)));
+  addEventListener("hashchange", () => { if (named()) { show("rollouts"); select(named()); } });
+  const [left, right] = data.beside.map((key) => rollouts.find((one) => one.key === key));
+  kept = left ?? null;
+  current = named() ?? right ?? null;
+  if (named()) show("rollouts");
   filter();
   if (current) select(current);
-})();
+};
+
+// ---- start -------------------------------------------------------------------------------------------
+
+byId("parts").append(...PARTS.map((part) =>
+  element("button", { type: "button", id: `to-${part}`, onclick: () => show(part) }, part)));
+byId("parts").hidden = PARTS.length < 2;
+if (overview) { drawOverview(); drawTimeline(); drawConfiguration(); }
+show(PARTS[0]);
+if (data.rollouts.length) showRollouts();

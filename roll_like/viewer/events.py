@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from roll_like.metrics import files
@@ -13,40 +12,8 @@ from roll_like.metrics.names import metric_info
 from roll_like.metrics.progress import duration, format_number, startup_line
 from roll_like.metrics.runs import Run
 
-#: Events of a run that a page shows at most: the last ones.
-MOST_EVENTS = 200
 _COUNTED = ("rollout/failures", "eval/failures", "train/skipped_updates", "critic/skipped_updates", "health/rewinds")
 _KNOWN = frozenset({"kind", "step", "time", "elapsed"})
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened.
-
-    Attributes:
-        kind: `started`, `warning`, `hang`, `recovery`, `rewind`, `end` or another one.
-        step: The last step before it.
-        after: Time since the run's start, as text.
-        text: What happened.
-    """
-
-    kind: str
-    step: str
-    after: str
-    text: str
-
-
-def events_of(run: Run) -> list[Event]:
-    """Return a run's events in their order, without those before the last `MOST_EVENTS`."""
-    return [
-        Event(
-            str(event["kind"]),
-            str(event.get("step", "")),
-            duration(float(event["elapsed"])) if "elapsed" in event else "",
-            sentence(event),
-        )
-        for event in run.events[-MOST_EVENTS:]
-    ]
 
 
 def sentence(event: Mapping[str, Any]) -> str:
@@ -55,14 +22,6 @@ def sentence(event: Mapping[str, Any]) -> str:
         return _SENTENCES[event["kind"]](event)
     except (KeyError, TypeError, ValueError, AttributeError):  # of a plugin, or another version: shown as it is
         return json.dumps(files.plain({key: event[key] for key in event if key not in _KNOWN}), ensure_ascii=False)
-
-
-def _started(event: Mapping[str, Any]) -> str:
-    return startup_line(event["phases"])
-
-
-def _warning(event: Mapping[str, Any]) -> str:
-    return str(event["text"])
 
 
 def _hang(event: Mapping[str, Any]) -> str:
@@ -77,21 +36,26 @@ def _recovery(event: Mapping[str, Any]) -> str:
     return f"workers of {event['role']} were replaced in {duration(float(event['seconds']))}"
 
 
-def _rewind(event: Mapping[str, Any]) -> str:
-    return f"went back from step {event['step']} to the checkpoint of step {event['to']}"
-
-
 def _end(event: Mapping[str, Any]) -> str:
-    missing = [f"{name}: {_undelivered(found)}" for name, found in event["failures"].items()]
+    missing = [
+        f"{name}: {found['undelivered']} steps missing ({found['last_error']})"
+        for name, found in event["failures"].items()
+    ]
     why = [event["why"]] if "why" in event else []
     return "; ".join([f"the run ended: {event['status']}", *why, *missing])
 
 
-def _undelivered(found: Mapping[str, Any]) -> str:
-    return f"{found['undelivered']} steps missing ({found['last_error']})"
+_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "started": lambda event: startup_line(event["phases"]),
+    "warning": lambda event: str(event["text"]),
+    "hang": _hang,
+    "recovery": _recovery,
+    "rewind": lambda event: f"went back from step {event['step']} to the checkpoint of step {event['to']}",
+    "end": _end,
+}
 
 
-def failures_of(runs: Sequence[Run]) -> dict[str, str]:
+def failures_of(runs: Iterable[Run]) -> dict[str, str]:
     """Return how often something failed or was replaced, summed over all steps and runs; only what is not 0."""
     totals: dict[str, float] = {}
     for run in runs:
@@ -104,13 +68,3 @@ def failures_of(runs: Sequence[Run]) -> dict[str, str]:
         for name, total in sorted(totals.items())
         if math.isfinite(total) and total
     }
-
-
-_SENTENCES = {
-    "started": _started,
-    "warning": _warning,
-    "hang": _hang,
-    "recovery": _recovery,
-    "rewind": _rewind,
-    "end": _end,
-}

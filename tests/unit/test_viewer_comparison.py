@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_folders import Page, make_run, stands_alone
+from run_folders import data_of, make_run
 
 from roll_like import cli
 from roll_like.errors import ConfigError, DataError
-from roll_like.metrics.panels import Panel, split_panels
-from roll_like.metrics.reports.comparison import RunComparison, compare, comparison_page, draw_comparison
+from roll_like.viewer.comparison import Comparison, compare
+from roll_like.viewer.page import report_page
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
 
 
-def printed(comparison: RunComparison, width: int) -> list[list[str]]:
+def printed(comparison: Comparison, width: int) -> list[list[str]]:
     """The tables' lines as words between the columns."""
     console = Console(width=width, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
@@ -81,19 +81,19 @@ def test_runs_of_different_pipelines_share_what_they_share(tmp_path: Path) -> No
     assert drawn["throughput/tokens_per_second"] == [4, 0]
 
 
-def test_the_page_has_a_figure_for_each_metric(tmp_path: Path) -> None:
+def test_the_page_has_a_panel_for_each_metric(tmp_path: Path) -> None:
     folders = [*pair(tmp_path), make_run(tmp_path / "<script>alert(1)</script>".replace("/", "∕"))]
-    source = comparison_page(compare(folders))
-    page = Page(source)
-    stands_alone(page, source)
-    assert "<script" not in source
-    assert page.row("training.lr") == ["training.lr", "1e-05", "2e-05", "–"]
-    assert page.row("eval/pass@4 (share)")[1:] == ["0.500 → 1.000", "1.000 → 1.000", "0.500 → 1.000"]
-    assert "Evaluation: eval pass@4" in page.text
-    assert source.count("<figure>") == source.count("<svg ") == 7
-    for index in range(3):
-        assert f'class="line-{index}"' in source
-        assert f"stroke: var(--line-{index})" in source
+    data = data_of(report_page(compare(folders), together=False))
+    overview = data["overview"]
+    assert [run["label"] for run in overview["runs"]] == [folder.name for folder in folders]
+    assert overview["differing"]["training.lr"] == ["1e-05", "2e-05", "–"]
+    found = [run["figures"]["before_after"]["eval/pass@4"] for run in overview["runs"]]
+    assert found == [[0.5, 1.0], [1.0, 1.0], [0.5, 1.0]]
+    panels = {panel["title"]: panel for panel in overview["panels"]}
+    assert len(panels) == 7
+    assert [line["label"] for line in panels["Evaluation: eval pass@4"]["lines"]] == [folder.name for folder in folders]
+    assert panels["Training reward"]["mean"]["x"] == [1, 2]
+    assert {row["run"] for row in data["rollouts"]} == {folder.name for folder in folders}
 
 
 def test_the_image_has_a_legend_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_the_image_has_a_legend_of_all_runs(tmp_path: Path, monkeypatch: pytest.
     runs = [make_run(tmp_path / "$x"), make_run(tmp_path / "_y$", lift=0.1)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw_comparison(compare(runs), tmp_path / "new" / "curves.png")
-    assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")
+        compare(runs).draw(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert legends == [["$x", " _y$"]]
 
 
@@ -154,23 +154,6 @@ def test_wrong_runs_and_files_are_refused(tmp_path: Path, capsys: pytest.Capture
     for name in ("x.html", "x.png"):
         assert cli.main([*command, str(one / "run.json" / name)]) == 2
         assert f"{name} cannot be written: File exists" in capsys.readouterr().err
-
-
-def test_panels_are_split_by_metric() -> None:
-    clipped = Panel("Clipped", ("train/clip_fraction_high", "train/clip_fraction_low"))
-    panels = [
-        clipped,
-        Panel("KL", ("train/kl", "mismatch/kl")),
-        Panel("Loss", ("train/loss",)),
-        Panel("again", ("train/kl",)),
-    ]
-    assert [(panel.title, panel.names) for panel in split_panels(panels)] == [
-        ("Clipped: clipped high", ("train/clip_fraction_high",)),
-        ("Clipped: clipped low", ("train/clip_fraction_low",)),
-        ("KL from reference", ("train/kl",)),
-        ("Engine mismatch", ("mismatch/kl",)),
-        ("Loss", ("train/loss",)),
-    ]
 
 
 def test_an_evaluation_before_training_is_not_the_runs_achievement(tmp_path: Path) -> None:
