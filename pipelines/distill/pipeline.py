@@ -24,7 +24,6 @@ from roll_like.data.samples import SampleSet
 from roll_like.models.shape import ModelShape
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import Findings, OfflinePipeline
-from roll_like.offline.samples import samples_metrics
 from roll_like.run.state import RunContext
 
 
@@ -34,16 +33,9 @@ class DistillPipeline(OfflinePipeline[DistillConfig, TaughtSample, Sequence[Teac
 
     teachers: Teachers
 
-    def run(self) -> None:
-        """Train to the end: each step brings the student nearer to what its teachers predict for the step's samples."""
-        state = self.run_state
-        state.evaluate(self.evaluator)
-        for step in state.steps():
-            scored = self.teachers.distributions(self.samples.take(self.config.data.samples_per_step))
-            with state.timer("train"):
-                report = self.trainer.train_step(scored)
-            state.log(step, report, samples_metrics([sample for part in scored for sample in part.samples]))
-            state.evaluate(self.evaluator)
+    def batch(self, samples: list[TaughtSample]) -> list[TeacherTargets]:
+        """Return the samples with what their teachers predict, to which the student comes nearer."""
+        return self.teachers.distributions(samples)
 
     @classmethod
     def build(cls, config: DistillConfig, run: RunContext) -> Self:

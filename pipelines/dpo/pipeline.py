@@ -10,6 +10,7 @@ from roll_like.builtin.pipelines.dpo.check import label_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference, load_preferences
 from roll_like.builtin.pipelines.dpo.preferences import (
+    PreferenceStep,
     SequenceReference,
     batch_of,
     live_reference,
@@ -29,27 +30,18 @@ from roll_like.models.load import resolve_model
 from roll_like.models.shape import ModelShape
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import Findings, OfflinePipeline
-from roll_like.offline.samples import samples_metrics
 from roll_like.run.state import RunContext
 
 
 @dataclass(kw_only=True)
-class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
+class DPOPipeline(OfflinePipeline[DPOConfig, Preference, PreferenceStep]):
     """The parts of a preference run."""
 
     reference: SequenceReference | None
 
-    def run(self) -> None:
-        """Train to the end: each step makes preferred or desirable answers likelier relative to the reference."""
-        state = self.run_state
-        state.evaluate(self.evaluator)
-        for step in state.steps():
-            answers = batch_of(self.config, self.samples.take(self.config.items_per_step[0]))
-            answers = with_reference_logprobs(answers, self.reference)
-            with state.timer("train"):
-                report = self.trainer.train_step(answers)
-            state.log(step, report, samples_metrics(answers.trained))
-            state.evaluate(self.evaluator)
+    def batch(self, samples: list[Preference]) -> PreferenceStep:
+        """Return preferred or desirable answers, which become likelier, and the others."""
+        return with_reference_logprobs(batch_of(self.config, samples), self.reference)
 
     @classmethod
     def build(cls, config: DPOConfig, run: RunContext) -> Self:

@@ -27,6 +27,7 @@ from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
 from roll_like.types import Pair
+from roll_like.values import Metric
 
 _Trainer = TrainingEngine[Sequence[Pair]]
 
@@ -35,17 +36,14 @@ _Trainer = TrainingEngine[Sequence[Pair]]
 class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, Pair, Sequence[Pair]]):
     """The parts of a run that trains a reward model."""
 
-    def run(self) -> None:
-        """Train to the end: each step scores what was chosen a little higher than what was not."""
-        state = self.run_state
-        state.evaluate(self.evaluator)
-        for step in state.steps():
-            pairs = self.samples.take(self.config.data.pairs_per_step)
-            with state.timer("train"):
-                report = self.trainer.train_step(pairs)
-            lengths = [len(each) for pair in pairs for each in pair.sequences]
-            state.log(step, report, length_metrics(lengths, trained=sum(lengths)))  # all of their tokens are read
-            state.evaluate(self.evaluator)
+    def batch(self, samples: list[Pair]) -> list[Pair]:
+        """Return the pairs, of which each chosen conversation will score a little higher than the other."""
+        return samples
+
+    def figures(self, samples: Sequence[Pair]) -> dict[str, Metric]:
+        """Return how many tokens a step trains on: all are read."""
+        lengths = [len(each) for pair in samples for each in pair.sequences]
+        return length_metrics(lengths, trained=sum(lengths))
 
     @classmethod
     def build(cls, config: RewardModelRunConfig, run: RunContext) -> Self:

@@ -16,7 +16,7 @@ from roll_like.data.samples import SampleSet
 from roll_like.models.load import resolve_model
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import OfflinePipeline
-from roll_like.offline.samples import numbered, samples_metrics
+from roll_like.offline.samples import numbered
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.start import start_trainer
@@ -29,16 +29,9 @@ _Trainer = TrainingEngine[Sequence[TrainingSample]]
 class SFTPipeline(OfflinePipeline[SFTConfig, TrainingSample, Sequence[TrainingSample]]):
     """The parts of a supervised run."""
 
-    def run(self) -> None:
-        """Train to the end: each step makes its samples' answers likelier."""
-        state = self.run_state
-        state.evaluate(self.evaluator)
-        for step in state.steps():
-            samples = numbered(self.samples.take(self.config.data.samples_per_step))
-            with state.timer("train"):
-                report = self.trainer.train_step(samples)
-            state.log(step, report, samples_metrics(samples))
-            state.evaluate(self.evaluator)
+    def batch(self, samples: list[TrainingSample]) -> list[TrainingSample]:
+        """Return the samples, whose answers become likelier."""
+        return numbered(samples)
 
     @classmethod
     def build(cls, config: SFTConfig, run: RunContext) -> Self:

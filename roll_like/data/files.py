@@ -133,49 +133,34 @@ def _explained(label: str, key: str) -> Iterator[None]:
 
 
 def _columns(path: Path, kind: str) -> Iterator[Record]:
-    """Yield the rows of Parquet and Arrow, some at a time."""
+    """Yield the rows of Parquet and Arrow, some at a time; Arrow's stream format is what `datasets` writes."""
     import pyarrow
+    import pyarrow.parquet
 
     if path.stat().st_size == 0:  # it has no rows, which readers take for damage
         return
-    place = 0
     with pyarrow.OSFile(str(path)) as source:
-        schema, batches = _parquet(source) if kind == "parquet" else _arrow(source)
-        decoded = _decoder(schema)
-        for batch in batches:
-            for fields in batch.to_pylist():
-                place += 1
-                yield Record(place, decoded(fields))
+        in_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        table: Any
+        if kind == "parquet":
+            table = pyarrow.parquet.ParquetFile(source)
+            schema, batches = table.schema_arrow, table.iter_batches(_AT_A_TIME)
+        elif in_file:
+            table = pyarrow.ipc.open_file(source)
+            schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
+        else:
+            table = pyarrow.ipc.open_stream(source)
+            schema, batches = table.schema, iter(table)
+        decoded = None
+        # `datasets` writes values of many types as JSON, and says so
+        if b'"Json"' in (schema.metadata or {}).get(b"huggingface", b""):
+            import datasets
 
-
-def _parquet(source: Any) -> tuple[Any, Iterator[Any]]:
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.ParquetFile(source)
-    return table.schema_arrow, table.iter_batches(_AT_A_TIME)
-
-
-def _arrow(source: Any) -> tuple[Any, Iterator[Any]]:
-    """Return the schema and the batches of Arrow's file format, or of its stream format, which `datasets` writes."""
-    import pyarrow
-
-    begins = source.read(6)
-    source.seek(0)
-    if begins == b"ARROW1":
-        table = pyarrow.ipc.open_file(source)
-        return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
-    stream = pyarrow.ipc.open_stream(source)
-    return stream.schema, iter(stream)
-
-
-def _decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return what makes values of cells: `datasets` writes values of many types as JSON, and says so."""
-    if b'"Json"' not in (schema.metadata or {}).get(b"huggingface", b""):
-        return lambda fields: fields
-    import datasets
-
-    features = datasets.Features.from_arrow_schema(schema)
-    return lambda fields: dict(features.decode_example(fields))
+            decoded = datasets.Features.from_arrow_schema(schema).decode_example
+        rows = (fields for batch in batches for fields in batch.to_pylist())
+        for place, fields in enumerate(rows, start=1):
+            yield Record(place, fields if decoded is None else dict(decoded(fields)))
 
 
 @contextmanager

@@ -9,52 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-MARKS = frozenset(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_calls>",
-        "</tool_calls>",
-        "<|tool_call|>",
-        "<|/tool_call|>",
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        "<seed:tool_call>",
-        "</seed:tool_call>",
-        "<minimax:tool_call>",
-        "</minimax:tool_call>",
-        "<arg_key>",
-        "</arg_key>",
-        "<arg_value>",
-        "</arg_value>",
-        "<|python_tag|>",
-        "<|python_start|>",
-        "<|python_end|>",
-        "[TOOL_CALLS]",
-        "[CALL_ID]",
-        "[ARGS]",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁sep｜>",
-        "｜DSML｜",
-        "<|tool_calls_section_begin|>",
-        "<|tool_calls_section_end|>",
-        "<|tool_call_begin|>",
-        "<|tool_call_argument_begin|>",
-        "<|START_ACTION|>",
-        "<|END_ACTION|>",
-        "<|action_start|>",
-        "<|plugin|>",
-        "<|action_end|>",
-        "<|tools_prefix|>",
-        "<|tools_suffix|>",
-        "<|channel|>",
-        "<|constrain|>",
-        "<|message|>",
-    ]
-)
+_CALLS = """
+<tool_call> </tool_call> <tool_calls> </tool_calls> <|tool_call|> <|/tool_call|> <|tool_call_start|> <|tool_call_end|>
+<seed:tool_call> </seed:tool_call> <minimax:tool_call> </minimax:tool_call> <arg_key> </arg_key> <arg_value>
+</arg_value> <|python_tag|> <|python_start|> <|python_end|> [TOOL_CALLS] [CALL_ID] [ARGS] <｜tool▁calls▁begin｜>
+<｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> ｜DSML｜ <|tool_calls_section_begin|>
+<|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> <|START_ACTION|> <|END_ACTION|>
+<|action_start|> <|plugin|> <|action_end|> <|tools_prefix|> <|tools_suffix|> <|channel|> <|constrain|> <|message|>
+"""
+MARKS = frozenset(_CALLS.split())
 #: Of messages with channels (harmony); other models end turns with them.
 _BETWEEN_CHANNELS = frozenset({"<|start|>", "<|end|>"})
 

@@ -11,7 +11,6 @@ from roll_like.data.chat import ChatMessage
 from roll_like.data.images import is_image, placed
 from roll_like.data.loss_flags import without_flags
 from roll_like.data.rows import Row
-from roll_like.data.schema_nulls import without_filler
 from roll_like.errors import DataError
 
 _SHAREGPT_ROLES = {
@@ -132,7 +131,7 @@ def read_tools(row: Row, source: RowSource, key: str) -> tuple[Mapping[str, Any]
     if found is None or found == "":
         return ()
     if isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found):
-        return tuple(without_filler(tool) if row.typed and found is value else tool for tool in found)
+        return tuple(_without_filler(tool) if row.typed and found is value else tool for tool in found)
     raise DataError(
         f"{row.origin}: expected a list of function schemas in {source.tools_field!r}, found {short(value)}",
         fix=f"correct the row, or {key}.tools_field",
@@ -270,3 +269,30 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_nulls(each) for name, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _without_filler(value: Any) -> Any:
+    """Return a schema, or what holds one, without the nulls that a table with types put in: the fields of all objects.
+
+        {"properties": {"city": {"type": "string"}}}                                as written
+        {"properties": {"city": {"type": "string", "enum": null}, "days": null}}    as read from Parquet
+
+    A null is kept where it can be meant: in a list, and as `default` or `const` of a schema that allows null.
+    """
+    if isinstance(value, list):
+        return [_without_filler(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    meant = ("default", "const") if _allows_null(value) else ()
+    return {name: _without_filler(each) for name, each in value.items() if each is not None or name in meant}
+
+
+def _allows_null(schema: Mapping[str, Any]) -> bool:
+    kind = schema.get("type")
+    options = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return (
+        kind == "null"
+        or (isinstance(kind, list) and "null" in kind)
+        or schema.get("nullable") is True
+        or any(isinstance(option, Mapping) and _allows_null(option) for option in options)
+    )

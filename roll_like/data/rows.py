@@ -103,7 +103,9 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
             fix += "; patterns are not read: name a directory, whose files are read"
         raise DataError(f"there is no file or directory {named(source.path)}", fix=fix)
     else:
-        yield from _hub_rows(source, key)
+        rows, label = hub_rows(source, key)
+        with explained(source, key):
+            yield from _numbered(rows, label)
 
 
 def named(spelling: str) -> str:
@@ -128,12 +130,6 @@ def _given_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
         rows = rows[source.split]
     for number, fields in enumerate(rows):
         yield Row(dict(fields), f"{key}.rows[{number}]", typed=is_dataset(rows))
-
-
-def _hub_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
-    rows, label = hub_rows(source, key)
-    with explained(source, key):
-        yield from _numbered(rows, label)
 
 
 def _split_rows(source: RowSource | DataSource, path: Path, key: str) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -110,12 +110,8 @@ def tokenised(rows: Iterable[Row], job: TokeniseJob) -> Iterator[Tokenised]:
     if first is None:
         return
     text = _pickled(job) if count > 1 and job.renderer.images is None else None
-    if text is None:
-        yield job.run(first)
-        yield from map(job.run, batches)
-        return
-    with _Processes(text, count) as processes:
-        yield from processes.map([first], batches)
+    further = chain([first], batches)
+    yield from map(job.run, further) if text is None else _by_processes(text, further, count)
 
 
 def _pickled(job: TokeniseJob) -> bytes | None:
@@ -128,19 +124,23 @@ def _pickled(job: TokeniseJob) -> bytes | None:
         return None
 
 
-class _Processes:
-    """Processes that tokenise; each is driven by a thread, which waits for it."""
+def _by_processes(job: bytes, batches: Iterable[list[Row]], count: int) -> Iterator[Tokenised]:
+    """Yield what becomes of batches, in their order; each process is driven by a thread, which waits for it."""
+    paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
+    environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+    idle: queue.Queue[tuple[subprocess.Popen[bytes], bytes]] = queue.Queue()
 
-    def __init__(self, job: bytes, count: int) -> None:
-        self._job, self._count = job, count
-        self._stack = ExitStack()
-        self._idle: queue.Queue[_Process] = queue.Queue()
+    def run(batch: list[Row]) -> Tokenised:
+        process, begin = idle.get()
+        answer = _answer(process, begin, batch)
+        idle.put((process, b""))  # it has the job from now on
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
-    def __enter__(self) -> _Processes:
-        paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
-        environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-        self._pool = self._stack.enter_context(ThreadPoolExecutor(self._count))
-        for _ in range(self._count):
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(count))
+        for _ in range(count):
             process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import main; main()"],
                 stdin=subprocess.PIPE,
@@ -148,60 +148,38 @@ class _Processes:
                 env=environment,
                 start_new_session=True,  # Ctrl-C and a scheduler's signals are this process's to answer
             )
-            self._stack.callback(_end, process)
-            self._idle.put(_Process(process, self._job))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._stack.close()
-
-    def map(self, *sources: Iterable[list[Row]]) -> Iterator[Tokenised]:
-        """Yield what becomes of batches, in their order."""
+            stack.callback(_end, process)
+            idle.put((process, job))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         waiting: deque[Future[Tokenised]] = deque()
-        for source in sources:
-            for batch in source:
-                waiting.append(self._pool.submit(self._run, batch))
-                if len(waiting) >= 3 * self._count:
-                    yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-    def _run(self, batch: list[Row]) -> Tokenised:
-        process = self._idle.get()
-        answer = process.run(batch)
-        self._idle.put(process)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        for batch in batches:
+            waiting.append(pool.submit(run, batch))
+            if len(waiting) >= 3 * count:
+                yield waiting.popleft().result()
+        for future in waiting:
+            yield future.result()
 
 
-class _Process:
-    def __init__(self, process: subprocess.Popen[bytes], job: bytes) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._requests, self._answers = process, process.stdin, process.stdout
-        self._job = job
+def _answer(process: subprocess.Popen[bytes], begin: bytes, batch: list[Row]) -> Tokenised | RollLikeError:
+    """Return what became of a batch, or why it is refused; `begin` is what the process is sent before it.
 
-    def run(self, batch: list[Row]) -> Tokenised | RollLikeError:
-        """Return what became of a batch, or why it is refused.
-
-        Raises:
-            DataError: The process ended.
-        """
-        try:
-            self._requests.write(self._job)
-            self._job = b""  # it has that from now on
-            pickle.dump(batch, self._requests, pickle.HIGHEST_PROTOCOL)
-            self._requests.flush()
-            answer: Tokenised | RollLikeError = pickle.load(self._answers)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise DataError(
-                f"a process that tokenises rows ended with code {self._process.wait()} at {batch[0].origin}",
-                fix="look above for its message; where there is none, it had too little memory (code -9): "
-                "let fewer processes tokenise (`taskset -c 0,1 roll-like …`)",
-            ) from error
-        return answer
+    Raises:
+        DataError: The process ended.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(begin)
+        pickle.dump(batch, process.stdin, pickle.HIGHEST_PROTOCOL)
+        process.stdin.flush()
+        answer: Tokenised | RollLikeError = pickle.load(process.stdout)
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        raise DataError(
+            f"a process that tokenises rows ended with code {process.wait()} at {batch[0].origin}",
+            fix="look above for its message; where there is none, it had too little memory (code -9): "
+            "let fewer processes tokenise (`taskset -c 0,1 roll-like …`)",
+        ) from error
+    return answer
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -19,9 +19,11 @@ from roll_like.models.load import load_renderer
 from roll_like.models.shape import ModelShape
 from roll_like.offline.check import data_findings, offline_plan
 from roll_like.offline.evaluator import OfflineEvaluator
+from roll_like.offline.samples import samples_metrics
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
+from roll_like.values import Metric
 
 ConfigT = TypeVar("ConfigT", bound=OfflineRunConfig)
 StepT = TypeVar("StepT")
@@ -42,6 +44,26 @@ class OfflinePipeline(Pipeline[ConfigT], Generic[ConfigT, SampleT, StepT]):
     samples: Order[SampleT]
     trainer: TrainingEngine[StepT]
     evaluator: OfflineEvaluator | None
+
+    def run(self) -> None:
+        """Train to the end: each step on the next samples of the data."""
+        state = self.run_state
+        state.evaluate(self.evaluator)
+        for step in state.steps():
+            samples = self.samples.take(self.config.items_per_step[0])
+            batch = self.batch(samples)
+            with state.timer("train"):
+                report = self.trainer.train_step(batch)
+            state.log(step, report, self.figures(samples))
+            state.evaluate(self.evaluator)
+
+    @abstractmethod
+    def batch(self, samples: list[SampleT]) -> StepT:
+        """Return what a step trains on, made of its samples."""
+
+    def figures(self, samples: Sequence[SampleT]) -> dict[str, Metric]:
+        """Return how much a step trains on."""
+        return samples_metrics([sequence for sample in samples for sequence in sample.sequences])
 
     @classmethod
     @abstractmethod
