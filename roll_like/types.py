@@ -386,7 +386,7 @@ class TrainingSample:
     @property
     def trained_tokens(self) -> int:
         """Tokens that the loss applies to."""
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def sequences(self) -> tuple[TrainingSample, ...]:

@@ -128,6 +128,9 @@ class SamplesReport(RowsReport):
         return text + (f"; {self.shortened} shortened, first {self.first_shortened}" if self.shortened else "")
 
 
+_SUMS = ("rows", "kept", "samples", "tokens", "trained", "shortened")
+
+
 @dataclass(slots=True)
 class RowCounter:
     """Counts what becomes of rows.
@@ -141,6 +144,10 @@ class RowCounter:
     bad_rows: Literal["refuse", "skip"]
     key: str
     rows: int = 0
+    kept: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained: int = 0
     shortened: int = 0
     first_shortened: str | None = None
     longest: int = 0
@@ -148,8 +155,8 @@ class RowCounter:
 
     def add(self, later: RowCounter) -> None:
         """Count what another one has counted of later rows."""
-        self.rows += later.rows
-        self.shortened += later.shortened
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
         self.first_shortened = self.first_shortened or later.first_shortened
         self.longest = max(self.longest, later.longest)
         for problem, (count, first) in later._left.items():
@@ -173,11 +180,13 @@ class RowCounter:
         self.shortened += 1
         self.first_shortened = self.first_shortened or f"{origin} ({tokens} tokens)"
 
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """What was left out so far."""
-        return tuple(
-            LeftOut(problem=problem, count=self._left[problem][0], first=self._left[problem][1])
-            for problem in Problem
-            if problem in self._left
+    def report(self, name: str) -> SamplesReport:
+        """Return what became of the rows so far of a source of this name."""
+        left = [(problem, *self._left[problem]) for problem in Problem if problem in self._left]
+        return SamplesReport(
+            name=name,
+            first_shortened=self.first_shortened,
+            longest=self.longest,
+            left_out=tuple(LeftOut(problem=problem, count=count, first=first) for problem, count, first in left),
+            **{each: getattr(self, each) for each in _SUMS},
         )

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeAlias
+from typing import Any, TypeAlias
 
-from roll_like.data.bad_rows import LeftOut, Problem, RowCounter, SamplesReport
+from roll_like.data.bad_rows import LeftOut, Problem, SamplesReport
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import Columns, PackedSamples
 from roll_like.data.reader import Reader, SampleT
@@ -113,12 +113,17 @@ def _made(reader: Reader[SampleT], renderer: Renderer, folder: Path | None = Non
         DataError: As `load_samples` says.
     """
     source, key = reader.source, reader.key
-    collected = _Collected(reader, reader.counter())
+    counter, in_memory = reader.counter(), list[SampleT]()
     with closing(Columns(folder)) as columns:
         rows = islice(read_rows(source, key), FIRST_ROWS if source.streaming else None)
         for result in _said(tokenised(rows, TokeniseJob(reader.sent(), renderer)), key):
-            collected.add(result, columns)
-        report = collected.report()
+            counter.add(result.counter)
+            if result.columns is not None and not in_memory:
+                columns.append(result.columns)
+            else:  # from the first images on
+                in_memory += [] if in_memory else PackedSamples(columns.finish(), reader)
+                in_memory += result.samples_of(reader)
+        report = counter.report(source.label)
         if not report.rows:
             raise DataError(f"{source.place} holds no rows", fix=f"correct {key}.path or {key}.split")
         if not report.samples:
@@ -128,55 +133,7 @@ def _made(reader: Reader[SampleT], renderer: Renderer, folder: Path | None = Non
                 fix=f"correct the rows, or {reader.section}.max_tokens (the longest sample has {report.longest} "
                 "tokens)",
             )
-        return tuple(collected.in_memory) or PackedSamples(columns.finish(), reader), report
-
-
-@dataclass(slots=True)
-class _Collected(Generic[SampleT]):
-    """Counts what becomes of rows, and puts samples into columns until the first ones come that hold images."""
-
-    reader: Reader[SampleT]
-    counter: RowCounter
-    kept: int = 0
-    count: int = 0
-    tokens: int = 0
-    trained: int = 0
-    in_memory: list[SampleT] = field(default_factory=list)
-
-    def add(self, result: Tokenised, columns: Columns) -> None:
-        """Take a batch."""
-        self.counter.add(result.counter)
-        self.kept += result.kept
-        found = result.columns
-        if found is not None and not self.in_memory:
-            columns.append(found)
-            self.count += len(found["values"])
-            self.tokens += len(found["token_ids"])
-            self.trained += int(found["trained"].sum())
-            return
-        if not self.in_memory and self.count:
-            self.in_memory += PackedSamples(columns.finish(), self.reader)
-        further = result.samples_of(self.reader)
-        self.in_memory += further
-        self.count += len(further)
-        parts = [part for sample in further for part in sample.sequences]
-        self.tokens += sum(map(len, parts))
-        self.trained += sum(part.trained_tokens for part in parts)
-
-    def report(self) -> SamplesReport:
-        """Return what became of the rows so far."""
-        return SamplesReport(
-            name=self.reader.source.label,
-            rows=self.counter.rows,
-            kept=self.kept,
-            samples=self.count,
-            tokens=self.tokens,
-            trained=self.trained,
-            shortened=self.counter.shortened,
-            first_shortened=self.counter.first_shortened,
-            longest=self.counter.longest,
-            left_out=self.counter.left_out,
-        )
+        return tuple(in_memory) or PackedSamples(columns.finish(), reader), report
 
 
 def _said(results: Iterator[Tokenised], key: str) -> Iterator[Tokenised]:

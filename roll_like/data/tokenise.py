@@ -48,13 +48,11 @@ class Tokenised:
     Attributes:
         columns: The samples in columns; None where they hold images.
         with_images: The samples that do.
-        kept: Rows that became samples.
-        counter: What became of the others.
+        counter: How many, and what became of the other rows.
     """
 
     columns: dict[str, npt.NDArray[Any]] | None
     with_images: list[Any]
-    kept: int
     counter: RowCounter
 
     def samples_of(self, reader: Reader[Any]) -> Sequence[Any]:
@@ -77,7 +75,6 @@ class TokeniseJob:
         """
         reader, counter = self.reader, self.reader.counter()
         samples: list[Any] = []
-        kept = 0
         for row, sequences in _tokenised(rows, reader, self.renderer, counter):
             counter.longest = max(counter.longest, *map(len, sequences))
             try:
@@ -87,12 +84,16 @@ class TokeniseJob:
             except BadRow as bad:
                 counter.leave(row.origin, bad)
                 continue
-            kept += bool(made)
+            counter.kept += bool(made)
             samples += made
-        if any(each.images for sample in samples for each in sample.sequences):
-            return Tokenised(columns=None, with_images=samples, kept=kept, counter=counter)
+        parts = [part for sample in samples for part in sample.sequences]
+        counter.samples += len(samples)
+        counter.tokens += sum(map(len, parts))
+        counter.trained += sum(part.trained_tokens for part in parts)
+        if any(part.images for part in parts):
+            return Tokenised(columns=None, with_images=samples, counter=counter)
         columns = packed([(sample.sequences, reader.value(sample)) for sample in samples])
-        return Tokenised(columns=columns, with_images=[], kept=kept, counter=counter)
+        return Tokenised(columns=columns, with_images=[], counter=counter)
 
 
 def tokenised(rows: Iterable[Row], job: TokeniseJob) -> Iterator[Tokenised]:

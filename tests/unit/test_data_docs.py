@@ -12,7 +12,7 @@ from tiny_model import make_tiny_tokenizer
 from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
 from roll_like.config.data import ConversationData, DataSource, PairData
-from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowCounter, SamplesReport
+from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
@@ -80,17 +80,7 @@ def test_the_report_is_worded_so() -> None:
     for line in (7, 12, 13):
         counter.leave(f"talk.jsonl:{line}", empty)
     counter.leave("talk.jsonl:40", BadRow(Problem.TOO_LONG, "160 tokens, the limit is 128"))
-    assert counter.left_out[0] == LeftOut(problem=Problem.EMPTY, count=3, first=f"talk.jsonl:7 ({empty.message})")
-    report = SamplesReport(
-        name="talk",
-        rows=100,
-        kept=96,
-        samples=96,
-        tokens=20384,
-        trained=5120,
-        shortened=0,
-        first_shortened=None,
-        longest=160,
-        left_out=counter.left_out,
-    )
+    counter.rows, counter.kept, counter.samples, counter.tokens, counter.trained = 100, 96, 96, 20384, 5120
+    report = counter.report("talk")
+    assert report.left_out[0] == LeftOut(problem=Problem.EMPTY, count=3, first=f"talk.jsonl:7 ({empty.message})")
     assert f"\n{report}\n" in PAGE
