@@ -167,27 +167,10 @@ _SAID_BY_OTHERS = re.compile(
 _UNREAL = re.compile(r"(?:^\s*|,\s*)had\b|\bhad\s+(?:\w+\s+)?been\b|\bwere\b", re.IGNORECASE)
 _OTHERWISE = re.compile(r"\b(?:otherwise|else)\s*,?\s*(?:\w+\s+){0,3}$", re.IGNORECASE)
 _EITHER = re.compile(r"\beither\b", re.IGNORECASE)
-_CONNECTING = frozenset(
-    (
-        *("the", "a", "correct", "right", "best", "answer", "option", "choice", "is", "my", "and", "or", "also", "but"),
-        *(
-            "so",
-            "thus",
-            "therefore",
-            "hence",
-            "otherwise",
-            "else",
-            "as",
-            "well",
-            "both",
-            "答案",
-            "选",
-            "故选",
-            "是",
-            "为",
-        ),
-    )
-)
+_CONNECTING = frozenset((
+    "the", "a", "correct", "right", "best", "answer", "option", "choice", "is", "my", "and", "or", "also", "but", "so",
+    "thus", "therefore", "hence", "otherwise", "else", "as", "well", "both", "答案", "选", "故选", "是", "为",
+))  # fmt: skip
 _LAST_SENTENCE = re.compile(r"(?<=[.!?])\s+([^.!?]+[.!]?\s*)$")
 _LISTED_BEFORE = re.compile(r"(?:^|[\s(\[])[A-Z]\s*[)\]]?\s*(?P<between>[,/&]|,?\s*\band|,?\s*\bor)\s*$")
 _LABELLED = re.compile(

@@ -128,6 +128,3 @@ def _check_imports(tree: ast.Module) -> None:
                     f"the tests import {name}, and only the standard library can be imported; the program's own names "
                     "need no import"
                 )
-
-
-__all__ = ["read_assertions", "resolve_entry_points"]

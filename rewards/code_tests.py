@@ -267,6 +267,3 @@ def _text(value: Any, where: str) -> str:
     raise ValueError(
         f"{where} should be text or a list of lines, found {short_repr(value)}; calls need a function's name"
     )
-
-
-__all__ = ["read_tests"]

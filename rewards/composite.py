@@ -178,6 +178,3 @@ class Composite(Reward):
                 return RewardResult(self.config.closed, details | {"gate": 0.0}, answer)
             details["gate"] = 1.0
         return RewardResult(sum(part.weight * values[reward_name(part)] for part in weighed), details, answer)
-
-
-__all__ = ["Composite", "CompositeConfig"]

@@ -187,6 +187,3 @@ def _as_written(text: str) -> list[str]:
 
 
 _NORMALISERS = {"words": answer_words, "squad": normalise, "none": _as_written}
-
-
-__all__ = ["F1", "AnswerConfig", "ExactMatch", "ExactMatchConfig", "F1Config", "normalise"]

@@ -200,6 +200,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not valid JSON")
-
-
-__all__ = ["Format", "FormatConfig", "fits", "has_tags"]

@@ -246,6 +246,3 @@ def _unescaped(match: re.Match[str]) -> str:
     if char in _ESCAPES:
         return _ESCAPES[char]
     return str(char) if char in "\"'/\\\n" else match[0]
-
-
-__all__ = ["MalformedError", "parse_object"]

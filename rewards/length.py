@@ -78,6 +78,3 @@ class Length(Reward):
 
 def _words(count: int) -> str:
     return " ".join(["word"] * count)
-
-
-__all__ = ["Length", "LengthConfig"]

@@ -311,6 +311,3 @@ def _schema(fields: Mapping[str, Any]) -> dict[str, Any]:
         "required": ["reasoning", *fields],
         "additionalProperties": False,
     }
-
-
-__all__ = ["LLMJudge", "LLMJudgeConfig"]

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.child_pool import ChildPool
-from roll_like.builtin.rewards.mathematics.verdict import Verdict
+from roll_like.builtin.rewards.mathematics import Verdict
 from roll_like.data.numbers import read_number
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
@@ -35,9 +35,7 @@ class MathConfig(RewardConfig):
         "the larger, for example 0.01 for answers of physics. Default: decimals agree to the reference's last place.",
     )
     timeout_seconds: float = Field(
-        default=5.0,
-        gt=0,
-        description="Limit of one comparison; its process is killed and the sample is lost. Seconds.",
+        default=5.0, gt=0, description="Limit of one comparison; its process is killed and the sample is lost. Seconds."
     )
     processes: int = Field(default=1, ge=1, description="Processes in which one reward worker runs math-verify.")
     memory_mib: int = Field(default=2048, ge=512, description="Address space of one such process. MiB.")
@@ -122,6 +120,3 @@ def _outcome(result: Verdict | Exception, gold: str) -> Outcome:
             f"the reference answer {gold!r} cannot be parsed as mathematics: {result.unreadable}", fix="correct the row"
         )
     return RewardResult(float(result.equal), {"parsed": float(bool(result.answer))}, result.answer)
-
-
-__all__ = ["Math", "MathConfig"]

@@ -14,8 +14,8 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from roll_like.builtin.rewards.mathematics import Verdict
 from roll_like.builtin.rewards.mathematics.grader import grade
-from roll_like.builtin.rewards.mathematics.verdict import Verdict
 from roll_like.errors import FOREIGN_ERRORS, describe_error
 
 

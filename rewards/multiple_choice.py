@@ -112,6 +112,3 @@ class MultipleChoice(Reward):
         if options and text.isdecimal() and int(text) < len(options):
             return letters[int(text)], options
         raise ValueError(f"the answer {answer!r} is not one of the options {', '.join(letters)}")
-
-
-__all__ = ["MultipleChoice", "MultipleChoiceConfig", "choice"]

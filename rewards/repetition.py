@@ -67,6 +67,3 @@ def repeated_share(units: Sequence[str], n: int) -> float:
     """Return the share of n-grams that occurred before, 0 to 1; 0 for a text shorter than `n`."""
     grams = [tuple(units[start : start + n]) for start in range(len(units) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-__all__ = ["Repetition", "RepetitionConfig", "repeated_share"]

@@ -216,6 +216,3 @@ class RewardModel(Reward):
 def _sigmoid(value: float) -> float:
     """1 / (1 + e^−value), without overflow."""
     return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
-
-
-__all__ = ["RewardModel", "RewardModelConfig"]

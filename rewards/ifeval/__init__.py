@@ -167,6 +167,3 @@ def _instructions(
         return parse_instructions(metadata.get(field))
     except ValueError as problem:
         raise error(f"{where}the field {field!r} cannot be checked: {problem}", fix="correct the row") from problem
-
-
-__all__ = ["IFEval", "IFEvalConfig", "loose_variants"]

@@ -114,6 +114,3 @@ def _most_likely(text: str, letters: list[str], candidates: tuple[str, ...]) -> 
 def _script(char: str) -> str:
     name = unicodedata.name(char, "")
     return "CJK" if name.startswith("CJK") else name.partition(" ")[0]
-
-
-__all__ = ["LANGUAGES", "language_of"]

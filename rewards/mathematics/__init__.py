@@ -8,3 +8,21 @@
 - `special`: readings that are no expressions: times, dates, ratios, numbers of other bases, choices, words
 - `comparison`: whether two readings are the same answer
 """
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Verdict(NamedTuple):
+    """The result of one comparison; here, so that who reads it need not load sympy.
+
+    Attributes:
+        unreadable: Why the reference answer cannot be read; empty if it can.
+        answer: The response's answer as text, equal for equal answers; empty where it has none.
+        equal: It is the reference answer.
+    """
+
+    unreadable: str
+    answer: str
+    equal: bool

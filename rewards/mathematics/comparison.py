@@ -10,7 +10,6 @@ from typing import Any
 import sympy
 from sympy import Symbol
 
-from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
     Numbers,
@@ -23,6 +22,7 @@ from roll_like.builtin.rewards.mathematics.kinds import (
 )
 from roll_like.builtin.rewards.mathematics.quantities import rational
 from roll_like.builtin.rewards.mathematics.reading import parse_answer
+from roll_like.builtin.rewards.mathematics.scanner import UnreadableError
 from roll_like.builtin.rewards.mathematics.special import (
     Based,
     Choice,
@@ -325,6 +325,3 @@ def _lower_end(piece: sympy.Set) -> float:
     """Return the lower end of an interval, to sort by; 0 where it is no number."""
     low = piece.start if isinstance(piece, sympy.Interval) else next(iter(piece.args), sympy.nan)
     return float(low) if getattr(low, "is_extended_real", False) and not low.free_symbols else 0.0
-
-
-__all__ = ["AnswerComparison"]

@@ -455,6 +455,3 @@ def _by_math_verify(text: str) -> Expr:
 
 def _renamed(symbol: Symbol) -> Expr:
     return {"e": sympy.E, "i": sympy.I}.get(symbol.name, Symbol(symbol.name))
-
-
-__all__ = ["ExpressionParser", "UnreadableError"]

@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from roll_like.builtin.rewards.mathematics import Verdict
 from roll_like.builtin.rewards.mathematics.comparison import AnswerComparison
-from roll_like.builtin.rewards.mathematics.expression import UnreadableError
-from roll_like.builtin.rewards.mathematics.kinds import (
-    Named,
-    Numbers,
-    Reading,
-    Several,
-)
+from roll_like.builtin.rewards.mathematics.kinds import Named, Numbers, Reading, Several
 from roll_like.builtin.rewards.mathematics.reading import parse_answer
 from roll_like.builtin.rewards.mathematics.response import boxed_answer, boxes, candidates
+from roll_like.builtin.rewards.mathematics.scanner import UnreadableError
 from roll_like.builtin.rewards.mathematics.special import Choice, Clock, Date, Phrase, Word
-from roll_like.builtin.rewards.mathematics.verdict import Verdict
 from roll_like.builtin.rewards.mathematics.writing import written
 from roll_like.data.boxed import has_box
 
@@ -102,6 +97,3 @@ def _answers(response: str, boxed: bool, expected: tuple[Reading, ...]) -> list[
         if words or not isinstance(found[0], Word):
             return [found]
     return []
-
-
-__all__ = ["grade", "read_reference"]

@@ -90,5 +90,3 @@ class Proportion:
 Reading: TypeAlias = Value | Several | Named | Numbers | Relation | Table | Proportion | Special
 #: Reads a part of an answer.
 ReadPart: TypeAlias = Callable[[str], list[Reading]]
-
-__all__ = ["Named", "Numbers", "Proportion", "ReadPart", "Reading", "Relation", "Several", "Table", "Value"]

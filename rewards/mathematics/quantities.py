@@ -8,8 +8,9 @@ from fractions import Fraction
 
 from sympy import Rational
 
-from roll_like.builtin.rewards.mathematics.expression import ExpressionParser, UnreadableError
+from roll_like.builtin.rewards.mathematics.expression import ExpressionParser
 from roll_like.builtin.rewards.mathematics.kinds import Value
+from roll_like.builtin.rewards.mathematics.scanner import UnreadableError
 from roll_like.builtin.rewards.mathematics.units import leading_unit, magnitude, parse_unit
 from roll_like.data.numbers import parse_number
 
@@ -173,6 +174,3 @@ def _measured(head: str, tail: str) -> Value:
         unit = leading_unit(tail)
     step = None if value.step is None else value.step * factor
     return replace(value, expr=value.expr * rational(factor), step=step, unit=unit or value.unit)
-
-
-__all__ = ["compound", "expression", "expressions", "number", "rational", "with_unit"]

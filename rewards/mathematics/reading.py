@@ -14,10 +14,10 @@ from dataclasses import replace
 import sympy
 from sympy import Expr, Rational
 
-from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import Named, Numbers, Proportion, Reading, Several, Table, Value
 from roll_like.builtin.rewards.mathematics.quantities import compound, expression, expressions, number, with_unit
 from roll_like.builtin.rewards.mathematics.relations import as_numbers, related
+from roll_like.builtin.rewards.mathematics.scanner import UnreadableError
 from roll_like.builtin.rewards.mathematics.special import (
     Clock,
     Phrase,
@@ -344,6 +344,3 @@ def _proportion(text: str) -> list[Reading]:
         return []
     *terms, last = (expression(part).expr for part in parts)
     return [Proportion(tuple(Value(term / last) for term in terms))]
-
-
-__all__ = ["UnreadableError", "parse_answer"]

@@ -7,9 +7,9 @@ import re
 import sympy
 from sympy import Expr, Symbol
 
-from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.kinds import Named, Numbers, Reading, ReadPart, Relation, Several, Value
 from roll_like.builtin.rewards.mathematics.quantities import expression, rational
+from roll_like.builtin.rewards.mathematics.scanner import UnreadableError
 from roll_like.builtin.rewards.mathematics.special import Based, read_special
 from roll_like.builtin.rewards.mathematics.text import split_top
 
@@ -154,6 +154,3 @@ def as_numbers(item: Reading, variable: str | None) -> Reading:
         if isinstance(value, Value) and not value.expr.free_symbols:
             return Numbers(sympy.FiniteSet(value.expr), variable)
     return item
-
-
-__all__ = ["as_numbers", "related"]

@@ -176,6 +176,3 @@ def _in_line(line: str) -> Iterator[str]:
         start = folded.rfind(" ", 0, numbers[-1].start) + 1
         yield _REASON.sub("", _sentence(folded[start:]))
         yield folded[numbers[-1].start : numbers[-1].end]
-
-
-__all__ = ["boxed_answer", "boxes", "candidates"]

@@ -99,6 +99,3 @@ def _recurring(match: re.Match[str]) -> Rational:
         recurs = match[3] + (match[4] or "") + (match[5] or "") if match[3] else match[6] or match[7]
     scale = 10 ** len(fixed)
     return Rational(int(whole + fixed), scale) + Rational(int(recurs), scale * (10 ** len(recurs) - 1))
-
-
-__all__ = ["Scanner", "UnreadableError"]

@@ -228,9 +228,3 @@ def _residue(text: str) -> Residue | None:
     match = _RESIDUE.fullmatch(text.strip())
     modulus = int(match[2] or match[3]) if match is not None else 0
     return Residue(int(match[1]) % modulus, modulus) if match is not None and modulus else None
-
-
-__all__ = [
-    "Based", "Choice", "Clock", "Date", "Phrase", "Ratio", "Residue", "Special", "Word", "fold_words", "read_choice",
-    "read_ratio", "read_special",
-]  # fmt: skip

@@ -67,19 +67,9 @@ _PLAIN_WRAPPERS = (
     "ensuremath", "emph", "textcolor", "colorbox", "pmb", "uline", "mathring", "vphantom",
 )  # fmt: skip
 _TEXTS = (
-    "text",
-    "textbf",
-    "textit",
-    "textrm",
-    "textnormal",
-    "textsf",
-    "texttt",
-    "mathrm",
-    "mbox",
-    "hbox",
-    "operatorname",
+    "text", "textbf", "textit", "textrm", "textnormal", "textsf", "texttt", "mathrm", "mbox", "hbox", "operatorname",
     "textup",
-)
+)  # fmt: skip
 
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+\*?)")
 _DROPPED_COMMAND = re.compile("(?:" + _DROPPED.replace("\\", r"\\").replace(r"\\.", r"\.") + r")(?![A-Za-z])")
@@ -98,14 +88,12 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 # a decimal comma is written {,}; so are groups of three
-_BRACED_COMMA = re.compile(r"(?<=\d)\s*(?:\{,\}|\{,)\s*\}?(?=\d)")
 _GROUP_BLANK = re.compile(
     r"(?<![\d.,])(\d{1,3})((?:(?:\\[,;: !]|~|\{\\,\}|\\thinspace\s?|\{,\}|,\\!|\{\s\})\s?\d{3})+)(?!\d)"
 )
 _END = r"(?:(?!\\c[au]p)[^\[\](),;]|\([^()]*\))+"
 _INTERVAL = re.compile(rf"([\[\]])({_END}[,;]{_END})([\[\]])")
 _DIGIT_GROUP = re.compile(r"\d{3}")
-_ENDS = " \n\t.,;:"
 
 
 def tidy(text: str) -> str:
@@ -128,7 +116,7 @@ def tidy(text: str) -> str:
     text = _with_group(text, _TEXT, _text)
     text = re.sub(r"\^\s*\\circ(?![A-Za-z])", r"^{\\circ}", text)
     text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&").replace(r"\_", "_")
-    text = re.sub(r"\s+", " ", text.replace(r"\qed", " ")).strip(_ENDS.replace(".", ""))
+    text = re.sub(r"\s+", " ", text.replace(r"\qed", " ")).strip(" \n\t,;:")
     return _turned(_bare(text))
 
 
@@ -310,6 +298,3 @@ def _bare(text: str) -> str:
             text = text[1:-1].strip()
         if text == before:
             return text
-
-
-__all__ = ["bracketed", "closing", "split_top", "strip_label", "tidy"]

@@ -177,6 +177,3 @@ def _with_constant(expr: Expr) -> Expr:
     if len(constants) != 1 or expr.coeff(constants[0]) != 1 or (expr - constants[0]).has(constants[0]):
         return expr
     return expr.xreplace({constants[0]: Symbol("C")})
-
-
-__all__ = ["ValueComparison"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
-
 from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
     Numbers,
@@ -17,94 +15,45 @@ from roll_like.builtin.rewards.mathematics.kinds import (
 from roll_like.builtin.rewards.mathematics.special import Based, Choice, Clock, Date, Phrase, Ratio, Residue, Word
 
 
-@singledispatch
-def written(reading: Reading) -> str:
+def written(reading: Reading) -> str:  # noqa: C901, PLR0911, PLR0912 - one case for each kind
     """Return a reading as text.
 
     >>> from roll_like.builtin.rewards.mathematics.reading import parse_answer
     >>> [written(parse_answer(text)[0]) for text in ("0.5", "2/4", "x = 1/2", "2, 1", "1:00 PM")]
     ['1/2', '1/2', '1/2', '1, 2', '13:00']
     """
-    raise AssertionError(f"no text for {reading}")
-
-
-@written.register
-def _(reading: Value) -> str:
-    return str(reading.expr)
-
-
-@written.register
-def _(reading: Several) -> str:
-    items = [written(item) for item in reading.items]
-    return f"({', '.join(items)})" if reading.kind == "tuple" else ", ".join(sorted(set(items)))
-
-
-@written.register
-def _(reading: Named) -> str:
-    if len(reading.items) == 1:
-        return written(reading.items[0][1])
-    return ", ".join(sorted(f"{name} = {written(value)}" for name, value in reading.items))
-
-
-@written.register
-def _(reading: Numbers) -> str:
-    return str(reading.numbers)
-
-
-@written.register
-def _(reading: Relation) -> str:
-    return f"{reading.left} {reading.operator} {reading.right}"
-
-
-@written.register
-def _(reading: Table) -> str:
-    return "; ".join(", ".join(map(written, row)) for row in reading.rows)
-
-
-@written.register
-def _(reading: Proportion) -> str:
-    return ":".join([*map(written, reading.terms), "1"])
-
-
-@written.register
-def _(reading: Ratio) -> str:
-    return ":".join(map(str, reading.terms))
-
-
-@written.register
-def _(reading: Clock) -> str:
-    hours, rest = divmod(reading.seconds, 3600)
-    return f"{hours}:{rest // 60:02}" + (f":{rest % 60:02}" if rest % 60 else "")
-
-
-@written.register
-def _(reading: Date) -> str:
-    return f"{reading.year or ''}-{reading.month:02}-{reading.day:02}"
-
-
-@written.register
-def _(reading: Based) -> str:
-    return f"{reading.digits}_{reading.base}"
-
-
-@written.register
-def _(reading: Residue) -> str:
-    return f"{reading.value} mod {reading.modulus}"
-
-
-@written.register
-def _(reading: Choice) -> str:
-    return reading.letter
-
-
-@written.register
-def _(reading: Phrase) -> str:
-    return {"empty": "no solution", "infinite": "infinitely many"}.get(reading.kind, reading.kind)
-
-
-@written.register
-def _(reading: Word) -> str:
-    return reading.text
-
-
-__all__ = ["written"]
+    match reading:
+        case Value(expr=expression):
+            return str(expression)
+        case Several(items=parts, kind=kind):
+            items = [written(item) for item in parts]
+            return f"({', '.join(items)})" if kind == "tuple" else ", ".join(sorted(set(items)))
+        case Named(items=((_, value),)):
+            return written(value)
+        case Named(items=pairs):
+            return ", ".join(sorted(f"{name} = {written(value)}" for name, value in pairs))
+        case Numbers(numbers=numbers):
+            return str(numbers)
+        case Relation(left=left, operator=operator, right=right):
+            return f"{left} {operator} {right}"
+        case Table(rows=rows):
+            return "; ".join(", ".join(map(written, row)) for row in rows)
+        case Proportion(terms=terms):
+            return ":".join([*map(written, terms), "1"])
+        case Ratio(terms=numerals):
+            return ":".join(map(str, numerals))
+        case Clock(seconds=seconds):
+            hours, rest = divmod(seconds, 3600)
+            return f"{hours}:{rest // 60:02}" + (f":{rest % 60:02}" if rest % 60 else "")
+        case Date(year=year, month=month, day=day):
+            return f"{year or ''}-{month:02}-{day:02}"
+        case Based(digits=digits, base=base):
+            return f"{digits}_{base}"
+        case Residue(value=residue, modulus=modulus):
+            return f"{residue} mod {modulus}"
+        case Choice(letter=letter):
+            return letter
+        case Phrase(kind=phrase):
+            return {"empty": "no solution", "infinite": "infinitely many"}.get(phrase, phrase)
+        case Word(text=text):
+            return text

@@ -14,7 +14,7 @@ from roll_like.errors import RollLikeError
 from roll_like.models.load import load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.shape import ModelShape
 from roll_like.models.suited import refuse_unsuited
-from roll_like.models.vocabulary import refuse_other_tokenizer
+from roll_like.models.teachers import refuse_other_tokenizer
 
 
 def teacher_findings(

@@ -95,6 +95,18 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> Source:
     return source
 
 
+def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return settings that are no whole file's, with overrides (`key=value`) written over them.
+
+    Raises:
+        ConfigError: An override cannot be applied.
+    """
+    source = Source(values)
+    for override in overrides:
+        _override(source, override, overrides)
+    return source.values
+
+
 def _read_file(path: Path, extended_by: tuple[Path, ...]) -> Source:
     resolved = path.resolve()
     if resolved in extended_by:

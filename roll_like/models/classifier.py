@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.model import Precision
 from roll_like.errors import ConfigError
+from roll_like.models.imports import quiet
 from roll_like.models.modules import load_for_training, load_model_config, refuse_absent
-from roll_like.models.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

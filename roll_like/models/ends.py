@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from roll_like.models.stored import stated_json
 
 if TYPE_CHECKING:
     from roll_like.data.chat import Renderer
@@ -35,7 +36,7 @@ class EndToken:
 
 def stated_ends(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the tokens that the files of a model's directory say end a sequence, by the file's name."""
-    generation, config = _read(path / _GENERATION), _read(path / _CONFIG)
+    generation, config = stated_json(path / _GENERATION), stated_json(path / _CONFIG)
     inner = config.get("text_config")
     of_text = inner.get("eos_token_id") if isinstance(inner, dict) else None
     found = {
@@ -46,12 +47,7 @@ def stated_ends(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def end_tokens(renderer: Renderer, path: Path) -> tuple[EndToken, ...]:
-    """Return what ends a response of a model, in the order of the sources.
-
-    Args:
-        renderer: Its tokenizer with its chat template.
-        path: Its directory.
-    """
+    """Return what ends a response of the model in a directory, in the order of the sources."""
     sources: dict[int, list[str]] = defaultdict(list)
     if renderer.turn_end is not None:
         sources[renderer.turn_end].append("chat template")
@@ -66,12 +62,3 @@ def end_tokens(renderer: Renderer, path: Path) -> tuple[EndToken, ...]:
 def _ids(value: Any) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [value]
     return tuple(each for each in values if isinstance(each, int) and not isinstance(each, bool) and each >= 0)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """Return what a file holds; nothing where it is missing or damaged, which is found elsewhere."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -17,9 +17,9 @@ from roll_like.errors import CheckpointError, RollLikeError
 from roll_like.models.card import CARD, CURVES, ModelCard, render_model_card
 from roll_like.models.checkpoint_names import converted, tensor_groups
 from roll_like.models.classifier import classifier_config
+from roll_like.models.imports import quiet
 from roll_like.models.lora import Adapter
 from roll_like.models.modules import empty_model, persistent_buffers
-from roll_like.models.quiet import quiet
 from roll_like.models.shards import ShardWriter
 from roll_like.models.stored import read_tensor, stored_tensors
 
@@ -125,10 +125,7 @@ def _unwritten(out_dir: Path, error: Exception) -> CheckpointError:
 
 
 def _checkpoint(
-    weights: Iterable[tuple[str, torch.Tensor]],
-    model: PreTrainedModel,
-    dtype: Precision | None,
-    base_dir: Path | None,
+    weights: Iterable[tuple[str, torch.Tensor]], model: PreTrainedModel, dtype: Precision | None, base_dir: Path | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a checkpoint: weights as they are, and buffers as the base's files have them.
 

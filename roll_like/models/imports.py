@@ -1,4 +1,4 @@
-"""Importing large packages without looking for garbage meanwhile."""
+"""Large libraries: imported without looking for garbage meanwhile, and kept from drawing on the run's console."""
 
 from __future__ import annotations
 
@@ -21,3 +21,20 @@ def quick_imports() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def quiet(*, warnings: bool = True) -> Iterator[None]:
+    """Keep transformers from drawing progress bars, and from logging warnings with `warnings=False`."""
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    if not warnings:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+        logging.set_verbosity(verbosity)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.model import ModelTask, Precision
 from roll_like.errors import ConfigError
-from roll_like.models.imports import quick_imports
-from roll_like.models.quiet import quiet
+from roll_like.models.imports import quick_imports, quiet
 from roll_like.models.stored import refuse_adapter, refuse_quantized, stored_tensors
 from roll_like.models.vision import is_vision_model, sees_images
 
@@ -208,11 +207,7 @@ def empty_model(
 ) -> PreTrainedModel:
     """Return the architecture without memory for weights: it knows names, shapes and ties."""
     import torch
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-        AutoModelForSequenceClassification,
-    )
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
     generating = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
     auto = {"text-generation": generating, "text-classification": AutoModelForSequenceClassification}[task]

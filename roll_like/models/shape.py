@@ -9,7 +9,7 @@ from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.models.attention import RECURRENT
-from roll_like.models.stored import stored_tensors
+from roll_like.models.stored import stated_json, stored_tensors
 from roll_like.models.vision import FAMILIES
 
 #: `model_type`s whose attention normalises queries and keys; config.json does not say so otherwise.
@@ -169,11 +169,8 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
 
 def embedding_rows(path: Path) -> int | None:
     """Return how many tokens the model in a directory knows, as its config.json states; None where it does not."""
-    try:
-        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    config = raw.get("text_config", raw) if isinstance(raw, dict) else {}
+    raw = stated_json(path / "config.json")
+    config = raw.get("text_config", raw)
     rows = config.get("vocab_size") if isinstance(config, dict) else None
     return rows if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0 else None
 

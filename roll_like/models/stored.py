@@ -149,7 +149,7 @@ def refuse_adapter(path: Path) -> None:
     file = path / ADAPTER
     if not file.is_file():
         return
-    base = _read_json(file).get("base_model_name_or_path") or "its base model"
+    base = stated_json(file).get("base_model_name_or_path") or "its base model"
     if (path / "config.json").is_file():
         raise ConfigError(
             f"{path} holds an adapter ({ADAPTER}) beside a model: transformers would add it to the weights, and "
@@ -171,7 +171,7 @@ def refuse_quantized(path: Path, stored: Mapping[str, StoredTensor]) -> None:
         path: The directory.
         stored: What its files hold; nothing where only config.json is there.
     """
-    raw = _read_json(path / "config.json")
+    raw = stated_json(path / "config.json")
     inner = raw.get("text_config")
     places = [raw, inner] if isinstance(inner, dict) else [raw]
     named = next((place[key] for place in places for key in _QUANTIZED if place.get(key)), None)
@@ -193,8 +193,8 @@ def refuse_quantized(path: Path, stored: Mapping[str, StoredTensor]) -> None:
     raise ConfigError(f"the weights in {path} are quantised ({method}), and cannot be trained", fix=_DEQUANTIZED)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """Return what a file holds; nothing where it cannot be read, which is found elsewhere."""
+def stated_json(file: Path) -> dict[str, Any]:
+    """Return the object that a file holds; an empty one where it cannot be read, which is found elsewhere."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.errors import ConfigError
 from roll_like.models.checkpoint_names import tensor_groups
-from roll_like.models.imports import quick_imports
+from roll_like.models.imports import quick_imports, quiet
 from roll_like.models.modules import COMPLETE, UNTIE, load_for_training, load_model_config, untied
-from roll_like.models.quiet import quiet
 from roll_like.models.stored import StoredTensor, refuse_adapter, refuse_quantized, rows_of, stored_tensors
 from roll_like.models.vision import FAMILIES
 

@@ -1,16 +1,20 @@
-"""The teachers of a run, before they are started: which model each is, and where it goes."""
+"""The teachers of a run, before they are started: which model each is, where it goes, and whether it fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from roll_like.config.resources import DeviceRange
 from roll_like.config.run import RunConfig
 from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.config.training import TrainingConfig
+from roll_like.errors import ConfigError
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
-from roll_like.models.vocabulary import refuse_other_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +35,7 @@ class PlannedTeacher:
 
 
 def planned_teachers(config: RunConfig, teachers: Mapping[str, TeacherConfig]) -> Iterator[PlannedTeacher]:
-    """Yield a run's teachers.
-
-    Args:
-        config: The run's configuration.
-        teachers: Its `teachers` section.
+    """Yield the teachers of a run's section.
 
     Raises:
         ConfigError: One has another tokenizer than the student.
@@ -52,3 +52,28 @@ def planned_teachers(config: RunConfig, teachers: Mapping[str, TeacherConfig]) -
             ),
             devices=teacher.devices or config.resources.device_mapping.training,
         )
+
+
+def refuse_other_tokenizer(
+    ours: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase, *, key: str, path: str
+) -> None:
+    """Raise a ConfigError where a student's and a teacher's tokenizer give a token different ids.
+
+    Args:
+        ours: The student's.
+        theirs: The teacher's.
+        key: The key that names the teacher.
+        path: What it says.
+    """
+    student, teacher = ours.get_vocab(), theirs.get_vocab()
+    if student == teacher:
+        return
+    differing = sorted(token for token in {*student, *teacher} if student.get(token) != teacher.get(token))
+    token = differing[0]
+    raise ConfigError(
+        f"{key}: the tokenizer of {path} is not the student's: {len(differing)} tokens differ, the first is {token!r} "
+        f"with id {teacher.get(token, 'none')} there and {student.get(token, 'none')} here; distributions over "
+        "different tokens cannot be compared",
+        fix="use a teacher of the student's family; or, across families, let the teacher write answers "
+        "(`roll-like` or any server), and train on the texts with `pipeline: sft`",
+    )

@@ -9,7 +9,6 @@ Torch and transformers are imported only by the functions that need them, so tha
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from roll_like.config.training import TrainerConfig
 from roll_like.errors import ConfigError, DataError, EngineError
+from roll_like.models.stored import stated_json
 from roll_like.types import Picture, PlacedImage
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def sees_images(config: Any) -> bool:
 
 def is_vision_model(path: Path) -> bool:
     """Return whether images are supported of the model in a directory; False where its config.json cannot be read."""
-    return _stated(path).get("model_type") in FAMILIES
+    return stated_json(path / "config.json").get("model_type") in FAMILIES
 
 
 def processor_files(path: Path) -> tuple[Path, ...]:
@@ -52,10 +52,6 @@ class ImageProcessor:
     """What a model makes of images before it sees them.
 
     transformers processes them with torchvision, which vLLM needs; where it is missing, with Pillow.
-
-    Args:
-        path: The model's directory.
-        token: The placeholder.
     """
 
     def __init__(self, path: Path, token: int) -> None:
@@ -108,16 +104,8 @@ def image_processor(path: Path) -> ImageProcessor | None:
     Raises:
         ConfigError: It cannot be loaded.
     """
-    return ImageProcessor(path, int(_stated(path)["image_token_id"])) if is_vision_model(path) else None
-
-
-def _stated(path: Path) -> dict[str, Any]:
-    """Return what a model's config.json states; nothing where it cannot be read, which is found elsewhere."""
-    try:
-        config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    config = stated_json(path / "config.json")
+    return ImageProcessor(path, int(config["image_token_id"])) if config.get("model_type") in FAMILIES else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -268,13 +256,7 @@ def tower_runs(*, ranks: int, divided: bool, trained: bool) -> TowerRuns:
 
 
 def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
-    """Raise a ConfigError for settings that a vision-language model is not trained with.
-
-    Args:
-        config: The model's configuration.
-        settings: The section of the model.
-        key: The section's name.
-    """
+    """Raise a ConfigError for settings, of the section `key`, that a vision-language model is not trained with."""
     if not sees_images(config):
         return
     what = f"the model sees images (model_type: {config.model_type}), and"

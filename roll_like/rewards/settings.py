@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from roll_like.config.load import load_config
+from roll_like.config.source import overridden
 from roll_like.errors import ConfigError
 
 
@@ -23,20 +22,7 @@ def settings_of(name: str, config: Path | None, overrides: Sequence[str]) -> tup
     Raises:
         ConfigError: The file is wrong or names no such reward, or an override is none.
     """
-    values = {} if config is None else _from_file(name, config)
-    for override in overrides:
-        key, _, text = override.partition("=")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{override!r}: the value is not valid YAML: {error}", fix="quote it") from error
-        section = values
-        *parents, last = key.split(".")
-        for parent in parents:
-            section = section.setdefault(parent, {})
-            if not isinstance(section, dict):
-                raise ConfigError(f"{override!r}: {parent!r} holds no settings of its own", fix="set it as a whole")
-        section[last] = value
+    values = overridden({} if config is None else _from_file(name, config), overrides)
     return str(values.get("type", name)), values
 
 

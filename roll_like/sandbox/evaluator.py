@@ -13,18 +13,21 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, SandboxError
 from roll_like.sandbox import codec
 from roll_like.sandbox.backends import open_box
 from roll_like.sandbox.box import Box, Program
 from roll_like.sandbox.compare import Comparison
 from roll_like.sandbox.grading import Grading, not_compiled
-from roll_like.sandbox.loop_thread import LoopThread
 from roll_like.sandbox.types import AssertTest, CallTest, CodeResult, Limits, StdioTest, TestCase
+
+T = TypeVar("T")
 
 #: Longest program, in bytes of UTF-8.
 MAX_PROGRAM_BYTES = 1 << 20
@@ -71,7 +74,7 @@ class CodeEvaluator:
         self._box: Box | None = None if isinstance(backend, str) else backend
         self._slots = asyncio.Semaphore(workers)
         self._starting = asyncio.Lock()
-        self._thread = LoopThread("code-evaluator")
+        self._thread = _LoopThread()
 
     async def evaluate(self, program: str, tests: Sequence[TestCase], language: str = "python") -> CodeResult:
         """Run a program against tests.
@@ -113,12 +116,7 @@ class CodeEvaluator:
         async with self._slots:
             box = await self._open_box()
             grading = Grading(
-                box,
-                Program(program, language),
-                self.limits,
-                self.comparison,
-                self.total_seconds,
-                self.stop_at_failure,
+                box, Program(program, language), self.limits, self.comparison, self.total_seconds, self.stop_at_failure
             )
             return await grading.run(tests)
 
@@ -132,6 +130,55 @@ class CodeEvaluator:
     async def _close_box(self) -> None:
         if self._box is not None:
             await self._box.close()
+
+
+class _LoopThread:
+    """A daemon thread that runs coroutines, for callers with and without a loop; started by the first one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine; the future may be waited for in any other thread.
+
+        Raises:
+            SandboxError: The thread was closed, or asks itself, which would never end.
+        """
+        with self._lock:
+            if self._closed or threading.current_thread() is self._thread:
+                coroutine.close()
+                why = "is closed" if self._closed else "was called from its own thread"
+                raise SandboxError(f"the evaluator {why}")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="code-evaluator", daemon=True)
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Cancel what runs, run `last`, and end the thread; a second call does nothing."""
+        with self._lock:
+            if self._closed or self._loop is None or self._thread is None:
+                self._closed = True
+                last.close()
+                return
+            self._closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._finish(last), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _finish(self, last: Coroutine[Any, Any, None]) -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await last
 
 
 def check_tests(tests: Sequence[TestCase], language: str) -> None:

@@ -46,10 +46,7 @@ class Language:
     install: str
 
 
-LANGUAGES = {
-    "cpp": Language("g++", "apt-get install g++"),
-    "javascript": Language("node", "apt-get install nodejs"),
-}
+LANGUAGES = {"cpp": Language("g++", "apt-get install g++"), "javascript": Language("node", "apt-get install nodejs")}
 
 
 class EveryLanguageBox(BwrapBox):

@@ -190,11 +190,7 @@ def _harness(source: str, request: bytes, mark: str) -> str:
     codec_text = files("roll_like.sandbox").joinpath("codec.py").read_text(encoding="utf-8")
     packed = {
         name: base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
-        for name, text in (
-            ("CODEC", codec_text),
-            ("SOURCE", source),
-            ("REQUEST", request.decode("ascii")),
-        )
+        for name, text in (("CODEC", codec_text), ("SOURCE", source), ("REQUEST", request.decode("ascii")))
     }
     return "\n".join([*(f"{name} = {text!r}" for name, text in packed.items()), f"MARK = {mark!r}", _HARNESS])
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.model import ModelConfig
+from roll_like.models.imports import quiet
 from roll_like.models.load import load_renderer
-from roll_like.models.quiet import quiet
 from roll_like.serving.trained import TrainedModel
 
 if TYPE_CHECKING:

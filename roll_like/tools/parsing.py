@@ -60,11 +60,7 @@ _HARMONY_WORDS = re.compile(
 
 
 def parse_tool_calls(
-    text: str,
-    style: CallStyle = "auto",
-    tools: Sequence[Mapping[str, Any]] = (),
-    *,
-    reasoning: ReasoningTags = THINK,
+    text: str, style: CallStyle = "auto", tools: Sequence[Mapping[str, Any]] = (), *, reasoning: ReasoningTags = THINK
 ) -> tuple[str, list[AnyCall]]:
     """Return the text without its calls, and the calls in order.
 

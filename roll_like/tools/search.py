@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from roll_like.data.files import read_json_lines
 from roll_like.errors import DataError
@@ -40,25 +43,33 @@ class SearchIndex:
     def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
         self.passages = tuple(passages)
         words = [_words(f"{passage.title} {passage.text}") for passage in self.passages]
-        lengths = [len(each) for each in words]
-        mean = sum(lengths) / max(len(lengths), 1) or 1.0
-        self._scores: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        mean = sum(map(len, words)) / max(len(words), 1) or 1.0
+        found: dict[str, tuple[array[int], array[float]]] = defaultdict(lambda: (array("q"), array("d")))
         for number, each in enumerate(words):
             for word, count in Counter(each).items():
-                saturated = count * (k1 + 1) / (count + k1 * (1 - b + b * lengths[number] / mean))
-                self._scores[word].append((number, saturated))
-        for found in self._scores.values():
-            rarity = math.log(1 + (len(words) - len(found) + 0.5) / (len(found) + 0.5))
-            found[:] = [(number, rarity * score) for number, score in found]
+                numbers, scores = found[word]
+                numbers.append(number)
+                scores.append(count * (k1 + 1) / (count + k1 * (1 - b + b * len(each) / mean)))
+        self._scores = {
+            word: (np.frombuffer(numbers, np.int64), self._rarity(len(numbers)) * np.frombuffer(scores))
+            for word, (numbers, scores) in found.items()
+        }
+
+    def _rarity(self, holding: int) -> float:
+        return math.log(1 + (len(self.passages) - holding + 0.5) / (holding + 0.5))
 
     def search(self, query: str, count: int) -> list[tuple[Passage, float]]:
         """Return the best passages with their scores, best first; only such as hold a word of the query."""
-        totals: dict[int, float] = defaultdict(float)
+        totals_N = np.zeros(len(self.passages))
         for word in _words(query):
-            for number, score in self._scores.get(word, ()):
-                totals[number] += score
-        best = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:count]
-        return [(self.passages[number], score) for number, score in best]
+            if word in self._scores:
+                numbers, scores = self._scores[word]
+                totals_N[numbers] += scores
+        found = np.flatnonzero(totals_N)
+        if len(found) > count:
+            found = found[totals_N[found] >= np.partition(totals_N[found], -count)[-count]]
+        best = found[np.argsort(-totals_N[found], kind="stable")][:count]
+        return [(self.passages[number], float(totals_N[number])) for number in best]
 
 
 def read_corpus(path: Path) -> list[Passage]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from roll_like.builtin.rewards.code import with_setup
 from roll_like.builtin.rewards.code_block import CodeBlock, code_blocks, last_program
-from roll_like.builtin.rewards.code_setup import with_setup
 
 DOCSTRING = 'def f():\n    """Adds.\n\n    ```\n    f(1)\n    ```\n    """\n    return 1\n'
 EXAMPLES = '"""Adds.\n\n```python\nf(1)\n```\nand\n```\nf(2)\n```\n"""\nx = 1\n'

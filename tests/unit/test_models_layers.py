@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from roll_like.config.model import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_tokenizer, resolve_model
-from roll_like.models.vocabulary import refuse_other_tokenizer
+from roll_like.models.teachers import refuse_other_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -356,7 +356,7 @@ def test_overrides_nest_and_are_yaml() -> None:
     )
     with pytest.raises(ConfigError, match="not valid YAML"):
         settings_of("format", None, ["tags=[a"])
-    with pytest.raises(ConfigError, match="no settings of its own"):
+    with pytest.raises(ConfigError, match="which is 1 and no section"):
         settings_of("format", None, ["tags=1", "tags.a=1"])
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from roll_like import Completion, RewardResult
 from roll_like.builtin.rewards.math import Math, MathConfig
-from roll_like.builtin.rewards.mathematics.expression import UnreadableError
 from roll_like.builtin.rewards.mathematics.grader import grade, read_reference
 from roll_like.builtin.rewards.mathematics.response import boxed_answer
+from roll_like.builtin.rewards.mathematics.scanner import UnreadableError
 from roll_like.builtin.rewards.mathematics.text import tidy
 from roll_like.errors import RewardError
 from roll_like.types import StopReason

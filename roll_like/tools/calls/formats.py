@@ -26,19 +26,9 @@ from roll_like.tools.calls.payloads import (
 )
 
 CallStyle: TypeAlias = Literal[
-    "auto",
-    "hermes",
-    "qwen_xml",
-    "llama",
-    "mistral",
-    "glm",
-    "deepseek",
-    "kimi",
-    "harmony",
-    "minimax",
-    "pythonic",
+    "auto", "hermes", "qwen_xml", "llama", "mistral", "glm", "deepseek", "kimi", "harmony", "minimax", "pythonic",
     "json",
-]
+]  # fmt: skip
 
 
 class Found(NamedTuple):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roll_like.tools.base import AnyCall, MalformedCall, ToolCall
 from roll_like.tools.calls.literals import loads
 
-#: What a text is tried as, in this order, where a schema allows several types.
-_ORDER = ("null", "boolean", "integer", "number", "array", "object", "string")
 _DEEPEST_REFERENCE = 20
 #: What may stand beside the name of a call without arguments.
 _BESIDE = {"id", "type", "index", "tool_call_id", "function"}
@@ -145,11 +143,9 @@ def meaning(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
             return choice
     if not types:
         return _guess(text)
-    for each in _ORDER:
-        if each in types:
-            found = _READERS[each](text, "string" in types)
-            if found is not _NO:
-                return found
+    for name, read in _READERS.items():
+        if name in types and (found := read(text, "string" in types)) is not _NO:
+            return found
     return text
 
 
@@ -195,14 +191,8 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> tuple[set[str], 
 
 
 _JSON_TYPES = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
+    str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null",
+}  # fmt: skip
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
@@ -256,14 +246,6 @@ def _number(text: str, _: bool) -> Any:
     return found if isinstance(found, int) or math.isfinite(found) else _NO
 
 
-def _list(text: str, _: bool) -> Any:
-    return _of_kind(text, list)
-
-
-def _object(text: str, _: bool) -> Any:
-    return _of_kind(text, dict)
-
-
 def _of_kind(text: str, wanted: type) -> Any:
     try:
         found = loads(text)
@@ -273,18 +255,14 @@ def _of_kind(text: str, wanted: type) -> Any:
     return found if isinstance(found, wanted) else _NO
 
 
-def _text(text: str, _: bool) -> Any:
-    return text
-
-
-_READERS = {
+#: What a text is tried as, in this order, where a schema allows several types.
+_READERS: dict[str, Callable[[str, bool], Any]] = {
     "null": _null,
     "boolean": _boolean,
     "integer": _integer,
     "number": _number,
-    "array": _list,
-    "object": _object,
-    "string": _text,
+    "array": lambda text, _: _of_kind(text, list),
+    "object": lambda text, _: _of_kind(text, dict),
 }
 
 

@@ -16,31 +16,14 @@ _STRING = re.compile(
 )
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?P<fraction>\.\d*)?|(?P<point>\.\d+))(?P<power>[eE][-+]?\d+)?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_CONSTANTS: dict[str, Any] = {
-    "True": True,
-    "False": False,
-    "None": None,
-    "true": True,
-    "false": False,
-    "null": None,
-}
+_CONSTANTS: dict[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _NAME = re.compile(r"[A-Za-z_][\w.-]*(?=\s*\()")
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "b": "\b",
-    "f": "\f",
-    "v": "\v",
-    "a": "\a",
-    "/": "/",
-    "\n": "",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-}
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "/": "/", "\n": "", "\\": "\\",
+    "'": "'", '"': '"',
+}  # fmt: skip
 
 
 def _no_constant(name: str) -> Any:
