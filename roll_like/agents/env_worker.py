@@ -19,8 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.cluster.health import RestartCallback, to_stderr
-from roll_like.cluster.worker_restarts import WorkerRestarts
+from roll_like.cluster.worker_restarts import PoolRestarts, RestartCallback, to_stderr
 from roll_like.config.load import import_plugins
 from roll_like.content.unicode import whole_text, whole_texts
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
@@ -165,13 +164,11 @@ class _Worker:
     Attributes:
         rank: Its rank in the cluster.
         load: Episodes that were opened on it and are not closed.
-        generation: How often it was replaced.
         answered: Latest generation that has answered.
     """
 
     rank: int
     load: int = 0
-    generation: int = 0
     answered: int = 0
 
 
@@ -188,11 +185,10 @@ class EnvPool:
         self, cluster: Cluster[EnvWorker], *, deadline_seconds: float, report: RestartCallback = to_stderr
     ) -> None:
         self.cluster = cluster
-        self.worker_restarts = WorkerRestarts(cluster, EnvWorker.hosted, "its episodes are played again", report)
+        self.worker_restarts = PoolRestarts(cluster, EnvWorker.hosted, "its episodes are played again", report)
         self.deadline_seconds = deadline_seconds
         self._workers = [_Worker(rank) for rank in range(len(cluster))]
         self._opened = 0
-        self.restarts = 0
 
     def open(self, spec: EnvironmentSpec) -> RemoteEnvironment:
         """Return an environment on the worker with the fewest."""
@@ -200,21 +196,6 @@ class EnvPool:
         worker.load += 1
         self._opened += 1
         return RemoteEnvironment(self, spec, worker, f"{spec.name}-{self._opened}")
-
-    def replace(self, worker: _Worker, why: str, *, counted: bool = True) -> None:
-        """Restart a worker.
-
-        Args:
-            worker: Which.
-            why: What happened to it.
-            counted: Whether that says something of the worker; not if one environment is known to be the reason.
-
-        Raises:
-            WorkerDied: It was lost too often.
-        """
-        worker.generation += 1
-        self.restarts += 1
-        self.worker_restarts.replace(worker.rank, why, counted=counted)
 
 
 class RemoteEnvironment:
@@ -224,12 +205,12 @@ class RemoteEnvironment:
         self._pool = pool
         self._spec = spec
         self._worker = worker
-        self._generation = worker.generation
+        self._generation = pool.worker_restarts.generations[worker.rank]
         self._episode = episode
 
     async def reset(self, seed: int) -> Started:
         """Begin the episode; the time in which its worker starts does not count for the deadline."""
-        if self._worker.answered < self._worker.generation:
+        if self._worker.answered < self._generation:
             await self._pool.worker_restarts.started(self._worker.rank)
             await self._within(self._ask(EnvWorker.hosted), "the process", starting=True)
             self._worker.answered = max(self._worker.answered, self._generation)
@@ -247,15 +228,21 @@ class RemoteEnvironment:
         except EnvironmentLost:
             return
         except (WorkerDied, TimeoutError) as error:
-            if not self._replaced:
-                died = isinstance(error, WorkerDied)
-                why = str(error) if died else f"close of {self._spec.env_id} did not return in time"
-                self._pool.replace(self._worker, why, counted=died)
+            died = isinstance(error, WorkerDied)
+            self._replace(str(error) if died else f"close of {self._spec.env_id} did not return in time", counted=died)
 
     @property
     def _replaced(self) -> bool:
         """Whether the worker that the episode began on was replaced, because another episode lost it."""
-        return self._worker.generation != self._generation
+        return self._pool.worker_restarts.generations[self._worker.rank] != self._generation
+
+    def _replace(self, why: str, *, counted: bool = True) -> None:
+        """Have the worker replaced that the episode began on; not counted if one environment is known to be the reason.
+
+        Raises:
+            WorkerDied: It was lost too often.
+        """
+        self._pool.worker_restarts.replace(self._worker.rank, self._generation, why, counted=counted)
 
     async def _ask(
         self,
@@ -276,7 +263,7 @@ class RemoteEnvironment:
             if self._replaced:
                 raise self._lost("another environment hung there") from None
             late = f"{what} of {self._spec.env_id} did not return within {seconds:g} s"
-            self._pool.replace(self._worker, late, counted=starting)
+            self._replace(late, counted=starting)
             raise EnvError(
                 late,
                 fix=f"raise {'resources.start_timeout_seconds' if starting else 'env_workers.deadline_seconds'}, or "
@@ -285,7 +272,7 @@ class RemoteEnvironment:
         except WorkerDied as error:
             if self._replaced:
                 raise self._lost(str(error)) from error
-            self._pool.replace(self._worker, str(error))
+            self._replace(str(error))
             raise EnvError(f"the process of {self._spec.env_id} died in {what}: {error}") from error
         if isinstance(answer, Crashed):
             raise EnvError(f"{what} of {self._spec.env_id} failed: {answer.error}")

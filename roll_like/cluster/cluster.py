@@ -27,6 +27,7 @@ from roll_like.cluster.node_watch import page_prefix
 from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.cluster.resources import Placement
 from roll_like.cluster.semaphores import WORKER_MARKER, remove_semaphores
+from roll_like.cluster.worker_restarts import WorkerDied
 from roll_like.errors import RollLikeError, WorkerError
 
 W = TypeVar("W")
@@ -48,12 +49,6 @@ SETTLING_SECONDS = 3.0
 _DEATHS = (RayActorError, ActorDiedError, OutOfMemoryError, NodeDiedError)
 #: Held while a call goes out to all workers of a role.
 _CALLING = threading.Lock()
-
-
-class WorkerDied(WorkerError):
-    """A worker's process is gone."""
-
-    retry = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll_like.cluster.address import node_address
-from roll_like.cluster.health import RestartCallback, to_stderr
+from roll_like.cluster.worker_restarts import RestartCallback, to_stderr
 from roll_like.config.resources import DeviceRange, HardwareConfig
 from roll_like.errors import ResourceError
 

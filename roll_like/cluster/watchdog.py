@@ -22,11 +22,12 @@ from typing import Protocol, TypeVar
 import ray
 
 from roll_like.cluster.address import node_address
-from roll_like.cluster.cluster import Cluster, ClusterHandle, WorkerDied
+from roll_like.cluster.cluster import Cluster, ClusterHandle
 from roll_like.cluster.node_watch import FOLDER_PREFIX, NodeWatch, RoleMemory, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
 from roll_like.cluster.session import SHARED_MEMORY, RayProcesses
+from roll_like.cluster.worker_restarts import WorkerDied
 from roll_like.errors import RETRY, WorkerError
 
 #: Seconds between two looks.

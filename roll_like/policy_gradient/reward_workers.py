@@ -27,7 +27,6 @@ from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.of_run import JUDGE, judge_model
-from roll_like.policy_gradient.judge import JudgeKeeper
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
@@ -35,8 +34,8 @@ from roll_like.rewards.worker import RewardWorker, notebook_rewards
 from roll_like.rollout.collection import Progress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
-from roll_like.rollout.handles import RewardPool
-from roll_like.rollout.reward_pools import RewardPools, RewardShare
+from roll_like.rollout.judge import JudgeKeeper
+from roll_like.rollout.reward_pools import RewardPool, RewardPools, RewardShare
 from roll_like.rollout.router import Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -13,18 +12,54 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.cluster.health import RestartBudget, RestartCallback, brief, to_stderr
+from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts, to_stderr
 from roll_like.config.inference import EngineConfig
 from roll_like.config.rollout import GroupRolloutConfig
-from roll_like.errors import GenerationError, RollLikeError, WorkerError
-from roll_like.inference.interface import EngineDied, InferenceEngine
-from roll_like.rollout.handles import ActorReplica
-from roll_like.rollout.router import Router, all_gone
+from roll_like.errors import RollLikeError, WorkerError
+from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
+from roll_like.rollout.router import ReplicaLost, Router, all_gone
 
 #: How often an engine that is to start looks whether it may. Seconds.
 TURN_SECONDS = 0.2
 P = ParamSpec("P")
 R = TypeVar("R")
+ArgumentT = TypeVar("ArgumentT")
+
+
+class ActorReplica:
+    """An inference engine, as the scheduler sees it.
+
+    Args:
+        engine: The engine alone; not one that is started in its place later.
+        lost: Told when its process is gone.
+    """
+
+    def __init__(
+        self, engine: ClusterHandle[InferenceEngine], lost: Callable[[RollLikeError], None] = lambda error: None
+    ) -> None:
+        self._engine = engine
+        self._lost = lost
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Start generating."""
+        await self._ask(InferenceEngine.submit, requests)
+
+    async def poll(self, timeout: float) -> Sequence[Generation | FailedGeneration]:
+        """Return what finished since the last call."""
+        return await self._ask(InferenceEngine.poll, timeout)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests; they come out of `poll` with their tokens so far."""
+        await self._ask(InferenceEngine.abort, request_ids)
+
+    async def _ask(
+        self, method: Callable[[InferenceEngine, ArgumentT], Coroutine[Any, Any, R]], argument: ArgumentT
+    ) -> R:
+        try:
+            return await self._engine.ask(0, method, argument)
+        except (WorkerDied, EngineDied) as error:
+            self._lost(error)
+            raise ReplicaLost(str(error)) from error
 
 
 class ReplicaState(StrEnum):
@@ -53,7 +88,6 @@ class EnginePool:
         runner: The driver's event loop.
         report: Told what was done.
         follows: Whether the engines sample with weights that a trainer sends, and must get them before they serve.
-        budget: How often engines may be replaced.
         takes_adapters: Whether what a trainer sends are adapters alone.
     """
 
@@ -64,7 +98,6 @@ class EnginePool:
         *,
         report: RestartCallback = to_stderr,
         follows: bool = True,
-        budget: RestartBudget | None = None,
         takes_adapters: bool = False,
     ) -> None:
         self.cluster = engines
@@ -72,9 +105,8 @@ class EnginePool:
         #: Sends the policy's weights to stale engines, if they can be sent now.
         self.catch_up: Callable[[], None] = lambda: None
         self.runner = runner
-        self._report = report
         self._follows = follows
-        self._budget = budget or RestartBudget()
+        self._worker_restarts = WorkerRestarts(engines.name, "its requests are sampled again", report)
         self._states = [ReplicaState.SERVING] * len(engines)
         self._restarts = [0] * len(engines)
         self._changed = threading.Condition(threading.RLock())
@@ -235,42 +267,31 @@ class EnginePool:
 
     async def _replace_or_retire(self, rank: int, error: RollLikeError) -> None:
         try:
-            await self._replace(rank, error)
-        except Exception as unexpected:  # noqa: BLE001 - what waits for the engine would wait for ever
+            await self._worker_restarts.replace_async(f"engine {rank}", error, partial(self._start, rank))
+        except RollLikeError as last:
             with self._changed:
-                self._starting.discard(rank)
-            again = WorkerError(f"{brief(error)}; {type(unexpected).__name__}: {unexpected}")
-            self._retire(rank, again, "could not be replaced")
+                self._states[rank] = ReplicaState.RETIRED
+                self._error = last
+                if not self._awaits_more():
+                    for router in self._routers:
+                        self.runner.call(partial(router.give_up, last))
+                self._changed.notify_all()
 
-    async def _replace(self, rank: int, error: RollLikeError) -> None:
-        began, cause, started = time.monotonic(), brief(error), False
-        while (pause := self._budget.take()) is not None:
-            await asyncio.sleep(pause)
-            await asyncio.to_thread(self.cluster.fence, rank)
-            await self._turn(rank)
+    async def _start(self, rank: int) -> None:
+        await asyncio.to_thread(self.cluster.fence, rank)
+        await self._turn(rank)
+        limit = self.cluster.start_timeout_seconds
+        try:
             self.cluster.restart(rank)
-            try:
-                async with asyncio.timeout(self.cluster.start_timeout_seconds):
-                    await self.cluster.ask(rank, InferenceEngine.start)
-                started = True
-            except (WorkerError, GenerationError) as failure:
-                error = failure
-            except TimeoutError:
-                limit = self.cluster.start_timeout_seconds
-                error = WorkerError(f"inference worker {rank} did not start within {limit:g} s")
+            async with asyncio.timeout(limit):
+                await self.cluster.ask(rank, InferenceEngine.start)
+        except TimeoutError:
+            raise WorkerError(f"inference worker {rank} did not start within {limit:g} s") from None
+        finally:
             with self._changed:
                 self._starting.discard(rank)
                 self._changed.notify_all()
-            if started:
-                await self._started(rank)
-                seconds = time.monotonic() - began
-                self._report(
-                    self.cluster.name,
-                    f"{cause}; engine {rank} was replaced in {seconds:.0f} s, and its requests are sampled again",
-                    seconds=seconds,
-                )
-                return
-        self._retire(rank, error)
+        await self._started(rank)
 
     async def _turn(self, rank: int) -> None:
         """Wait until an engine may start."""
@@ -301,20 +322,3 @@ class EnginePool:
         self._states[rank] = ReplicaState.SERVING
         for router in self._routers:
             self.runner.call(partial(router.admit, self._replica(rank)))
-
-    def _retire(self, rank: int, error: RollLikeError, why: str = "died too often and is not replaced again") -> None:
-        with self._changed:
-            self._states[rank] = ReplicaState.RETIRED
-            self._error = error
-            self._report(
-                self.cluster.name,
-                f"inference engine {rank} {why}; the last error: {brief(error)}",
-                seconds=None,
-            )
-            if not self._awaits_more():
-                self._give_up(error)
-            self._changed.notify_all()
-
-    def _give_up(self, error: RollLikeError) -> None:
-        for router in self._routers:
-            self.runner.call(partial(router.give_up, error))

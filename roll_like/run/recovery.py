@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 
-from roll_like.cluster.health import RestartBudget, brief
+from roll_like.cluster.worker_restarts import WorkerRestarts
 from roll_like.errors import NonFiniteGradientError, RollLikeError, WorkerError
 from roll_like.run.state import RunState
 
@@ -36,7 +35,7 @@ class Recovery:
     def __init__(self, state: RunState, sleep: Callable[[float], None] = time.sleep) -> None:
         self._state = state
         self._sleep = sleep
-        self._budgets = defaultdict[str, RestartBudget](RestartBudget)
+        self._restarts: dict[str, WorkerRestarts] = {}
         self._last: tuple[type[RollLikeError], int] | None = None
         self._rewound: int | None = None
 
@@ -62,28 +61,16 @@ class Recovery:
             error.message += f"; step {self._state.reached + 1} ended like this twice, so it is not tried again"
             raise error
         self._last = failure
-        began, cause = time.monotonic(), error
-        while True:
-            pause = self._budgets[role].take()
-            if pause is None:
-                error.message += f"; {role} workers were replaced too often to go on"
-                raise error
-            self._sleep(pause)
+        if role not in self._restarts:
+            self._restarts[role] = WorkerRestarts(role, "", self._state.recovered)
+
+        def start() -> str:
             self._state.metrics.phase(f"starting {role} again")
-            try:
-                for engine in trained:
-                    engine.rebuild()
-                origin = self._state.rewind()
-            except WorkerError as failed:
-                error = failed
-            else:
-                break
-        seconds = time.monotonic() - began
-        self._state.recovered(
-            role,
-            f"{brief(cause)}; all ranks were started again in {seconds:.0f} s, from {origin}",
-            seconds=seconds,
-        )
+            for engine in trained:
+                engine.rebuild()
+            return self._state.rewind()
+
+        self._restarts[role].replace("every rank of the trained models", error, start, self._sleep)
 
     def _go_back(self, error: NonFiniteGradientError) -> None:
         step = self._state.finished + 1

@@ -165,9 +165,10 @@ class RunState:
         return self.finished < self.reached
 
     def rewind(self) -> str:
-        """Bring what is trained, fresh from its start, to its newest state in memory or on disk; say what was lost.
+        """Bring what is trained, fresh from its start, to its newest state; say what is done again.
 
-        Without one it stays as it started. Rollouts stay where they are: `KeptRollouts` has those of the steps since.
+        That is in memory or on disk; without one it stays as it started. Rollouts stay where they are: `KeptRollouts`
+        has those of the steps since.
 
         Raises:
             CheckpointError: The rollouts of those steps were not kept, because no checkpoints are written.
@@ -214,11 +215,10 @@ class RunState:
         steps = self.reached - self.finished
         self._note_health({"health/steps_replayed": Sum(float(steps))})
         if steps == 0:
-            return origin
+            return f"the run goes on from {origin}"
         first, last = self.finished + 1, self.reached
-        return f"{origin}; " + (
-            f"step {last} is computed again" if steps == 1 else f"steps {first} to {last} are computed again"
-        )
+        again = f"step {last} is" if steps == 1 else f"steps {first} to {last} are"
+        return f"{again} computed again from {origin}"
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""

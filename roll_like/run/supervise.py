@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,11 +24,11 @@ from typing import Any, Self
 
 import psutil
 
+from roll_like.cluster.worker_restarts import RestartBudget
 from roll_like.errors import FAILED, RETRY, STOPPING
 
-#: Attempts in a row that may end without a newer checkpoint than before; the cause is then not one that passes.
-MOST_WITHOUT_PROGRESS = 3
-#: Seconds before the next attempt, by how many attempts in a row made no progress.
+#: Before an attempt, by how many in a row have ended without a newer checkpoint than before; where the last was of no
+#: use either, the cause is not one that passes. Seconds.
 PAUSES = (2.0, 10.0, 60.0)
 ATTEMPTS = "attempts.jsonl"
 #: How often this process looks at the run, and how often the run gives a sign of life. Seconds.
@@ -150,14 +151,16 @@ class Supervisor:
             return self._attempts(child)
 
     def _attempts(self, child: Child) -> int:
-        attempt, idle = 1, 0
+        attempt, budget = 1, RestartBudget(PAUSES, math.inf)
+        budget.take()  # the first attempt may be without progress too
         while True:
             before = self._step()
             if child.stopping is not None:
                 return RETRY
             code = self._attempt(child, attempt)
             after = self._step()
-            idle = 0 if after > before else idle + 1
+            if after > before:
+                budget.worked()
             again = code < 0 or code == RETRY
             if not again or child.stopping is not None:
                 return RETRY if code < 0 else code
@@ -165,10 +168,11 @@ class Supervisor:
             if attempt > self.restarts:
                 self.say(f"{ended}; it was the last of {attempt} attempts (--restart {self.restarts})")
                 return RETRY
-            if idle == MOST_WITHOUT_PROGRESS:
+            pause = budget.take()
+            if pause is None:
+                idle = len(PAUSES)
                 self.say(f"{ended}; {idle} attempts in a row ended without a new checkpoint, so the run is given up")
                 return FAILED
-            pause = PAUSES[idle]
             attempt += 1
             found = f"the checkpoint of step {after}" if after else "its first step"
             self.say(f"{ended}; attempt {attempt} of {self.restarts + 1} goes on from {found} in {pause:g} s")

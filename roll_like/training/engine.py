@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.cluster.health import RestartBudget, RestartCallback, brief, to_stderr
+from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts, to_stderr
 from roll_like.config.model import ModelConfig
 from roll_like.errors import WorkerError
 from roll_like.models.card import ModelCard
@@ -70,8 +69,7 @@ class TrainingEngine(Generic[StepT]):
     ) -> None:
         self.cluster = cluster
         self.frozen = frozen
-        self.report = report
-        self._budget = RestartBudget()
+        self._worker_restarts = WorkerRestarts(cluster.name, "what it was asked is asked again", report)
         self.objective = objective
         self.timer = timer
         #: How often all ranks were started anew.
@@ -161,28 +159,13 @@ class TrainingEngine(Generic[StepT]):
                 with self.resident("weights"):
                     return self._scatter(forward, shards)
             except WorkerError as error:
-                if raised and not isinstance(error, WorkerDied):
-                    raise  # it does not pass by itself
-                raised = not isinstance(error, WorkerDied)
-                self._replace(error)
-
-    def _replace(self, error: WorkerError) -> None:
-        """Start the ranks of a frozen model anew; raise the error where that does not bring back what they were.
-
-        A model that is trained has learned what its files do not have: the run brings it back (`run.recovery`).
-        """
-        began, pause = time.monotonic(), self._budget.take() if self.frozen else None
-        if pause is None or error.worker is None:
-            raise error
-        time.sleep(pause)
-        self.rebuild()
-        seconds = time.monotonic() - began
-        role, _ = error.worker
-        self.report(
-            role,
-            f"{brief(error)}; all ranks were started again in {seconds:.0f} s and are asked again",
-            seconds=seconds,
-        )
+                died = isinstance(error, WorkerDied)
+                # what is raised twice does not pass by itself; what a trained model has learned its files do not have,
+                # so the run brings it back (`run.recovery`)
+                if not self.frozen or error.worker is None or (raised and not died):
+                    raise
+                raised = not died
+                self._worker_restarts.replace(f"every rank of {self.cluster.name}", error, self.rebuild)
 
     def _scatter(self, method: Callable[[TrainingRank, ShareT], R], shares: Sequence[ShareT]) -> list[R]:
         """Call a method with a share for each group of ranks that share rows; all of a group return the same."""

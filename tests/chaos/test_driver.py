@@ -73,7 +73,7 @@ sys.exit(main())
 PHASES = {
     "starting": [("roll_like.policy_gradient.gpu_sharing.GPUSharing.starting", 1, "driver")],
     "generating": [("roll_like.policy_gradient.workers.Workers.generating", 3, "driver")],
-    "rewarding": [("roll_like.rollout.handles.RewardPool.score", 9, "driver")],
+    "rewarding": [("roll_like.rollout.reward_pools.RewardPool.score", 9, "driver")],
     "training": [("roll_like.training.engine.TrainingEngine.train_step", 3, "driver")],
     "syncing": [("roll_like.inference.weight_transfer.sync.WeightSync.push", 3, "driver")],
     "saving": [("roll_like.run.state.RunState._save_engines", 2, "driver")],

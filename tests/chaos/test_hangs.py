@@ -101,7 +101,7 @@ def test_a_stopped_trainer_is_replaced(tmp_path: Path, model: Path, workers: int
     found = re.search(r"training (\d) was stopped", output)
     assert found is not None, output
     assert f"training worker {found[1]} in" in output
-    assert "its process is gone; all ranks were started again in" in output
+    assert "its process is gone; every rank of the trained models was replaced in" in output
     assert seconds < 120
     run = tmp_path / "runs" / "tiny"
     assert len(read_lines(run / "metrics.jsonl")) == STEPS
@@ -148,7 +148,7 @@ def test_a_stuck_trainer_says_where(tmp_path: Path, model: Path) -> None:
         output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert "training 0 hung in forward_backward: no progress for " in output
-    assert "all ranks were started again in" in output
+    assert "every rank of the trained models was replaced in" in output
     run = tmp_path / "runs" / "tiny"
     (evidence,) = (run / "stacks").iterdir()
     assert "in waits_for_nothing" in evidence.read_text()

@@ -157,7 +157,7 @@ def test_a_trainer_that_dies_is_started_again(
     run = ended(rlvr(tmp_path, model))
     assert run.weights == undisturbed.weights
     assert run.series == undisturbed.series
-    assert "all ranks were started again in" in run.output
+    assert "every rank of the trained models was replaced in" in run.output
     if phase not in {"saving", "exporting"}:  # no step is logged afterwards
         assert run.total("health/restarts/training") == 1
 
@@ -187,7 +187,7 @@ def test_two_ranks_a_reference_and_a_critic(
         at(patch, Workers, "training", 3, kill_rank_1)
         run = ended(rlvr(tmp_path, model, **changes))
     assert run.weights == expected.weights
-    assert "all ranks were started again" in run.output
+    assert "every rank of the trained models was replaced" in run.output
     assert "from the checkpoint of step 2" in run.output
 
 
@@ -230,7 +230,9 @@ def test_a_rank_that_dies_is_the_cause_of_what_the_others_raise(
         run = ended(write_sft_run(tmp_path, model, **changes))
     assert run.weights == expected.weights
     assert run.series == expected.series
-    assert re.search(r"training worker 1 in \w+: its process is gone; all ranks were started again in", run.output)
+    assert re.search(
+        r"training worker 1 in \w+: its process is gone; every rank of the trained models was replaced in", run.output
+    )
 
 
 @pytest.mark.slow
@@ -250,7 +252,7 @@ def test_a_reference_that_dies_is_asked_again(
         run = ended(rlvr(tmp_path, model, **changes))
     assert run.weights == expected.weights
     assert run.total("health/restarts/reference") == 1
-    assert "reference worker 0 in forward: its process is gone; all ranks were started again" in run.output
+    assert "reference worker 0 in forward: its process is gone; every rank of reference was replaced" in run.output
 
 
 def test_given_data_is_trained_on_again_where_there_is_no_checkpoint(
@@ -416,5 +418,7 @@ def test_a_judge_that_is_lost_answers_again_at_its_address(
     assert [line["rollout/failures"] for line in run.lines] == [0, 0]
     assert run.total("health/restarts/judge") == 1
     gone = "judge worker 0 in ended: its process is gone"  # the watchdog ends the worker with its server
-    assert f"{gone if number == signal.SIGSTOP else 'the server of judge 0 ended'}; it was replaced in" in run.output
+    assert (
+        f"{gone if number == signal.SIGSTOP else 'the server of judge 0 ended'}; judge 0 was replaced in" in run.output
+    )
     assert ("judge 0 was stopped" in run.output) == (number == signal.SIGSTOP)

@@ -20,7 +20,7 @@ from roll_like.config.load import import_plugins
 from roll_like.config.rewards import RewardsConfig
 from roll_like.registry import REWARDS
 from roll_like.rewards.worker import RewardWorker
-from roll_like.rollout.handles import RewardPool
+from roll_like.rollout.reward_pools import RewardPool
 from roll_like.types import Group, Scored, Trajectory
 
 pytestmark = pytest.mark.integration
@@ -109,7 +109,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_its_groups_are_judged(
     os.kill(victim, signal.SIGKILL)
     judged = await asyncio.gather(*scoring)
     assert [values(group) for group in judged] == [[0.0, 1.0]] * 6
-    assert pool.restarts == 1
+    assert sum(pool.worker_restarts.generations) == 1
     assert not psutil.pid_exists(victim)
     assert len({pid for _, pid in calls(tmp_path)}) == 3
 
@@ -133,7 +133,7 @@ async def test_a_reward_that_hangs_loses_its_samples_and_its_worker(
     assert time.monotonic() - began < 50  # it sleeps for sixty seconds
     assert (len(judged.samples), len(judged.failures)) == (0, 2)
     assert "within 3 s" in judged.failures[0].error
-    assert pool.restarts == 1
+    assert sum(pool.worker_restarts.generations) == 1
     assert values(await pool.score(make_group(tmp_path, "yes"))) == [1.0]
 
 
@@ -143,7 +143,7 @@ async def test_a_worker_without_its_interpreter_is_replaced_from_outside(
     pool = RewardPool(cluster, limit_seconds=8)
     judged = await pool.score(make_group(tmp_path, "holds the interpreter"))
     assert "did not answer within 8 s" in judged.failures[0].error
-    assert pool.restarts == 2
+    assert sum(pool.worker_restarts.generations) == 2
     assert values(await pool.score(make_group(tmp_path, "yes"))) == [1.0]
 
 

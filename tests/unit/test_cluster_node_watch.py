@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.cluster.cluster import WorkerDied
+from roll_like.cluster import WorkerDied
 from roll_like.cluster.node_watch import FOLDER_PREFIX, NodeWatch, RoleMemory, Sighting, page_prefix
 from roll_like.cluster.progress import _LAYOUT, STACKS, Page, Work, started_at
 from roll_like.cluster.watchdog import ANSWER_SECONDS, ManyNodes

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.cluster.health import RestartBudget
+from roll_like.cluster.worker_restarts import RestartBudget
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import EngineError, GenerationError
 from roll_like.inference.interface import (
@@ -32,7 +32,7 @@ from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.rollout import engine_pool as engine_pool_module
-from roll_like.rollout.engine_pool import EnginePool
+from roll_like.rollout.engine_pool import ActorReplica, EnginePool
 from roll_like.rollout.router import ReplicaLost, Router
 from roll_like.types import Segment, StopReason
 
@@ -217,7 +217,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_like.cluster.health.PAUSES", (0.0,) * 5)
+    monkeypatch.setattr("roll_like.cluster.worker_restarts.PAUSES", (0.0,) * 5)
     monkeypatch.setattr(engine_pool_module, "TURN_SECONDS", 0.002)
 
 
@@ -330,7 +330,7 @@ def test_a_start_that_fails_is_tried_again_and_then_given_up(runner: DriverLoop)
     run.cluster.failures = [GenerationError("no memory")] * 9
     run.pool.replace_dead(death(0))
     run.until(lambda: len(run.told) == 2)
-    assert run.told[1].endswith("is not replaced again; the last error: no memory")
+    assert run.told[1] == "no memory; engine 0 was lost too often and is not replaced again"
     assert run.pool.reachable() == [1]
     assert run.sample("a") == [0]
     run.cluster.engines[1].die()
@@ -354,9 +354,7 @@ def test_nobody_waits_for_an_engine_that_cannot_be_replaced(
     threading.Timer(0.02, run.cluster.engines[0].die).start()
     with pytest.raises(ReplicaLost, match="OSError: Ray is gone"):
         run.sample("a")
-    assert run.told == [
-        "inference engine 0 could not be replaced; the last error: its process is gone; OSError: Ray is gone"
-    ]
+    assert run.told == ["its process is gone; engine 0 could not be replaced: OSError: Ray is gone"]
     run.pool.hold_starts()  # nor does it count as one that starts
 
 
@@ -411,6 +409,29 @@ def test_a_new_router_knows_the_engines_that_serve(runner: DriverLoop) -> None:
     run.until(lambda: router.replicas == 2)
 
 
+class FakeReplicas:
+    """Every call raises the next error."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
+
+    async def ask(self, rank: int, method: Any, *args: Any) -> Any:
+        raise self.errors.pop(0)
+
+
+@pytest.mark.parametrize("death", [WorkerDied("process gone"), EngineDied("engine gone")])
+async def test_a_dead_actor_and_a_dead_engine_are_a_lost_replica(death: Exception) -> None:
+    told: list[Exception] = []
+    replica = ActorReplica(FakeReplicas(death, death, death), told.append)  # type: ignore[arg-type]
+    with pytest.raises(ReplicaLost, match="gone"):
+        await replica.submit([])
+    assert told == [death]
+    with pytest.raises(ReplicaLost, match="gone"):
+        await replica.poll(1.0)
+    with pytest.raises(ReplicaLost, match="gone"):
+        await replica.abort([])
+
+
 ACTIONS = ("sample", "train and push", "kill", "kill while training", "kill in a push")
 
 
@@ -421,7 +442,7 @@ def test_no_request_is_lost_and_none_is_sampled_with_other_weights(
 ) -> None:
     with DriverLoop() as runner:
         run = Run(runner, replicas)
-        run.pool._budget = RestartBudget(clock=lambda: next(hours))
+        run.pool._worker_restarts.budget = RestartBudget(clock=lambda: next(hours))
         hours = iter(range(0, 10**9, 3600))
         run.push()
         for number, (action, rank) in enumerate(actions):

@@ -12,7 +12,7 @@ import pytest
 from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.env_worker import Crashed, EnvPool, EnvWorker
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
-from roll_like.cluster import WorkerDied, health
+from roll_like.cluster import WorkerDied, worker_restarts
 from roll_like.envs import FreeText
 from roll_like.errors import EnvError
 
@@ -155,7 +155,7 @@ def test_a_hung_environment_goes_with_its_worker_and_the_others_are_not_to_blame
         fresh = pool.open(SPEC)
         await fresh.reset(1)
         assert (await fresh.step("hello")).reward == 0.5
-        assert pool.restarts == 1
+        assert pool.worker_restarts.generations[0] == 1
 
     asyncio.run(work())
 
@@ -200,7 +200,7 @@ def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
             fresh = pool.open(SPEC)
             await fresh.reset(1)
             assert (await fresh.step("hello")).reward == 0.5
-        assert pool.restarts == 1
+        assert pool.worker_restarts.generations[0] == 1
 
     asyncio.run(work())
 
@@ -208,7 +208,7 @@ def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
 def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PAUSES", (0.0, 0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(worker_restarts, "PAUSES", (0.0, 0.01, 0.01, 0.01, 0.01))
     said: list[str] = []
 
     def report(role: str, text: str, *, seconds: float | None) -> None:
@@ -224,7 +224,7 @@ def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_r
             with pytest.raises(EnvError, match="died in reset"):
                 await pool.open(SPEC).reset(1)
             await asyncio.wait(pool.worker_restarts._tasks)
-        assert said == ["worker 0 is gone; it was replaced in 0 s, and its episodes are played again"] * 8
+        assert said == ["worker 0 is gone; environments 0 was replaced in 0 s, and its episodes are played again"] * 8
         for _ in range(4):
             await pool.worker_restarts.started(0)
             cluster.dead.add(0)
@@ -232,11 +232,11 @@ def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_r
                 await pool.open(SPEC).reset(1)
         await pool.worker_restarts.started(0)
         cluster.dead.add(0)
-        with pytest.raises(WorkerDied, match="replaced too often in an hour"):
+        with pytest.raises(WorkerDied, match="lost too often and is not replaced"):
             await pool.open(SPEC).reset(1)
 
     asyncio.run(work())
-    assert said[-1] == "worker 0 is gone; it was lost too often and is not replaced again"
+    assert said[-1] == "worker 0 is gone; environments 0 was lost too often and is not replaced again"
 
 
 def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> None:
@@ -247,7 +247,7 @@ def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> 
         await one.reset(1)
         taking_its_turn = asyncio.create_task(one.step("hello"))
         await asyncio.sleep(0)  # asked, and not yet sent
-        pool.replace(one._worker, "a test")
+        pool.worker_restarts.replace(0, 0, "a test")
         with pytest.raises(EnvironmentLost, match="took it down"):
             await taking_its_turn
         with pytest.raises(EnvironmentLost):

@@ -162,8 +162,8 @@ def test_what_happened_is_said_in_figures_and_a_sentence(tmp_path: Path) -> None
     assert (run.model.rebuilt, run.critic.rebuilt) == (1, 1)
     (warning,) = run.metrics.warnings
     assert warning == (
-        "training worker 1 in forward_backward: its process is gone; all ranks were started again in 0 s, from the "
-        "checkpoint of step 4; step 5 is computed again"
+        "training worker 1 in forward_backward: its process is gone; every rank of the trained models was replaced in "
+        "0 s, and step 5 is computed again from the checkpoint of step 4"
     )
     (figures,) = [values for values in run.metrics.logged.values() if "health/restarts/training" in values]
     assert figures["health/restarts/training"] == 1
@@ -193,7 +193,9 @@ def test_restarts_are_bounded(tmp_path: Path) -> None:
     run = Run(tmp_path, model, Model("critic"))
     with pytest.raises(WorkerDied) as caught:
         run.to_the_end()
-    assert caught.value.message.endswith("; training workers were replaced too often to go on")
+    assert caught.value.message.endswith(
+        "; every rank of the trained models was lost too often and is not replaced again"
+    )
     assert model.rebuilt == 5
 
 

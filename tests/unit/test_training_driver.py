@@ -26,6 +26,8 @@ COUNTS = {"train/computed_tokens": Sum(8.0), "train/padding_tokens": Sum(2.0)}
 class FakeCluster:
     """Two ranks; remembers what they were given, and answers `forward_backward` with `answer`."""
 
+    name = "training"
+
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
         self.calls: list[tuple[str, Any]] = []

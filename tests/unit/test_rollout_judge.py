@@ -13,8 +13,8 @@ from tests_support import group, task
 from roll_like.cluster import WorkerDied
 from roll_like.errors import EngineError, RollLikeError
 from roll_like.inference.interface import JudgeServer
-from roll_like.policy_gradient import judge as judge_module
-from roll_like.policy_gradient.judge import JudgeKeeper
+from roll_like.rollout import judge as judge_module
+from roll_like.rollout.judge import JudgeKeeper
 from roll_like.rollout.reward_pools import RewardPools
 from roll_like.types import Failure, Group
 
@@ -62,7 +62,7 @@ class FakeServers:
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_like.cluster.health.PAUSES", (0.0,) * 5)
+    monkeypatch.setattr("roll_like.cluster.worker_restarts.PAUSES", (0.0,) * 5)
     monkeypatch.setattr(judge_module, "LOOK_SECONDS", 0.005)
     monkeypatch.setattr(judge_module, "NOTICE_SECONDS", 0.2)
 
@@ -83,12 +83,14 @@ async def test_a_server_that_ends_is_started_again() -> None:
     assert await keeper.died_since(0)
     assert await keeper.ready() == 1
     assert servers.did == ["fence 1", "restart 1", "start 1"]
-    assert told == ["judge: the server of judge 1 ended; it was replaced in 0 s, and what it was asked is asked again"]
+    assert told == [
+        "judge: the server of judge 1 ended; judge 1 was replaced in 0 s, and what it was asked is asked again"
+    ]
     servers.errors[0] = WorkerDied("judge worker 0 in ended: its process is gone (killed)")
     servers.ends[0].set()
     assert await keeper.died_since(1)
     assert await keeper.ready() == 2
-    assert told[1].startswith("judge: judge worker 0 in ended: its process is gone; it was replaced in 0 s")
+    assert told[1].startswith("judge: judge worker 0 in ended: its process is gone; judge 0 was replaced in 0 s")
     keeper.close()
     for end in servers.ends:
         end.set()
@@ -106,7 +108,7 @@ async def test_a_start_that_fails_is_tried_again_and_then_given_up() -> None:
     await asyncio.sleep(0.1)
     assert await keeper.ready() == 2
     assert not await keeper.died_since(1)
-    assert told[1] == "judge: judge 0 ended too often and is not replaced; the last error: no memory"
+    assert told[1] == "judge: no memory; judge 0 was lost too often and is not replaced again"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -170,7 +172,7 @@ async def test_what_a_dead_judge_lost_is_scored_again(
     share: Any = type("Share", (), {"pool": FakePool(lost), "rewards": ["any"]})()
     monkeypatch.setattr("roll_like.rollout.reward_pools.scores_task", lambda *arguments: True)
     monkeypatch.setattr("roll_like.rollout.reward_pools.together", lambda group, parts: parts[0])
-    pools = RewardPools([share], {}, FakeJudge(*died))
+    pools = RewardPools([share], {}, FakeJudge(*died))  # type: ignore[arg-type]
     owner = task(0)
     asked: Any = Group(task=owner, samples=group(owner, [1.0, 0.0]).samples, failures=())
     assert len((await pools.score(asked)).failures) == failures

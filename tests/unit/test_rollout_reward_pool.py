@@ -1,4 +1,4 @@
-"""Handles turn what actors raise into what the scheduler understands, and replace reward workers."""
+"""A pool of reward workers: groups go where there is room, and workers that die or hang are replaced."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from tests_support import group, task
 
-from roll_like.cluster import WorkerDied, health
+from roll_like.cluster import WorkerDied, worker_restarts
 from roll_like.errors import ConfigError
-from roll_like.inference.interface import EngineDied
 from roll_like.rewards.worker import RewardWorker
-from roll_like.rollout import handles
-from roll_like.rollout.handles import ActorReplica, RewardPool
-from roll_like.rollout.router import ReplicaLost
+from roll_like.rollout import reward_pools
+from roll_like.rollout.reward_pools import RewardPool
 from roll_like.types import Failure, Group
 
 
@@ -84,29 +82,6 @@ def pool_of(cluster: FakeCluster, *, limit: float = 5.0, room: int = 8) -> Rewar
     return RewardPool(cluster, limit_seconds=limit, groups_per_worker=room)  # type: ignore[arg-type]
 
 
-class FakeReplicas:
-    """Every call raises the next error."""
-
-    def __init__(self, *errors: BaseException) -> None:
-        self.errors = list(errors)
-
-    async def ask(self, rank: int, method: Any, *args: Any) -> Any:
-        raise self.errors.pop(0)
-
-
-@pytest.mark.parametrize("death", [WorkerDied("process gone"), EngineDied("engine gone")])
-async def test_a_dead_actor_and_a_dead_engine_are_a_lost_replica(death: Exception) -> None:
-    told: list[Exception] = []
-    replica = ActorReplica(FakeReplicas(death, death, death), told.append)  # type: ignore[arg-type]
-    with pytest.raises(ReplicaLost, match="gone"):
-        await replica.submit([])
-    assert told == [death]
-    with pytest.raises(ReplicaLost, match="gone"):
-        await replica.poll(1.0)
-    with pytest.raises(ReplicaLost, match="gone"):
-        await replica.abort([])
-
-
 def asked_group(name: str = "fake/0", samples: int = 1) -> Group:
     owner = replace(task(), task_id=name)
     return Group(task=owner, samples=group(owner, [1.0] * samples).samples, failures=())
@@ -136,7 +111,7 @@ async def test_a_worker_that_dies_is_replaced_and_the_group_tried_again() -> Non
     cluster = FakeCluster(after(WorkerDied("gone")))
     pool = pool_of(cluster)
     assert (await pool.score(asked_group())).samples
-    assert (cluster.restarted, pool.restarts) == ([0], 1)
+    assert (cluster.restarted, sum(pool.worker_restarts.generations)) == ([0], 1)
 
 
 async def test_a_replacement_is_reported_when_the_new_worker_answers() -> None:
@@ -149,7 +124,9 @@ async def test_a_replacement_is_reported_when_the_new_worker_answers() -> None:
     pool = RewardPool(cluster, limit_seconds=5.0, report=report)  # type: ignore[arg-type]
     await pool.score(asked_group())
     await asyncio.sleep(0)
-    text = "rewards worker 0 in score: its process is gone; it was replaced in 0 s, and its groups are scored again"
+    text = (
+        "rewards worker 0 in score: its process is gone; rewards 0 was replaced in 0 s, and its groups are scored again"
+    )
     assert said == [("rewards", text, True)]
 
 
@@ -167,7 +144,7 @@ async def kills(rank: int, asked: Group) -> Any:
 async def test_a_worker_that_is_lost_again_and_again_without_work_in_between_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PAUSES", (0.0, 0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(worker_restarts, "PAUSES", (0.0, 0.01, 0.01, 0.01, 0.01))
     said: list[str] = []
     pool = RewardPool(
         FakeCluster(kills),  # type: ignore[arg-type]
@@ -179,18 +156,18 @@ async def test_a_worker_that_is_lost_again_and_again_without_work_in_between_end
         assert (await pool.score(asked_group("good"))).samples
     for _ in range(5):
         await lose_together(pool)
-    with pytest.raises(WorkerDied, match="memory; it was replaced too often in an hour") as caught:
+    with pytest.raises(WorkerDied, match="memory; rewards 0 was lost too often") as caught:
         await lose_together(pool)
     assert caught.value.worker == ("rewards", 0)
-    assert said[-1] == "memory; it was lost too often and is not replaced again"
+    assert said[-1] == "memory; rewards 0 was lost too often and is not replaced again"
 
 
 async def test_groups_wait_for_a_worker_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PAUSES", (0.05,))
+    monkeypatch.setattr(worker_restarts, "PAUSES", (0.05,))
     cluster = FakeCluster(kills)
     pool = pool_of(cluster, room=2)
     lost = asyncio.gather(*(pool.score(asked_group(name)) for name in ("kills 0", "good 0")))
-    while not pool.restarts:
+    while not sum(pool.worker_restarts.generations):
         await asyncio.sleep(0.001)
     assert cluster.restarted == []
     later = await asyncio.gather(*(pool.score(asked_group(f"good {index}")) for index in range(1, 9)))
@@ -202,11 +179,11 @@ async def test_groups_wait_for_a_worker_that_pauses(monkeypatch: pytest.MonkeyPa
 async def test_only_the_pause_is_waited_for_and_not_the_new_workers_first_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PAUSES", (0.01,))
+    monkeypatch.setattr(worker_restarts, "PAUSES", (0.01,))
     cluster = FakeCluster(kills, healthy=30.0)  # it does not say for long that it has started
     pool = pool_of(cluster, room=2)
     lost = asyncio.gather(*(pool.score(asked_group(name)) for name in ("kills 0", "good 0")))
-    while not pool.restarts:
+    while not sum(pool.worker_restarts.generations):
         await asyncio.sleep(0.001)
     assert (await asyncio.wait_for(pool.score(asked_group("good 1")), timeout=5)).samples
     await lost
@@ -243,7 +220,7 @@ async def test_what_a_reward_could_not_judge_is_not_asked_again_here() -> None:
 async def test_a_worker_with_a_hanging_reward_is_replaced_after_its_result(
     healthy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handles, "HEALTH_SECONDS", 0.05)
+    monkeypatch.setattr(reward_pools, "HEALTH_SECONDS", 0.05)
     cluster = FakeCluster(lambda rank, asked: judged(asked, failures=1), healthy=healthy)
     assert len((await pool_of(cluster).score(asked_group())).failures) == 1
     assert cluster.restarted == [0]
@@ -285,7 +262,7 @@ async def test_a_dead_workers_groups_are_all_tried_again_and_only_the_guilty_one
     asked = [asked_group(name) for name in ("a", "guilty", "b", "c")]
     scored = await asyncio.gather(*(pool.score(one) for one in asked))
     assert [len(one.samples) for one in scored] == [1, 0, 1, 1]
-    assert pool.restarts == 3  # once in company, twice alone
+    assert sum(pool.worker_restarts.generations) == 3  # once in company, twice alone
     again = names(cluster)[4:]
     assert sorted(again) == ["a", "b", "c", "guilty", "guilty"]
 
@@ -302,7 +279,7 @@ async def test_a_death_in_company_proves_nothing_about_a_group() -> None:
     pool = pool_of(FakeCluster(lambda rank, asked: judge(asked)))
     scored = await asyncio.gather(*(pool.score(asked_group(name)) for name in left))
     assert [len(one.samples) for one in scored] == [0, 1]
-    assert (left["guilty"], pool.restarts) == (6, 4)
+    assert (left["guilty"], sum(pool.worker_restarts.generations)) == (6, 4)
 
 
 async def test_a_suspect_has_its_worker_to_itself() -> None:
@@ -346,7 +323,7 @@ async def test_groups_that_come_while_a_suspect_is_judged_wait_for_it() -> None:
     # the first one came beside it, and went down with its worker; it and the others were judged after it
     assert names(cluster)[:3] == ["guilty", "late 0", "guilty"]
     assert sorted(names(cluster)[3:]) == ["guilty", "late 0", "late 1", "late 2"]
-    assert pool.restarts == 3
+    assert sum(pool.worker_restarts.generations) == 3
 
 
 async def test_a_replacement_because_of_a_hang_costs_the_other_groups_no_attempt() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from functools import partial
 
 from roll_like.cluster import Cluster
-from roll_like.cluster.health import RestartBudget, RestartCallback, brief
-from roll_like.errors import RollLikeError
+from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts
+from roll_like.errors import RollLikeError, WorkerError
 from roll_like.inference.interface import JudgeServer
 
 #: How long after a reward failed the end of the judge may become known, which is its cause then. Seconds.
@@ -25,16 +26,13 @@ class JudgeKeeper:
     Args:
         servers: The servers; `start` is called when they have started.
         report: Told about those that were replaced.
-        budget: How often they may be.
     """
 
-    def __init__(
-        self, servers: Cluster[JudgeServer], report: RestartCallback, budget: RestartBudget | None = None
-    ) -> None:
+    def __init__(self, servers: Cluster[JudgeServer], report: RestartCallback) -> None:
         self._deaths = 0
         self._servers = servers
         self._report = report
-        self._budget = budget or RestartBudget()
+        self._restarts = WorkerRestarts("judge", "what it was asked is asked again", self._told)
         self._away: set[int] = set()
         self._lost = False
         self._closed = False
@@ -69,41 +67,30 @@ class JudgeKeeper:
         while True:
             try:
                 self._servers.only([rank]).everywhere(JudgeServer.ended)
-                cause = f"the server of judge {rank} ended"
-            except RollLikeError as error:
-                cause = brief(error)
+                error: RollLikeError = WorkerError(f"the server of judge {rank} ended")
+            except RollLikeError as death:
+                error = death
             if self._closed:
                 return
             self._away.add(rank)
             self._deaths += 1
             replaced = False
             try:
-                replaced = self._replace(rank, cause)
+                self._restarts.replace(f"judge {rank}", error, partial(self._start, rank))
+                replaced = True
+            except RollLikeError:
+                return  # it was said
             finally:  # or rewards would wait for ever
                 self._lost = self._lost or not replaced
-            if not replaced:
-                return
             self._away.discard(rank)
 
-    def _replace(self, rank: int, cause: str) -> bool:
-        """Start a server anew, and return whether it answers."""
-        began, error = time.monotonic(), cause
-        while (pause := self._budget.take()) is not None:
-            time.sleep(pause)
-            self._servers.fence(rank)
-            self._servers.restart(rank)
-            try:
-                started = self._servers.only([rank], within=self._servers.start_timeout_seconds)
-                started.everywhere(JudgeServer.start)
-            except RollLikeError as failure:
-                error = brief(failure)
-                continue
-            seconds = time.monotonic() - began
-            text = f"{cause}; it was replaced in {seconds:.0f} s, and what it was asked is asked again"
-            self._report("judge", text, seconds=seconds)
-            return True
+    def _start(self, rank: int) -> None:
+        """Start a server anew, and wait until it answers."""
+        self._servers.fence(rank)
+        self._servers.restart(rank)
+        started = self._servers.only([rank], within=self._servers.start_timeout_seconds)
+        started.everywhere(JudgeServer.start)
+
+    def _told(self, role: str, text: str, *, seconds: float | None) -> None:
         if not self._closed:
-            self._report(
-                "judge", f"judge {rank} ended too often and is not replaced; the last error: {error}", seconds=None
-            )
-        return False
+            self._report(role, text, seconds=seconds)
