@@ -304,15 +304,14 @@ class GroupStream:
         self._failures.extend(group.failures)
         if not accepted:
             self._rejected[serial] = group
+        if not self.waiting:  # else `batch` replaces all that end at the same moment
+            self._start_groups()
 
     def _ended(self, serial: int, work: asyncio.Task[None]) -> None:
-        """Note that a group's task has ended. `batch` replaces those that end together at once, if it waits."""
         del self._work[serial], self._admitted_at[serial]
         if not self._closed:
             self._error = self._error or (asyncio.CancelledError() if work.cancelled() else work.exception())
         self._changed.set()
-        if not self.waiting:
-            self._start_groups()
 
     async def _give_back(self) -> None:
         """Abort groups that the batch does not need; others may attempt their tasks again."""

@@ -71,7 +71,7 @@ class GenerateScheduler:
 
     def __init__(self, router: Router, scorer: GroupScorer) -> None:
         self.engines = router
-        self._scorer = scorer
+        self.scorer = scorer
         self._serial = itertools.count()
 
     def runner(self, plan: GroupPlan, seed: int | None, progress: Progress = no_progress) -> GroupRunner:
@@ -82,7 +82,7 @@ class GenerateScheduler:
             seed: Seed of every sample's own seed; None leaves sampling unseeded.
             progress: Told of finished samples.
         """
-        return _PromptRunner(self.engines, self._scorer, plan, seed, progress, next(self._serial))
+        return _PromptRunner(self, plan, seed, progress, next(self._serial))
 
 
 @dataclass(slots=True)
@@ -108,16 +108,10 @@ class _PromptRunner:
     """Samples the answers to one prompt and has them scored together."""
 
     def __init__(
-        self,
-        router: Router,
-        scorer: GroupScorer,
-        plan: GroupPlan,
-        seed: int | None,
-        progress: Progress,
-        serial: int,
+        self, scheduler: GenerateScheduler, plan: GroupPlan, seed: int | None, progress: Progress, serial: int
     ) -> None:
-        self._router = router
-        self._scorer = scorer
+        self._router = scheduler.engines
+        self._scorer = scheduler.scorer
         self._plan = plan
         self._seed = seed
         self.counter = SampleCounter(plan.kept_per_group, progress)

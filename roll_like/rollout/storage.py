@@ -15,12 +15,13 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -78,9 +79,9 @@ def write_groups(stem: Path, groups: Sequence[Group[Scored]], values: TrainingVa
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     arrays, described = _paths(stem)
     described.unlink(missing_ok=True)
-    with _Replacing(arrays) as file:
+    with _replacing(arrays) as file:
         np.savez(file, allow_pickle=False, **packer.flat_arrays())
-    with _Replacing(described) as file:
+    with _replacing(described) as file:
         file.write(text.encode())
 
 
@@ -125,35 +126,23 @@ def _paths(stem: Path) -> tuple[Path, Path]:
     return stem.with_name(f"{stem.name}.npz"), stem.with_name(f"{stem.name}.json")
 
 
-class _Replacing:
-    """A file that is written under a temporary name; at the end it is synced to disk and renamed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.tmp")
-
-    def __enter__(self) -> Any:
-        self._file = self._temporary.open("wb")
-        return self._file
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            with self._file:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            if kind is None:
-                os.replace(self._temporary, self._path)
-                _sync_directory(self._path.parent)
-        finally:
-            self._temporary.unlink(missing_ok=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name; at the end it is synced to disk and renamed."""
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        os.fsync(descriptor)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     finally:
-        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
 class _Packer:

@@ -157,6 +157,21 @@ async def test_what_a_group_raises_comes_out_of_the_next_batch() -> None:
 
 
 @in_virtual_time
+async def test_what_drawing_a_task_raises_comes_out_of_the_next_batch() -> None:
+    class Torn(CountedTasks):
+        def __iter__(self) -> Iterator[Task]:
+            yield from itertools.islice(super().__iter__(), 4)
+            raise ZeroDivisionError("a row that cannot be read")
+
+    flow = stream(FakeRunner(lambda serial: 1.0), Torn(), filtered=9, accept=lambda group: False)
+    flow.published(1)
+    await asyncio.sleep(5)  # nobody waits for a batch when another task is drawn
+    with pytest.raises(ZeroDivisionError, match="cannot be read"):
+        await flow.batch()
+    await flow.close()
+
+
+@in_virtual_time
 async def test_a_stalled_stream_names_what_hangs() -> None:
     runner = FakeRunner(lambda serial: 1e9 if serial == 1 else 3.0)
     flow = stream(runner, stall_seconds=60.0)
