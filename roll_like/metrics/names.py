@@ -27,353 +27,231 @@ class MetricInfo:
     label: str
     description: str
 
-    @property
-    def is_pattern(self) -> bool:
-        """Whether the name stands for many."""
-        return "<" in self.name
 
-
-_ROWS: tuple[tuple[str, str, str, str], ...] = (
-    ("rollout/reward/mean", "", "reward", "Mean reward of the step's samples, before any KL penalty."),
-    ("rollout/reward/std", "", "reward spread", "Standard deviation of the step's rewards."),
-    ("rollout/reward/pass", "share", "pass", "Share of groups in which at least one sample is right."),
-    ("rollout/reward/<name>", "", "<name>", "Mean of one configured reward, unweighted."),
-    ("rollout/source/<name>/reward", "", "<name>", "Mean reward of the samples of one data source."),
-    ("rollout/domain/<name>/reward", "", "<name>", "Mean reward of the samples of one domain."),
-    ("rollout/domain/<name>/response_length", "tokens", "<name>", "Mean length of their responses."),
-    ("rollout/domain/<name>/truncated", "share", "<name>", "Share of them that the token limit cut."),
-    ("rollout/domain/<name>/zero_variance", "share", "<name>", "Share of its groups whose rewards are all equal."),
-    ("rollout/domain/<name>/groups", "groups", "<name>", "Groups of one domain, rejected ones included."),
-    ("rollout/tokens", "tokens", "tokens", "Tokens that the policy sampled in the step."),
-    ("rollout/samples", "samples", "samples", "Scored samples that the step trains on."),
-    ("rollout/failures", "samples", "failures", "Samples that infrastructure lost; they are never trained on."),
-    ("rollout/groups/accepted", "groups", "accepted", "Groups that the step trains on."),
-    ("rollout/groups/rejected", "groups", "rejected", "Complete groups that a filter dropped."),
-    ("rollout/groups/aborted", "groups", "aborted", "Groups that were not needed; their tasks are attempted again."),
-    ("rollout/groups/zero_variance", "share", "zero variance", "Share of groups whose rewards are all equal."),
-    ("rollout/response_length/mean", "tokens", "length", "Mean number of sampled tokens of a response."),
-    ("rollout/response_length/max", "tokens", "longest", "Longest response of the step."),
-    ("rollout/truncated", "share", "truncated", "Share of responses, or episodes, that a limit cut."),
-    ("rollout/success", "share", "success", "Share of episodes that were solved, where environments say so."),
-    ("rollout/turns", "turns", "turns", "Mean number of the policy's turns in an episode."),
-    ("rollout/cuts", "", "cuts", "How often the chat template rewrote history, a mean over episodes."),
-    ("rollout/conversations", "", "conversations", "Conversations that an agent program held, a mean over episodes."),
-    ("rollout/ignored_options", "", "ignored", "Sampling options of an agent program that the run decides, a mean."),
-    ("rollout/<name>", "", "<name>", "Mean of a figure that a reward reports beside its value."),
-    ("train/perplexity", "", "perplexity", "Exponential of the mean loss of a trained token, before the step."),
-    ("train/samples", "samples", "samples", "Given samples that the step trains on."),
-    ("train/loss", "", "loss", "The objective that is minimised: policy loss and penalties."),
-    ("train/policy_loss", "", "policy loss", "The policy's part of the loss."),
-    ("train/kl", "nats/token", "kl", "Distance from the reference model, by the configured estimator."),
-    ("train/kl_loss", "", "kl loss", "The KL penalty's part of the loss."),
-    ("train/old_kl", "nats/token", "old kl", "Distance from the policy at the start of the step (k3)."),
-    ("train/entropy", "nats/token", "entropy", "Entropy of the policy over sampled positions."),
-    ("train/ratio", "", "ratio", "Mean probability ratio of the policy to the old policy."),
-    ("train/clip_fraction", "share", "clipped", "Share of tokens whose gradient the loss clipped."),
-    ("train/clip_fraction_high", "share", "clipped high", "Share of tokens with a positive advantage, clipped above."),
-    ("train/clip_fraction_low", "share", "clipped low", "Share of tokens with a negative advantage, clipped below."),
-    ("train/clip_fraction_dual", "share", "clipped dual", "Share of tokens that the dual clip bounds."),
-    (
-        "train/covariance_fraction",
-        "share",
-        "penalised",
-        "Share of tokens that `clip_cov` leaves out or `kl_cov` penalises.",
-    ),
-    ("train/kl_coefficient", "", "kl weight", "Coefficient of the KL penalty in the step."),
-    (
-        "train/grad_norm",
-        "",
-        "grad norm",
-        "Global gradient norm before clipping; not finite where an update was skipped.",
-    ),
-    ("train/lr", "", "lr", "Learning rate of the last optimizer step."),
-    ("train/preference_loss", "", "preference loss", "The pairs' (or samples') part of a preference loss."),
-    ("train/center_loss", "", "center loss", "The part of a reward model's loss that keeps scores around 0, weighted."),
-    ("train/nll_loss", "", "nll loss", "The part of the chosen responses' negative log-likelihood, weighted."),
-    ("train/updates", "updates", "updates", "Optimizer steps."),
-    ("train/recomputed_updates", "updates", "recomputed", "Those whose gradient was finite only when computed again."),
-    ("train/skipped_updates", "updates", "skipped", "Updates not taken: their gradient was twice not finite."),
-    ("train/tokens", "tokens", "trained", "Sampled tokens that the loss applies to."),
-    ("train/computed_tokens", "tokens", "computed", "Tokens of the forward and backward passes, padding included."),
-    ("train/padding_tokens", "tokens", "padding", "Tokens computed only because micro-batches are rectangular."),
-    ("train/padding_fraction", "share", "padding", "Padding as a share of the computed tokens."),
-    (
-        "train/router_disagreement",
-        "share",
-        "other experts",
-        "With `algorithm.router_replay`: share of the engine's experts that the trainer would not have chosen.",
-    ),
-    ("train/<name>", "", "<name>", "A further figure of the trainer."),
-    ("preference/reward_chosen", "", "chosen", "Mean implicit reward of chosen, or desirable, responses; scaled by β."),
-    ("preference/reward_rejected", "", "rejected", "The same of rejected, or undesirable, ones."),
-    ("preference/reward_margin", "", "margin", "Mean difference of the rewards of a pair, or of both kinds."),
-    ("preference/margin", "", "margin", "Mean difference of a reward model's scores of a pair."),
-    ("preference/score_chosen", "", "chosen", "Mean score of chosen responses by a reward model."),
-    ("preference/score_rejected", "", "rejected", "The same of rejected ones."),
-    (
-        "preference/accuracy",
-        "share",
-        "accuracy",
-        "Share of pairs whose chosen response has the higher reward (of samples: on its side of the baseline); ties ½.",
-    ),
-    (
-        "preference/pair_accuracy",
-        "share",
-        "pair accuracy",
-        "Share of pairs whose chosen answer has the higher reward, if a loss on single samples is measured on pairs.",
-    ),
-    ("preference/logprob_chosen", "nats", "logprob chosen", "Mean log-probability of chosen responses, summed up."),
-    ("preference/logprob_rejected", "nats", "logprob rejected", "The same of rejected ones."),
-    ("preference/length_chosen", "tokens", "length chosen", "Mean number of tokens of chosen responses."),
-    ("preference/length_rejected", "tokens", "length rejected", "The same of rejected ones."),
-    ("preference/baseline", "", "baseline", "KL baseline of `kto`, scaled by β."),
-    ("preference/pairs", "pairs", "pairs", "Pairs that the step trained on."),
-    ("preference/samples", "samples", "samples", "Unpaired samples that the step trained on."),
-    ("preference/<name>", "", "<name>", "A further figure of preference training."),
-    ("iteration/number", "", "iteration", "Which iteration of sampled pairs the step begins, counted from 1."),
-    ("iteration/steps", "steps", "steps", "Steps that the iteration lasts."),
-    ("iteration/pairs", "pairs", "pairs", "Pairs that its groups of answers gave."),
-    ("iteration/without_pair", "share", "no pair", "Share of its groups that gave none: rewards too close, or lost."),
-    ("iteration/unscored", "groups", "unscored", "Its groups with fewer than two scored answers; the rest was lost."),
-    ("iteration/margin", "", "reward gap", "Mean difference of the rewards of its pairs."),
-    ("iteration/chosen_truncated", "share", "cut", "Share of its pairs whose chosen answer the token limit cut."),
-    ("iteration/<name>", "", "<name>", "A further figure of an iteration of sampled pairs."),
-    ("distill/divergence", "nats/token", "divergence", "Mean of the configured divergence of student and teacher."),
-    ("distill/kl", "nats/token", "forward kl", "KL divergence from teacher to student, at the loss's temperature."),
-    ("distill/cross_entropy", "nats/token", "cross-entropy", "Of the student, with the data's own tokens."),
-    ("distill/top1_agreement", "share", "agreement", "Tokens for which both find the same token most likely."),
-    ("distill/teacher_entropy", "nats/token", "teacher entropy", "Entropy of the teacher, at the loss's temperature."),
-    ("distill/teacher_mass", "share", "teacher mass", "Mass of the teacher's distribution that its top-k covers."),
-    ("distill/reverse_kl", "nats/token", "reverse kl", "Mean of log π − log π_teacher over the student's own tokens."),
-    ("distill/<name>", "", "<name>", "A further figure of distillation."),
-    ("critic/loss", "", "critic loss", "Clipped squared error of the critic's values, halved."),
-    ("critic/clip_fraction", "share", "values clipped", "Share of tokens whose value the loss kept from moving on."),
-    ("critic/value_mean", "", "value", "Mean value of the step's sampled tokens, before the critic learns from them."),
-    ("critic/return_mean", "", "return", "Mean return that these values should have been."),
-    ("critic/explained_variance", "", "explained", "1 − Var(return − value)/Var(return) before the update; at most 1."),
-    ("critic/grad_norm", "", "critic grad norm", "Global gradient norm of the critic before clipping."),
-    ("critic/lr", "", "critic lr", "Learning rate of the critic's last optimizer step."),
-    ("critic/recomputed_updates", "updates", "recomputed", "As `train/recomputed_updates`, of the critic."),
-    ("critic/skipped_updates", "updates", "skipped", "As `train/skipped_updates`, of the critic."),
-    ("critic/<name>", "", "<name>", "A further figure of the critic."),
-    ("mismatch/kl", "nats/token", "mismatch", "KL between the inference engine's and the trainer's log-probabilities."),
-    ("mismatch/logprob_difference", "nats", "mismatch", "Mean absolute difference of the same log-probabilities."),
-    ("mismatch/logprob_difference_max", "nats", "mismatch max", "Largest absolute difference of them."),
-    ("mismatch/kl_k1", "nats/token", "mismatch k1", "The same divergence by its unbiased estimator, the log-ratio."),
-    ("mismatch/ratio_p01", "", "ratio p1", "1 % quantile of the trainer's to the engine's probability of a token."),
-    ("mismatch/ratio_p50", "", "ratio median", "Median of that ratio."),
-    ("mismatch/ratio_p99", "", "ratio p99", "99 % quantile of that ratio."),
-    ("mismatch/logprob_pearson", "", "pearson", "Correlation of the engine's and the trainer's log-probabilities."),
-    ("sync/probe", "nats", "probe", "Mean difference of engine's and trainer's log-probabilities of fixed tokens."),
-    ("mismatch/<name>", "", "<name>", "A further figure of that difference, or of its correction."),
-    ("correction/weight", "", "weight", "Mean importance weight of the correction for that difference."),
-    ("correction/capped_fraction", "share", "capped", "Share of tokens whose importance weight was out of bounds."),
-    ("correction/rejected_fraction", "share", "rejected", "Share of tokens that the correction leaves out."),
-    ("correction/ess", "share", "ess", "Effective sample size of the importance weights."),
-    ("correction/<name>", "", "<name>", "A further figure of the correction."),
-    ("reward/shaped", "", "shaped reward", "Mean reward after shaping, before advantages."),
-    ("reward/overlong", "", "overlong", "Mean change of the reward by the punishment of over-long responses."),
-    ("reward/length", "", "length penalty", "Mean change of the reward by the length penalty."),
-    ("reward/kl", "nats/token", "kl", "Distance from the reference model that the reward is reduced by."),
-    ("reward/<name>", "", "<name>", "A further figure of rewards on their way to advantages."),
-    ("advantage/mean", "", "advantage", "Mean advantage of the trained tokens."),
-    ("advantage/std", "", "advantage spread", "Their standard deviation."),
-    ("advantage/max", "", "largest advantage", "The largest of them."),
-    ("advantage/min", "", "least advantage", "The least of them."),
-    ("mask/difficulty", "share", "off band", "Share of samples left out because their group is too easy or too hard."),
-    ("mask/truncated", "share", "cut", "Share of samples left out because the token limit cut them."),
-    ("staleness/mean", "versions", "staleness", "Mean age of trained samples: versions since their oldest token."),
-    ("staleness/max", "versions", "stalest", "Largest such age; with `schedule: async` at most `max_staleness`."),
-    ("staleness/tokens", "versions", "token age", "Mean age of trained tokens, each since its own version."),
-    ("staleness/mixed", "share", "mixed", "Share of trained samples that more than one policy version sampled."),
-    (
-        "staleness/group_range",
-        "versions",
-        "group range",
-        "Mean difference of the newest and oldest version of a group.",
-    ),
-    ("staleness/<name>", "versions", "<name>", "A further figure of the age of samples."),
-    ("schedule/ready", "groups", "ready", "Groups that wait to be trained, when the step had its own."),
-    ("schedule/open", "groups", "open", "Groups that are sampled or scored at that moment."),
-    ("schedule/filtered", "groups", "filtered", "Groups that the filter turned down since the last step."),
-    ("schedule/discarded", "groups", "discarded", "Groups of a checkpoint that were too old to be trained."),
-    ("schedule/off_policy", "share", "off-policy", "Share of trained samples with tokens of an earlier version."),
-    ("schedule/<name>", "", "<name>", "A further figure of the rollout schedule."),
-    ("eval/avg", "", "eval", "Mean reward over all samples of the evaluation tasks (avg@k)."),
-    (
-        "eval/pass@<j>",
-        "share",
-        "eval pass@<j>",
-        "Share of tasks that at least one of j samples solves (unbiased), for j = 1, 2, 4, … and k, over evaluation "
-        "tasks with k scored samples.",
-    ),
-    (
-        "eval/maj@<k>",
-        "share",
-        "eval maj@<k>",
-        "Share of the same tasks whose most frequent answer among k is right (majority vote), where a reward compares "
-        "answers.",
-    ),
-    ("eval/reward/<name>", "", "<name>", "Mean of one configured reward over the evaluation's samples."),
-    ("eval/domain/<name>/avg", "", "<name>", "Mean reward of one domain in the evaluation."),
-    ("eval/domain/<name>/pass@<j>", "share", "<name>", "`eval/pass@<j>` over the tasks of one domain."),
-    ("eval/domain/<name>/maj@<k>", "share", "<name>", "`eval/maj@<k>` over the tasks of one domain."),
-    ("eval/response_length", "tokens", "eval length", "Mean response length in the evaluation."),
-    ("eval/failures", "samples", "eval failures", "Answers of the evaluation that infrastructure lost."),
-    (
-        "eval/incomplete_tasks",
-        "tasks",
-        "incomplete",
-        "Tasks with fewer than k scored samples; pass@j and maj@k omit them.",
-    ),
-    ("eval/truncated", "share", "eval truncated", "Share of the evaluation's responses that the token limit cut."),
-    (
-        "eval/accuracy",
-        "share",
-        "eval accuracy",
-        "Share of the evaluation's pairs whose chosen answer is preferred (of samples: on its side of the baseline).",
-    ),
-    (
-        "eval/pair_accuracy",
-        "share",
-        "eval pair accuracy",
-        "Share of the evaluation's pairs whose chosen answer is preferred, by a loss on single samples.",
-    ),
-    (
-        "eval/reward_margin",
-        "",
-        "eval margin",
-        "Mean difference of the implicit rewards of the evaluation's pairs, or desirable and undesirable samples.",
-    ),
-    ("eval/baseline", "", "eval baseline", "KL baseline of `kto` over the evaluation's answers, scaled by β."),
-    ("eval/margin", "", "eval margin", "Mean difference of a reward model's scores of the evaluation's pairs."),
-    (
-        "eval/loss",
-        "nats/token",
-        "eval loss",
-        "Mean negative log-likelihood of the evaluation's answers, or its preference loss.",
-    ),
-    ("eval/perplexity", "", "eval perplexity", "Its exponential."),
-    ("eval/tokens", "tokens", "eval tokens", "Tokens of the evaluation's answers."),
-    ("eval/source/<name>/loss", "nats/token", "<name>", "The evaluation's loss on one data source."),
-    ("eval/kl", "nats/token", "eval kl", "KL divergence from teachers to student on the evaluation's answers."),
-    ("eval/top1_agreement", "share", "eval agreement", "Share of their tokens that both find the likeliest."),
-    ("eval/reverse_kl", "nats/token", "eval reverse kl", "Mean of log π − log π_teacher over the student's answers."),
-    ("eval/success", "share", "eval success", "Share of the evaluation's episodes that were solved."),
-    (
-        "eval/base/<name>",
-        "",
-        "base <name>",
-        "The same figure of the model without adapters (`evaluation.base_model`), sampled at the first evaluation.",
-    ),
-    (
-        "eval/adapter/<adapter>/<name>",
-        "",
-        "<adapter> <name>",
-        "The same figure of a further adapter (`evaluation.adapters`), sampled at the first evaluation.",
-    ),
-    ("eval/<name>", "", "<name>", "A further figure of an evaluation."),
-    ("time/step", "s", "step", "Wall time of the whole step."),
-    ("time/generate", "s", "generate", "Time in which the inference engines generated."),
-    ("time/engines", "s", "engines", "Time in which engines had requests (frozen ones too), a mean over them."),
-    ("time/reward", "s", "reward", "Time spent on rewards beyond generation."),
-    ("time/blocked", "s", "blocked", "Time in which no group ran, because none could be admitted."),
-    ("time/teachers", "s", "teachers", "Time of the teachers' forward passes."),
-    ("time/logprobs", "s", "log-probs", "Time of the reference model's forward passes."),
-    ("time/critic", "s", "critic", "Time of the critic: values and updates; a part of the trainer's."),
-    ("time/train", "s", "train", "Time of the trainer."),
-    ("time/old_logprobs", "s", "old log-probs", "The part of the trainer's time that goes to old log-probabilities."),
-    ("time/train_compute", "s", "compute", "Time of the slowest training rank for its updates; the rest is overhead."),
-    ("time/sync", "s", "sync", "Time of sending weights to the inference engines, checks included."),
-    ("time/offload", "s", "offload", "Time in which models move between GPUs that they share and host memory."),
-    ("time/sleep", "s", "sleep", "Time in which engines free the memory of shared GPUs, or take it back."),
-    ("time/evaluate", "s", "evaluate", "Time of an evaluation; logged with it, no part of a step."),
-    ("time/idle", "s", "idle", "The step's time that none of the timers covers."),
-    ("time/<name>", "s", "<name>", "Time of another part of the step."),
-    ("util/engines", "share", "engines busy", "`time/engines` as a share of the step's wall time."),
-    ("util/trainer_wait", "share", "trainer waits", "Share of the time since the last step in which training waited."),
-    (
-        "util/trainer_mfu",
-        "share",
-        "MFU",
-        "Model FLOPs utilisation in training: `throughput/trainer_tflops` over the GPU's documented peak rate.",
-    ),
-    ("util/critic_mfu", "share", "critic MFU", "The same of the critic."),
-    ("util/<name>", "share", "<name>", "A further share of time that something is used."),
-    (
-        "throughput/tokens_per_second",
-        "tokens/s",
-        "tokens/s",
-        "Tokens sampled, or given and trained on, over the step's wall time.",
-    ),
-    ("throughput/samples_per_second", "samples/s", "samples/s", "Samples of the step over its wall time."),
-    (
-        "throughput/tokens_per_second_per_device",
-        "tokens/s",
-        "tokens/s a device",
-        "`throughput/tokens_per_second` over all devices of the run: GPUs, or CPU cores.",
-    ),
-    (
-        "throughput/trainer_tflops",
-        "TFLOP/s",
-        "trainer TFLOP/s",
-        "Model FLOPs of forward and backward passes over the time of a training rank, optimizer included.",
-    ),
-    ("throughput/critic_tflops", "TFLOP/s", "critic TFLOP/s", "The same of the critic."),
-    ("throughput/<name>", "", "<name>", "A further rate."),
-    (
-        "checkpoint/stall_seconds",
-        "s",
-        "checkpoint stall",
-        "Time that the run stood still for the state that was kept in memory, or written, before the step.",
-    ),
-    (
-        "checkpoint/age_seconds",
-        "s",
-        "checkpoint age",
-        "Age of the last checkpoint on disk, or time since the start.",
-    ),
-    (
-        "health/hangs/<role>",
-        "workers",
-        "<role> hangs",
-        "Workers of a role that hung and were killed since the last step; logged when there are some.",
-    ),
-    (
-        "health/restarts/<role>",
-        "restarts",
-        "<role> restarts",
-        "How often workers of a role were replaced since the last step; logged when they were.",
-    ),
-    ("health/recovery_seconds", "s", "recovery", "Longest time from a failure until its workers were replaced."),
-    (
-        "health/steps_replayed",
-        "steps",
-        "steps computed again",
-        "Steps that a restarted trainer computed again, from its checkpoint to where it was.",
-    ),
-    (
-        "health/rewinds",
-        "rewinds",
-        "rewinds",
-        "Steps that were left out, because gradients were not finite; the models went back to a checkpoint.",
-    ),
-    ("share/<name>", "share", "<name>", "`time/<name>` as a share of the step; phases may overlap."),
-    ("memory/rss_gib", "GiB", "memory", "Resident memory of all processes of the run; shared pages count in each."),
-    (
-        "memory/<role>_gpu_gib",
-        "GiB",
-        "<role> GPU",
-        "Largest peak of allocated GPU memory so far among a role's processes, as PyTorch counts it.",
-    ),
-    (
-        "memory/<role>_gib",
-        "GiB",
-        "<role>",
-        "Largest resident memory of a role's processes (`trainer`, `inference`, `reference`, `critic`, `teacher_NAME`, "
-        "…) since the step before, added up; pages that they share count in each.",
-    ),
-)
+#: Name, unit (– for none), label, description; a backslash joins two lines.
+_ROWS = """\
+rollout/reward/mean | – | reward | Mean reward of the step's samples, before any KL penalty.
+rollout/reward/std | – | reward spread | Standard deviation of the step's rewards.
+rollout/reward/pass | share | pass | Share of groups in which at least one sample is right.
+rollout/reward/<name> | – | <name> | Mean of one configured reward, unweighted.
+rollout/source/<name>/reward | – | <name> | Mean reward of the samples of one data source.
+rollout/domain/<name>/reward | – | <name> | Mean reward of the samples of one domain.
+rollout/domain/<name>/response_length | tokens | <name> | Mean length of their responses.
+rollout/domain/<name>/truncated | share | <name> | Share of them that the token limit cut.
+rollout/domain/<name>/zero_variance | share | <name> | Share of its groups whose rewards are all equal.
+rollout/domain/<name>/groups | groups | <name> | Groups of one domain, rejected ones included.
+rollout/tokens | tokens | tokens | Tokens that the policy sampled in the step.
+rollout/samples | samples | samples | Scored samples that the step trains on.
+rollout/failures | samples | failures | Samples that infrastructure lost; they are never trained on.
+rollout/groups/accepted | groups | accepted | Groups that the step trains on.
+rollout/groups/rejected | groups | rejected | Complete groups that a filter dropped.
+rollout/groups/aborted | groups | aborted | Groups that were not needed; their tasks are attempted again.
+rollout/groups/zero_variance | share | zero variance | Share of groups whose rewards are all equal.
+rollout/response_length/mean | tokens | length | Mean number of sampled tokens of a response.
+rollout/response_length/max | tokens | longest | Longest response of the step.
+rollout/truncated | share | truncated | Share of responses, or episodes, that a limit cut.
+rollout/success | share | success | Share of episodes that were solved, where environments say so.
+rollout/turns | turns | turns | Mean number of the policy's turns in an episode.
+rollout/cuts | – | cuts | How often the chat template rewrote history, a mean over episodes.
+rollout/conversations | – | conversations | Conversations that an agent program held, a mean over episodes.
+rollout/ignored_options | – | ignored | Sampling options of an agent program that the run decides, a mean.
+rollout/<name> | – | <name> | Mean of a figure that a reward reports beside its value.
+train/perplexity | – | perplexity | Exponential of the mean loss of a trained token, before the step.
+train/samples | samples | samples | Given samples that the step trains on.
+train/loss | – | loss | The objective that is minimised: policy loss and penalties.
+train/policy_loss | – | policy loss | The policy's part of the loss.
+train/kl | nats/token | kl | Distance from the reference model, by the configured estimator.
+train/kl_loss | – | kl loss | The KL penalty's part of the loss.
+train/old_kl | nats/token | old kl | Distance from the policy at the start of the step (k3).
+train/entropy | nats/token | entropy | Entropy of the policy over sampled positions.
+train/ratio | – | ratio | Mean probability ratio of the policy to the old policy.
+train/clip_fraction | share | clipped | Share of tokens whose gradient the loss clipped.
+train/clip_fraction_high | share | clipped high | Share of tokens with a positive advantage, clipped above.
+train/clip_fraction_low | share | clipped low | Share of tokens with a negative advantage, clipped below.
+train/clip_fraction_dual | share | clipped dual | Share of tokens that the dual clip bounds.
+train/covariance_fraction | share | penalised | Share of tokens that `clip_cov` leaves out or `kl_cov` penalises.
+train/kl_coefficient | – | kl weight | Coefficient of the KL penalty in the step.
+train/grad_norm | – | grad norm | Global gradient norm before clipping; not finite where an update was skipped.
+train/lr | – | lr | Learning rate of the last optimizer step.
+train/preference_loss | – | preference loss | The pairs' (or samples') part of a preference loss.
+train/center_loss | – | center loss | The part of a reward model's loss that keeps scores around 0, weighted.
+train/nll_loss | – | nll loss | The part of the chosen responses' negative log-likelihood, weighted.
+train/updates | updates | updates | Optimizer steps.
+train/recomputed_updates | updates | recomputed | Those whose gradient was finite only when computed again.
+train/skipped_updates | updates | skipped | Updates not taken: their gradient was twice not finite.
+train/tokens | tokens | trained | Sampled tokens that the loss applies to.
+train/computed_tokens | tokens | computed | Tokens of the forward and backward passes, padding included.
+train/padding_tokens | tokens | padding | Tokens computed only because micro-batches are rectangular.
+train/padding_fraction | share | padding | Padding as a share of the computed tokens.
+train/router_disagreement | share | other experts | With `algorithm.router_replay`: share of the engine's experts \
+that the trainer would not have chosen.
+train/<name> | – | <name> | A further figure of the trainer.
+preference/reward_chosen | – | chosen | Mean implicit reward of chosen, or desirable, responses; scaled by β.
+preference/reward_rejected | – | rejected | The same of rejected, or undesirable, ones.
+preference/reward_margin | – | margin | Mean difference of the rewards of a pair, or of both kinds.
+preference/margin | – | margin | Mean difference of a reward model's scores of a pair.
+preference/score_chosen | – | chosen | Mean score of chosen responses by a reward model.
+preference/score_rejected | – | rejected | The same of rejected ones.
+preference/accuracy | share | accuracy | Share of pairs whose chosen response has the higher reward (of samples: on \
+its side of the baseline); ties ½.
+preference/pair_accuracy | share | pair accuracy | Share of pairs whose chosen answer has the higher reward, if a \
+loss on single samples is measured on pairs.
+preference/logprob_chosen | nats | logprob chosen | Mean log-probability of chosen responses, summed up.
+preference/logprob_rejected | nats | logprob rejected | The same of rejected ones.
+preference/length_chosen | tokens | length chosen | Mean number of tokens of chosen responses.
+preference/length_rejected | tokens | length rejected | The same of rejected ones.
+preference/baseline | – | baseline | KL baseline of `kto`, scaled by β.
+preference/pairs | pairs | pairs | Pairs that the step trained on.
+preference/samples | samples | samples | Unpaired samples that the step trained on.
+preference/<name> | – | <name> | A further figure of preference training.
+iteration/number | – | iteration | Which iteration of sampled pairs the step begins, counted from 1.
+iteration/steps | steps | steps | Steps that the iteration lasts.
+iteration/pairs | pairs | pairs | Pairs that its groups of answers gave.
+iteration/without_pair | share | no pair | Share of its groups that gave none: rewards too close, or lost.
+iteration/unscored | groups | unscored | Its groups with fewer than two scored answers; the rest was lost.
+iteration/margin | – | reward gap | Mean difference of the rewards of its pairs.
+iteration/chosen_truncated | share | cut | Share of its pairs whose chosen answer the token limit cut.
+iteration/<name> | – | <name> | A further figure of an iteration of sampled pairs.
+distill/divergence | nats/token | divergence | Mean of the configured divergence of student and teacher.
+distill/kl | nats/token | forward kl | KL divergence from teacher to student, at the loss's temperature.
+distill/cross_entropy | nats/token | cross-entropy | Of the student, with the data's own tokens.
+distill/top1_agreement | share | agreement | Tokens for which both find the same token most likely.
+distill/teacher_entropy | nats/token | teacher entropy | Entropy of the teacher, at the loss's temperature.
+distill/teacher_mass | share | teacher mass | Mass of the teacher's distribution that its top-k covers.
+distill/reverse_kl | nats/token | reverse kl | Mean of log π − log π_teacher over the student's own tokens.
+distill/<name> | – | <name> | A further figure of distillation.
+critic/loss | – | critic loss | Clipped squared error of the critic's values, halved.
+critic/clip_fraction | share | values clipped | Share of tokens whose value the loss kept from moving on.
+critic/value_mean | – | value | Mean value of the step's sampled tokens, before the critic learns from them.
+critic/return_mean | – | return | Mean return that these values should have been.
+critic/explained_variance | – | explained | 1 − Var(return − value)/Var(return) before the update; at most 1.
+critic/grad_norm | – | critic grad norm | Global gradient norm of the critic before clipping.
+critic/lr | – | critic lr | Learning rate of the critic's last optimizer step.
+critic/recomputed_updates | updates | recomputed | As `train/recomputed_updates`, of the critic.
+critic/skipped_updates | updates | skipped | As `train/skipped_updates`, of the critic.
+critic/<name> | – | <name> | A further figure of the critic.
+mismatch/kl | nats/token | mismatch | KL between the inference engine's and the trainer's log-probabilities.
+mismatch/logprob_difference | nats | mismatch | Mean absolute difference of the same log-probabilities.
+mismatch/logprob_difference_max | nats | mismatch max | Largest absolute difference of them.
+mismatch/kl_k1 | nats/token | mismatch k1 | The same divergence by its unbiased estimator, the log-ratio.
+mismatch/ratio_p01 | – | ratio p1 | 1 % quantile of the trainer's to the engine's probability of a token.
+mismatch/ratio_p50 | – | ratio median | Median of that ratio.
+mismatch/ratio_p99 | – | ratio p99 | 99 % quantile of that ratio.
+mismatch/logprob_pearson | – | pearson | Correlation of the engine's and the trainer's log-probabilities.
+sync/probe | nats | probe | Mean difference of engine's and trainer's log-probabilities of fixed tokens.
+mismatch/<name> | – | <name> | A further figure of that difference, or of its correction.
+correction/weight | – | weight | Mean importance weight of the correction for that difference.
+correction/capped_fraction | share | capped | Share of tokens whose importance weight was out of bounds.
+correction/rejected_fraction | share | rejected | Share of tokens that the correction leaves out.
+correction/ess | share | ess | Effective sample size of the importance weights.
+correction/<name> | – | <name> | A further figure of the correction.
+reward/shaped | – | shaped reward | Mean reward after shaping, before advantages.
+reward/overlong | – | overlong | Mean change of the reward by the punishment of over-long responses.
+reward/length | – | length penalty | Mean change of the reward by the length penalty.
+reward/kl | nats/token | kl | Distance from the reference model that the reward is reduced by.
+reward/<name> | – | <name> | A further figure of rewards on their way to advantages.
+advantage/mean | – | advantage | Mean advantage of the trained tokens.
+advantage/std | – | advantage spread | Their standard deviation.
+advantage/max | – | largest advantage | The largest of them.
+advantage/min | – | least advantage | The least of them.
+mask/difficulty | share | off band | Share of samples left out because their group is too easy or too hard.
+mask/truncated | share | cut | Share of samples left out because the token limit cut them.
+staleness/mean | versions | staleness | Mean age of trained samples: versions since their oldest token.
+staleness/max | versions | stalest | Largest such age; with `schedule: async` at most `max_staleness`.
+staleness/tokens | versions | token age | Mean age of trained tokens, each since its own version.
+staleness/mixed | share | mixed | Share of trained samples that more than one policy version sampled.
+staleness/group_range | versions | group range | Mean difference of the newest and oldest version of a group.
+staleness/<name> | versions | <name> | A further figure of the age of samples.
+schedule/ready | groups | ready | Groups that wait to be trained, when the step had its own.
+schedule/open | groups | open | Groups that are sampled or scored at that moment.
+schedule/filtered | groups | filtered | Groups that the filter turned down since the last step.
+schedule/discarded | groups | discarded | Groups of a checkpoint that were too old to be trained.
+schedule/off_policy | share | off-policy | Share of trained samples with tokens of an earlier version.
+schedule/<name> | – | <name> | A further figure of the rollout schedule.
+eval/avg | – | eval | Mean reward over all samples of the evaluation tasks (avg@k).
+eval/pass@<j> | share | eval pass@<j> | Share of tasks that at least one of j samples solves (unbiased), for j = 1, \
+2, 4, … and k, over evaluation tasks with k scored samples.
+eval/maj@<k> | share | eval maj@<k> | Share of the same tasks whose most frequent answer among k is right (majority \
+vote), where a reward compares answers.
+eval/reward/<name> | – | <name> | Mean of one configured reward over the evaluation's samples.
+eval/domain/<name>/avg | – | <name> | Mean reward of one domain in the evaluation.
+eval/domain/<name>/pass@<j> | share | <name> | `eval/pass@<j>` over the tasks of one domain.
+eval/domain/<name>/maj@<k> | share | <name> | `eval/maj@<k>` over the tasks of one domain.
+eval/response_length | tokens | eval length | Mean response length in the evaluation.
+eval/failures | samples | eval failures | Answers of the evaluation that infrastructure lost.
+eval/incomplete_tasks | tasks | incomplete | Tasks with fewer than k scored samples; pass@j and maj@k omit them.
+eval/truncated | share | eval truncated | Share of the evaluation's responses that the token limit cut.
+eval/accuracy | share | eval accuracy | Share of the evaluation's pairs whose chosen answer is preferred (of samples: \
+on its side of the baseline).
+eval/pair_accuracy | share | eval pair accuracy | Share of the evaluation's pairs whose chosen answer is preferred, \
+by a loss on single samples.
+eval/reward_margin | – | eval margin | Mean difference of the implicit rewards of the evaluation's pairs, or \
+desirable and undesirable samples.
+eval/baseline | – | eval baseline | KL baseline of `kto` over the evaluation's answers, scaled by β.
+eval/margin | – | eval margin | Mean difference of a reward model's scores of the evaluation's pairs.
+eval/loss | nats/token | eval loss | Mean negative log-likelihood of the evaluation's answers, or its preference loss.
+eval/perplexity | – | eval perplexity | Its exponential.
+eval/tokens | tokens | eval tokens | Tokens of the evaluation's answers.
+eval/source/<name>/loss | nats/token | <name> | The evaluation's loss on one data source.
+eval/kl | nats/token | eval kl | KL divergence from teachers to student on the evaluation's answers.
+eval/top1_agreement | share | eval agreement | Share of their tokens that both find the likeliest.
+eval/reverse_kl | nats/token | eval reverse kl | Mean of log π − log π_teacher over the student's answers.
+eval/success | share | eval success | Share of the evaluation's episodes that were solved.
+eval/base/<name> | – | base <name> | The same figure of the model without adapters (`evaluation.base_model`), sampled \
+at the first evaluation.
+eval/adapter/<adapter>/<name> | – | <adapter> <name> | The same figure of a further adapter (`evaluation.adapters`), \
+sampled at the first evaluation.
+eval/<name> | – | <name> | A further figure of an evaluation.
+time/step | s | step | Wall time of the whole step.
+time/generate | s | generate | Time in which the inference engines generated.
+time/engines | s | engines | Time in which engines had requests (frozen ones too), a mean over them.
+time/reward | s | reward | Time spent on rewards beyond generation.
+time/blocked | s | blocked | Time in which no group ran, because none could be admitted.
+time/teachers | s | teachers | Time of the teachers' forward passes.
+time/logprobs | s | log-probs | Time of the reference model's forward passes.
+time/critic | s | critic | Time of the critic: values and updates; a part of the trainer's.
+time/train | s | train | Time of the trainer.
+time/old_logprobs | s | old log-probs | The part of the trainer's time that goes to old log-probabilities.
+time/train_compute | s | compute | Time of the slowest training rank for its updates; the rest is overhead.
+time/sync | s | sync | Time of sending weights to the inference engines, checks included.
+time/offload | s | offload | Time in which models move between GPUs that they share and host memory.
+time/sleep | s | sleep | Time in which engines free the memory of shared GPUs, or take it back.
+time/evaluate | s | evaluate | Time of an evaluation; logged with it, no part of a step.
+time/idle | s | idle | The step's time that none of the timers covers.
+time/<name> | s | <name> | Time of another part of the step.
+util/engines | share | engines busy | `time/engines` as a share of the step's wall time.
+util/trainer_wait | share | trainer waits | Share of the time since the last step in which training waited.
+util/trainer_mfu | share | MFU | Model FLOPs utilisation in training: `throughput/trainer_tflops` over the GPU's \
+documented peak rate.
+util/critic_mfu | share | critic MFU | The same of the critic.
+util/<name> | share | <name> | A further share of time that something is used.
+throughput/tokens_per_second | tokens/s | tokens/s | Tokens sampled, or given and trained on, over the step's wall time.
+throughput/samples_per_second | samples/s | samples/s | Samples of the step over its wall time.
+throughput/tokens_per_second_per_device | tokens/s | tokens/s a device | `throughput/tokens_per_second` over all \
+devices of the run: GPUs, or CPU cores.
+throughput/trainer_tflops | TFLOP/s | trainer TFLOP/s | Model FLOPs of forward and backward passes over the time of a \
+training rank, optimizer included.
+throughput/critic_tflops | TFLOP/s | critic TFLOP/s | The same of the critic.
+throughput/<name> | – | <name> | A further rate.
+checkpoint/stall_seconds | s | checkpoint stall | Time that the run stood still for the state that was kept in \
+memory, or written, before the step.
+checkpoint/age_seconds | s | checkpoint age | Age of the last checkpoint on disk, or time since the start.
+health/hangs/<role> | workers | <role> hangs | Workers of a role that hung and were killed since the last step; \
+logged when there are some.
+health/restarts/<role> | restarts | <role> restarts | How often workers of a role were replaced since the last step; \
+logged when they were.
+health/recovery_seconds | s | recovery | Longest time from a failure until its workers were replaced.
+health/steps_replayed | steps | steps computed again | Steps that a restarted trainer computed again, from its \
+checkpoint to where it was.
+health/rewinds | rewinds | rewinds | Steps that were left out, because gradients were not finite; the models went \
+back to a checkpoint.
+share/<name> | share | <name> | `time/<name>` as a share of the step; phases may overlap.
+memory/rss_gib | GiB | memory | Resident memory of all processes of the run; shared pages count in each.
+memory/<role>_gpu_gib | GiB | <role> GPU | Largest peak of allocated GPU memory so far among a role's processes, as \
+PyTorch counts it.
+memory/<role>_gib | GiB | <role> | Largest resident memory of a role's processes (`trainer`, `inference`, \
+`reference`, `critic`, `teacher_NAME`, …) since the step before, added up; pages that they share count in each.
+"""
 
 #: Parts of a step that are drawn: colours in a terminal and in figures.
 TIMERS: dict[str, tuple[str, str]] = {
@@ -389,10 +267,10 @@ TIMERS: dict[str, tuple[str, str]] = {
 #: Those whose shares of a step are shown; an evaluation is no part of one.
 STEP_PHASES = tuple(name for name in TIMERS if name != "time/evaluate")
 
-METRICS: tuple[MetricInfo, ...] = tuple(MetricInfo(*row) for row in _ROWS)
-_EXACT = {info.name: info for info in METRICS if not info.is_pattern}
+METRICS = tuple(MetricInfo(*row.replace("| – |", "|  |", 1).split(" | ")) for row in _ROWS.splitlines())
+_EXACT = {info.name: info for info in METRICS if "<" not in info.name}
 _PATTERNS = tuple(
-    (re.compile(re.sub(r"<(\w+)>", r"(?P<\1>.+)", re.escape(info.name))), info) for info in METRICS if info.is_pattern
+    (re.compile(re.sub(r"<(\w+)>", r"(?P<\1>.+)", re.escape(info.name))), info) for info in METRICS if "<" in info.name
 )
 
 

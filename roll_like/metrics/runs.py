@@ -109,31 +109,6 @@ def read_run(folder: Path) -> Run:
     return Run(folder, found[0], _by_step(steps), _by_step(evaluations), tuple(events))
 
 
-def read_measured_runs(folders: Sequence[Path], *, command: str) -> list[Run]:
-    """Read runs that have figures.
-
-    Args:
-        folders: Of different runs.
-        command: Who asks, for the message.
-
-    Raises:
-        ConfigError: A folder is named twice.
-        DataError: A run has neither a step nor an evaluation, or cannot be read.
-    """
-    resolved = [folder.resolve() for folder in folders]
-    twice = next((folder for folder in folders if resolved.count(folder.resolve()) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{command}: {twice} is named twice; expected another run each time", fix="name it once")
-    runs = [read_run(folder) for folder in folders]
-    for run in runs:
-        if not (run.steps or run.evaluations):
-            raise DataError(
-                f"{run.folder} has no steps yet: {files.METRICS} and {files.EVALUATIONS} are empty or missing",
-                fix="wait for the first step, or see in logs/ of that folder why there was none",
-            )
-    return runs
-
-
 def labels_of(folders: Sequence[Path]) -> list[str]:
     """Return the folders' names, with as many folders above them as tell them apart."""
     parts = [folder.resolve().parts for folder in folders]

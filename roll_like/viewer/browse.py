@@ -292,11 +292,6 @@ def browse(
     except BrokenPipeError:
         # the reader has closed the pipe; what is left in the buffer would fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    warn_of_damage(rollouts)
-
-
-def warn_of_damage(rollouts: Rollouts) -> None:
-    """Say to standard error which of the files that were read end in the middle of a line."""
     for path in rollouts.damaged:
         print(f"warning: the last line of {path} is half written and was left out", file=sys.stderr)
 

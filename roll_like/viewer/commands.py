@@ -95,17 +95,18 @@ def _report(arguments: argparse.Namespace) -> int:
     folders = [find_run(run, arguments.output_dir, command="report") for run in arguments.runs]
     comparison = read_runs(folders, command="report", seeds=len(folders) > 1)
     path = arguments.output or folders[0] / REPORT
-    _write_report(comparison, path, together=True)
-    warn(comparison.notes)
+    warn(_write_report(comparison, path, together=True))
     print(f"written: {path}")
     return OK
 
 
-def _write_report(comparison: Comparison, path: Path, *, together: bool) -> None:
-    """Write the page of runs with figures."""
+def _write_report(comparison: Comparison, path: Path, *, together: bool) -> Sequence[str]:
+    """Write the page of runs with figures; return what is to be noted of it."""
     from roll_like.viewer.page import report_page, write_page
 
-    write_page(path, report_page(comparison, together=together))
+    text, notes = report_page(comparison, together=together)
+    write_page(path, text)
+    return notes
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -117,6 +118,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     comparison = compare([find_run(run, arguments.output_dir, command="compare") for run in arguments.runs])
     path: Path | None = arguments.output
+    notes = comparison.notes
     if path is not None:
         if path.suffix.lower() == ".png":
             try:
@@ -125,12 +127,12 @@ def _compare(arguments: argparse.Namespace) -> int:
             except OSError as error:
                 raise unwritable(path, error) from error
         elif path.suffix.lower() in {".html", ".htm"}:
-            _write_report(comparison, path, together=False)
+            notes = _write_report(comparison, path, together=False)
         else:
             raise ConfigError(f"-o {path}: expected a name that ends in .html or .png", fix=f"write -o {path}.html")
     console = Console(highlight=False)
     console.print(*comparison.tables(console.width))
-    warn(comparison.notes)
+    warn(notes)
     if path is not None:
         print(f"written: {path}")
     return OK
@@ -161,7 +163,7 @@ def _rollouts(arguments: argparse.Namespace) -> int:
 
 
 def _write_rollouts(rollouts: Rollouts, wanted: Wanted, arguments: argparse.Namespace, named: Sequence[str]) -> int:
-    from roll_like.viewer.browse import nothing_found, warn_of_damage
+    from roll_like.viewer.browse import nothing_found
     from roll_like.viewer.page import choose_rollouts, page, write_page
 
     path: Path = arguments.output or rollouts.run_dir / DIFF
@@ -174,12 +176,13 @@ def _write_rollouts(rollouts: Rollouts, wanted: Wanted, arguments: argparse.Name
     chosen = choose_rollouts(rollouts, rows, limit=arguments.limit)
     if not chosen.found:
         raise DataError(f"-o {path}: {nothing_found(rollouts)}", fix="choose others, or leave the choice out")
+    held, notes = len(chosen.records), list(chosen.notes)
+    if left_out := chosen.found - held:
+        notes.append(f"{left_out} more rollouts were left out, evenly over groups; with --limit 0 the page holds all")
     title = f"{rollouts.run_dir.name}: rollouts"
-    text = page(title, rollouts=[chosen], beside=named if arguments.diff else ())
+    text = page(title, rollouts=[chosen], beside=named if arguments.diff else (), notes=notes)
     write_page(path, text)
-    warn_of_damage(rollouts)
     warn(chosen.notes)
-    held = len(chosen.records)
     of = "" if held == chosen.found else f" of {chosen.found}; --limit N holds more, --limit 0 all"
     print(f"written: {path} ({len(text) / 1e6:.1f} MB, {held} rollouts{of})")
     return OK

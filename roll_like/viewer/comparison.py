@@ -10,13 +10,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, DataError
+from roll_like.metrics import files
 from roll_like.metrics.curves import Line, Panel, choose_panels, lines_beside, lines_of, split_panels
 from roll_like.metrics.names import metric_info, without_smaller_passes
 from roll_like.metrics.plots import draw_panels
 from roll_like.metrics.progress import HEADLINES, duration, format_number
 from roll_like.metrics.rollout_text import printable
-from roll_like.metrics.runs import ABSENT, NOT_COMPARED, Run, differences, labels_of, read_config, read_measured_runs
+from roll_like.metrics.runs import ABSENT, NOT_COMPARED, Run, differences, labels_of, read_config, read_run
 from roll_like.metrics.summary import figures_of, status_of
 
 #: What a run is about, besides the console's headlines; in this order, of an evaluation first.
@@ -175,7 +176,17 @@ def read_runs(folders: Sequence[Path], *, command: str, seeds: bool = False) -> 
         ConfigError: A folder is named twice, or seeds are of different pipelines.
         DataError: A folder holds no run, a run has no steps, or a file is damaged.
     """
-    runs = read_measured_runs(folders, command=command)
+    resolved = [folder.resolve() for folder in folders]
+    twice = next((folder for folder in folders if resolved.count(folder.resolve()) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{command}: {twice} is named twice; expected another run each time", fix="name it once")
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        if not (run.steps or run.evaluations):
+            raise DataError(
+                f"{run.folder} has no steps yet: {files.METRICS} and {files.EVALUATIONS} are empty or missing",
+                fix="wait for the first step, or see in logs/ of that folder why there was none",
+            )
     labels = labels_of(folders)
     configs = [read_config(folder) for folder in folders]
     pipelines = list(dict.fromkeys(str(run.info["pipeline"]) for run in runs))

@@ -27,8 +27,7 @@ from roll_like.metrics.progress import duration
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.rollouts import RolloutRow, group_of, solved, subsample
 from roll_like.metrics.runs import Run, as_yaml, read_config
-from roll_like.metrics.samples import SamplePair, pick_pairs
-from roll_like.metrics.summary import status_of
+from roll_like.metrics.summary import SamplePair, pick_pairs, status_of
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import has_groups
 from roll_like.rollout.thumbnails import thumbnails_folder
@@ -93,12 +92,13 @@ def choose_rollouts(
     chosen = {row["id"]: row for row in always} | chosen
     tokens, notes = _tokens_of(rollouts.run_dir, chosen.values())
     pictures, missing = _pictures(rollouts.run_dir, chosen.values())
+    damaged = tuple(f"the last line of {path} is half written and was left out" for path in rollouts.damaged)
     records = [_record(row, tokens.get(name), label) for name, row in chosen.items()]
-    return ChosenRollouts(records=records, pictures=pictures, found=found, notes=notes + missing)
+    return ChosenRollouts(records=records, pictures=pictures, found=found, notes=notes + missing + damaged)
 
 
-def report_page(comparison: Comparison, *, together: bool = True) -> str:
-    """Return the page of one run or several: figures, curves, rollouts, timeline, configuration.
+def report_page(comparison: Comparison, *, together: bool = True) -> tuple[str, list[str]]:
+    """Return the page of one run or several (figures, curves, rollouts, timeline, configuration), and what it lacks.
 
     Args:
         comparison: The runs.
@@ -110,6 +110,7 @@ def report_page(comparison: Comparison, *, together: bool = True) -> str:
     """
     held, answers = [], []
     several = len(comparison.runs) > 1
+    most_files = max(2, MOST_FILES // len(comparison.runs))
     for place, (name, run) in enumerate(comparison.runs.items()):
         label = name if several else ""
         pairs = _pairs(run) if place == 0 else []
@@ -118,12 +119,14 @@ def report_page(comparison: Comparison, *, together: bool = True) -> str:
             for pair in pairs
         ]
         rollouts = Rollouts(run.folder)
-        rows = rollouts.select(Wanted(), most_files=max(2, MOST_FILES // len(comparison.runs)))
+        rows = rollouts.select(Wanted(), most_files=most_files)
         always = [placed(row) for pair in pairs for row in (pair.before, pair.after)]
-        limit = PAGE_LIMIT // len(comparison.runs)
+        limit = max(1, PAGE_LIMIT // len(comparison.runs))
         held.append(choose_rollouts(rollouts, rows, limit=limit, always=always, label=label))
     overview = _overview(comparison, answers, together=together)
-    return page(_title([run.name for run in comparison.runs.values()]), overview=overview, rollouts=held)
+    title = _title([run.name for run in comparison.runs.values()])
+    notes = [*comparison.notes, *(note for chosen in held for note in chosen.notes)]
+    return page(title, overview=overview, rollouts=held, notes=notes), notes
 
 
 def page(
@@ -132,6 +135,7 @@ def page(
     overview: Mapping[str, Any] | None = None,
     rollouts: Sequence[ChosenRollouts] = (),
     beside: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> str:
     """Return a page.
 
@@ -140,14 +144,11 @@ def page(
         overview: What it says of runs, if more than their rollouts.
         rollouts: Those of each run.
         beside: Keys of two rollouts that are shown beside each other first.
+        notes: What is shown above everything.
     """
-    records = [record for chosen in rollouts for record in chosen.records]
-    notes = [*(overview["notes"] if overview else ()), *(note for chosen in rollouts for note in chosen.notes)]
-    if (left_out := sum(chosen.found for chosen in rollouts) - len(records)) and overview is None:
-        notes.append(f"{left_out} more rollouts were left out, evenly over groups; with --limit 0 the page holds all")
     data = {
         "overview": overview,
-        "rollouts": records,
+        "rollouts": [record for chosen in rollouts for record in chosen.records],
         "pictures": {name: address for chosen in rollouts for name, address in chosen.pictures.items()},
         "beside": list(beside),
     }
@@ -222,15 +223,13 @@ def _pairs(run: Run) -> list[SamplePair]:
 
 def _overview(comparison: Comparison, answers: Sequence[Sequence[str]], *, together: bool) -> dict[str, Any]:
     runs = comparison.runs
-    timed = {name for figures in comparison.figures for name in (*figures["before_after"], *figures["time"])}
-    names = dict.fromkeys((*(name for one in comparison.figures for name in one["before_after"]), *sorted(timed)))
+    names = dict.fromkeys(name for key in ("before_after", "time") for one in comparison.figures for name in one[key])
     several = len(runs) > 1
     return {
         "runs": [
             _run(label, run, config, figures)
             for (label, run), config, figures in zip(runs.items(), comparison.configs, comparison.figures, strict=True)
         ],
-        "notes": comparison.notes,
         "together": together,
         "began": "" if several else _began(next(iter(runs.values()))),
         "headlines": comparison.headlines(),

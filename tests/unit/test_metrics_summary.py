@@ -15,8 +15,7 @@ from roll_like.metrics import files
 from roll_like.metrics.curves import choose_panels, lines_of
 from roll_like.metrics.plots import draw_panel
 from roll_like.metrics.runs import Run
-from roll_like.metrics.samples import later, pick_pairs
-from roll_like.metrics.summary import write_summary
+from roll_like.metrics.summary import later, pick_pairs, write_summary
 
 RUN = {"name": "demo", "pipeline": "rlvr", "total_steps": 9, "sampled_rollouts": 2, "versions": {"python": "3"}}
 

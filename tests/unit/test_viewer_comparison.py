@@ -83,7 +83,7 @@ def test_runs_of_different_pipelines_share_what_they_share(tmp_path: Path) -> No
 
 def test_the_page_has_a_panel_for_each_metric(tmp_path: Path) -> None:
     folders = [*pair(tmp_path), make_run(tmp_path / "<script>alert(1)</script>".replace("/", "∕"))]
-    data = data_of(report_page(compare(folders), together=False))
+    data = data_of(report_page(compare(folders), together=False)[0])
     overview = data["overview"]
     assert [run["label"] for run in overview["runs"]] == [folder.name for folder in folders]
     assert overview["differing"]["training.lr"] == ["1e-05", "2e-05", "–"]

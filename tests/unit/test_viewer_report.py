@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from roll_like.metrics import files
 from roll_like.metrics.runs import as_yaml, differences, labels_of
 from roll_like.viewer.comparison import read_runs
 from roll_like.viewer.events import sentence
-from roll_like.viewer.page import MOST_EVENTS, report_page
+from roll_like.viewer.page import MOST_EVENTS, MOST_FILES, report_page
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def page_of(*folders: Path) -> dict[str, Any]:
     """The data of the page."""
-    return data_of(report_page(read_runs(folders, command="report", seeds=len(folders) > 1)))
+    return data_of(report_page(read_runs(folders, command="report", seeds=len(folders) > 1))[0])
 
 
 def test_a_page_has_what_a_run_came_to(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def hostile_run(folder: Path) -> Path:
 
 
 def test_what_a_model_or_a_data_set_wrote_is_escaped(tmp_path: Path) -> None:
-    source = report_page(read_runs([hostile_run(tmp_path / "demo")], command="report"))
+    source, _ = report_page(read_runs([hostile_run(tmp_path / "demo")], command="report"))
     page = data_of(source)
     assert source.count("<script") == 2
     assert "<img" not in source
@@ -95,7 +96,7 @@ def test_what_a_model_or_a_data_set_wrote_is_escaped(tmp_path: Path) -> None:
 
 @needs_chromium
 def test_the_page_shows_a_run_and_nothing_in_it_runs(tmp_path: Path) -> None:
-    source = report_page(read_runs([hostile_run(tmp_path / "demo")], command="report"))
+    source, _ = report_page(read_runs([hostile_run(tmp_path / "demo")], command="report"))
     found = found_by(
         """
         const seen = { title: document.title, scripts: document.querySelectorAll("script, img").length, parts: {} };
@@ -128,7 +129,7 @@ def test_the_page_shows_a_run_and_nothing_in_it_runs(tmp_path: Path) -> None:
 @needs_chromium
 def test_curves_of_seeds_are_shown_together_or_each(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"demo-seed-{seed}", seed=seed, lift=seed / 10) for seed in (0, 1, 4)]
-    source = report_page(read_runs(folders, command="report", seeds=True))
+    source, _ = report_page(read_runs(folders, command="report", seeds=True))
     found = found_by(
         """
         const look = () => ({
@@ -157,10 +158,11 @@ def test_curves_of_seeds_are_shown_together_or_each(tmp_path: Path) -> None:
 
 def test_seeds_have_means_and_notes(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", steps=4), make_run(tmp_path / "b", steps=2, lift=0.2)]
-    overview = page_of(*folders)["overview"]
+    source, notes = report_page(read_runs(folders, command="report", seeds=True))
+    overview = data_of(source)["overview"]
     mean = overview["panels"][0]["mean"]
     assert (mean["x"], mean["low"]) == ([1, 2], pytest.approx([0.1, 0.2]))
-    assert overview["notes"] == [
+    assert notes == [
         "several of these runs have the seed 0",
         "these runs have taken different numbers of steps",
     ]
@@ -280,3 +282,15 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (demo / files.METRICS).write_text("no JSON\n{}\n")
     with pytest.raises(DataError, match=r"metrics\.jsonl:1: expected one JSON object per line"):
         page_of(*[demo])
+
+
+def test_of_many_rollouts_a_page_has_some_of_the_whole_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "demo", steps=300)
+    path = files.rollouts_path(run, 300, kind="eval")
+    path.write_bytes(path.read_bytes() + b'{"half')
+    source, notes = report_page(read_runs([run], command="report"))
+    steps = [row["step"] for row in data_of(source)["rollouts"] if row["kind"] == "train"]
+    assert len(steps) == MOST_FILES - 2  # and two evaluations
+    assert 1 <= max(after - before for before, after in itertools.pairwise(steps)) <= 4
+    assert notes == [f"the last line of {path} is half written and was left out"]
+    assert max(len(panel["lines"][0]["x"]) for panel in data_of(source)["overview"]["panels"]) == 300

@@ -1,6 +1,7 @@
 // The rollouts of the page: filters, a list, and one of them (or two beside each other), by message or by token.
 const showRollouts = () => {
-  const rollouts = data.rollouts, pictures = data.pictures; // pictures: addresses of data by their files
+  const rollouts = data.rollouts,
+    pictures = data.pictures; // pictures: addresses of data by their files
   const PAGE = 200; // rows that the list grows by
 
   // ---- what is known of the tokens -----------------------------------------------------------------
@@ -9,18 +10,20 @@ const showRollouts = () => {
   const NUMBERS = {
     "trainer − engine": (piece, at) => (piece.trainer ? number(piece.trainer[at]) - number(piece.engine[at]) : null),
     "log-probability": (piece, at) => number(piece.engine[at]),
-    "advantage": (piece, at) => (piece.advantages ? number(piece.advantages[at]) : null),
+    advantage: (piece, at) => (piece.advantages ? number(piece.advantages[at]) : null),
     "policy version": (piece, at) => piece.versions[at],
   };
   const LEGENDS = {
     "trainer − engine": "nats: blue where the trainer finds the token more likely, orange where less",
     "log-probability": "nats, as the engine reported it: darker is less likely",
-    "advantage": "blue: to be more likely, orange: less",
+    advantage: "blue: to be more likely, orange: less",
     "policy version": "that sampled the token: darker is older",
   };
   const sampled = (rollout) => (rollout.saved ? rollout.saved.pieces.filter((piece) => typeof piece !== "string") : []);
-  const numbers = (rollout, name) => sampled(rollout).flatMap((piece) =>
-    piece.texts.map((_, at) => NUMBERS[name](piece, at)).filter((one) => one !== null));
+  const numbers = (rollout, name) =>
+    sampled(rollout).flatMap((piece) =>
+      piece.texts.map((_, at) => NUMBERS[name](piece, at)).filter((one) => one !== null),
+    );
   const extents = new Map(); // over all rollouts of the page, so that colours can be compared
   const extentOf = (name) => {
     if (!extents.has(name)) extents.set(name, extent(rollouts.flatMap((rollout) => numbers(rollout, name))));
@@ -29,15 +32,21 @@ const showRollouts = () => {
 
   // ---- what a rollout is found by ------------------------------------------------------------------
 
-  const contentText = (content) => [content ?? ""].flat().map((part) => part.text ?? asText(part)).join("\n");
+  const contentText = (content) =>
+    [content ?? ""]
+      .flat()
+      .map((part) => part.text ?? asText(part))
+      .join("\n");
   for (const rollout of rollouts) {
     const said = (rollout.turns || []).flatMap((turn) => [
-      ...[...turn.shown, ...(turn.after || [])].map((message) => contentText(message.content)), turn.text,
+      ...[...turn.shown, ...(turn.after || [])].map((message) => contentText(message.content)),
+      turn.text,
       JSON.stringify(turn.tool_calls || []),
     ]);
     const asked = (rollout.messages || []).map((message) => contentText(message.content));
     rollout.words = [rollout.id, rollout.task_id, rollout.prompt, ...asked, rollout.text, ...said]
-      .join("\n").toLowerCase();
+      .join("\n")
+      .toLowerCase();
     rollout.gap = extent(numbers(rollout, "trainer − engine").map(Math.abs))[1];
   }
   const SPECIAL = {
@@ -51,9 +60,9 @@ const showRollouts = () => {
     "as sampled": null,
     "lowest reward": (rollout) => number(rollout.reward),
     "highest reward": (rollout) => -number(rollout.reward),
-    "longest": (rollout) => -(rollout.tokens || 0),
-    "shortest": (rollout) => rollout.tokens || 0,
-    "stalest": (rollout) => -(rollout.staleness || 0),
+    longest: (rollout) => -(rollout.tokens || 0),
+    shortest: (rollout) => rollout.tokens || 0,
+    stalest: (rollout) => -(rollout.staleness || 0),
     "largest trainer − engine": (rollout) => -rollout.gap,
   };
 
@@ -62,57 +71,99 @@ const showRollouts = () => {
   const controls = {};
   const choice = (name, label, options, any = true) => {
     if (options.length < 2 && any) return null;
-    controls[name] = element("select", { id: name }, (any ? ["", ...options] : options).map((one) =>
-      element("option", { value: one }, one === "" ? "any" : String(one))));
+    controls[name] = element(
+      "select",
+      { id: name },
+      (any ? ["", ...options] : options).map((one) =>
+        element("option", { value: one }, one === "" ? "any" : String(one)),
+      ),
+    );
     return element("label", { for: name }, label, controls[name]);
   };
   const range = (name, label, values) => {
     const [low, high] = extent(values);
     if (!(low < high)) return null;
-    const bound = (end, hint) => (controls[`${name}-${end}`] = element("input", {
-      id: `${name}-${end}`, type: "number", step: "any", placeholder: shown(hint), "aria-label": `${label}, ${end}`,
-    }));
-    return element("fieldset", {}, element("legend", {}, label),
-      element("span", {}, bound("from", low), bound("to", high)));
+    const bound = (end, hint) =>
+      (controls[`${name}-${end}`] = element("input", {
+        id: `${name}-${end}`,
+        type: "number",
+        step: "any",
+        placeholder: shown(hint),
+        "aria-label": `${label}, ${end}`,
+      }));
+    return element(
+      "fieldset",
+      {},
+      element("legend", {}, label),
+      element("span", {}, bound("from", low), bound("to", high)),
+    );
   };
   const special = Object.keys(SPECIAL).filter((name) => rollouts.some(SPECIAL[name]) && !rollouts.every(SPECIAL[name]));
-  const orders = Object.keys(ORDERS).filter((name) =>
-    (name !== "stalest" || rollouts.some((one) => one.staleness > 0))
-    && (name !== "largest trainer − engine" || rollouts.some((one) => one.gap > 0)));
+  const orders = Object.keys(ORDERS).filter(
+    (name) =>
+      (name !== "stalest" || rollouts.some((one) => one.staleness > 0)) &&
+      (name !== "largest trainer − engine" || rollouts.some((one) => one.gap > 0)),
+  );
   controls.search = element("input", { id: "search", type: "search", placeholder: "text, id or task" });
-  byId("filters").append(...[
-    element("label", { for: "search" }, "search", controls.search),
-    choice("run", "run", unique(rollouts.map((one) => one.run))),
-    choice("kind", "kind", unique(rollouts.map((one) => one.kind))),
-    choice("domain", "domain", unique(rollouts.map((one) => one.domain))),
-    choice("solved", "solved", unique(rollouts.map((one) => (one.solved ? "yes" : "no")))),
-    choice("ended", "ended by", unique(rollouts.map((one) => one.stop_reason))),
-    special.length ? choice("special", "with", ["", ...special], false) : null,
-    range("step", "step", rollouts.map((one) => one.step)),
-    range("reward", "reward", rollouts.map((one) => number(one.reward))),
-    range("length", "length (tokens)", rollouts.map((one) => one.tokens)),
-    range("staleness", "staleness (versions)", rollouts.map((one) => one.staleness)),
-    choice("order", "order", orders, false),
-    element("button", { type: "reset" }, "reset"),
-  ].filter(Boolean));
+  byId("filters").append(
+    ...[
+      element("label", { for: "search" }, "search", controls.search),
+      choice("run", "run", unique(rollouts.map((one) => one.run))),
+      choice("kind", "kind", unique(rollouts.map((one) => one.kind))),
+      choice("domain", "domain", unique(rollouts.map((one) => one.domain))),
+      choice("solved", "solved", unique(rollouts.map((one) => (one.solved ? "yes" : "no")))),
+      choice("ended", "ended by", unique(rollouts.map((one) => one.stop_reason))),
+      special.length ? choice("special", "with", ["", ...special], false) : null,
+      range(
+        "step",
+        "step",
+        rollouts.map((one) => one.step),
+      ),
+      range(
+        "reward",
+        "reward",
+        rollouts.map((one) => number(one.reward)),
+      ),
+      range(
+        "length",
+        "length (tokens)",
+        rollouts.map((one) => one.tokens),
+      ),
+      range(
+        "staleness",
+        "staleness (versions)",
+        rollouts.map((one) => one.staleness),
+      ),
+      choice("order", "order", orders, false),
+      element("button", { type: "reset" }, "reset"),
+    ].filter(Boolean),
+  );
 
   const setting = (name) => (controls[name] ? controls[name].value : "");
   const within = (name, value) => {
-    const from = setting(`${name}-from`), to = setting(`${name}-to`);
+    const from = setting(`${name}-from`),
+      to = setting(`${name}-to`);
     return (from === "" || value >= Number(from)) && (to === "" || value <= Number(to));
   };
   const is = (name, value) => setting(name) === "" || setting(name) === value;
   const wanted = (rollout) =>
-    is("run", rollout.run) && is("kind", rollout.kind) && is("domain", rollout.domain) && is("solved", rollout.solved ? "yes" : "no")
-    && is("ended", rollout.stop_reason)
-    && (setting("special") === "" || SPECIAL[setting("special")](rollout))
-    && within("step", rollout.step) && within("reward", number(rollout.reward))
-    && within("length", rollout.tokens) && within("staleness", rollout.staleness)
-    && rollout.words.includes(setting("search").toLowerCase());
+    is("run", rollout.run) &&
+    is("kind", rollout.kind) &&
+    is("domain", rollout.domain) &&
+    is("solved", rollout.solved ? "yes" : "no") &&
+    is("ended", rollout.stop_reason) &&
+    (setting("special") === "" || SPECIAL[setting("special")](rollout)) &&
+    within("step", rollout.step) &&
+    within("reward", number(rollout.reward)) &&
+    within("length", rollout.tokens) &&
+    within("staleness", rollout.staleness) &&
+    rollout.words.includes(setting("search").toLowerCase());
 
   // ---- list ----------------------------------------------------------------------------------------
 
-  let found = [], length = PAGE, current = null;
+  let found = [],
+    length = PAGE,
+    current = null;
   const rewardClass = (rollout) => (rollout.solved ? "good" : number(rollout.reward) <= 0 ? "bad" : "");
   const firstWords = (rollout) => (rollout.turns?.length ? rollout.turns[0].text : rollout.text).slice(0, 80);
   const COLUMNS = [
@@ -125,27 +176,66 @@ const showRollouts = () => {
     ["first words", "words", firstWords],
   ].filter(([, , , needed]) => !needed || rollouts.some(needed));
   const drawList = () => {
-    const rows = found.slice(0, length).map((rollout) => element("tr", {
-      id: `row-${rollout.key}`, "aria-current": String(rollout === current), onclick: () => select(rollout),
-    }, COLUMNS.map(([, kind, cell, needed]) =>
-      element("td", { class: kind }, !needed || needed(rollout) ? cell(rollout) : ""))));
-    const more = found.length > length ? element("button", {
-      type: "button", onclick: () => { length += PAGE; drawList(); },
-    }, `${found.length - length} more`) : null;
-    byId("list").replaceChildren(element("table", {},
-      element("thead", {}, element("tr", {}, COLUMNS.map(([name, kind]) => element("th", { class: kind }, name)))),
-      element("tbody", {}, rows)), ...(more ? [more] : []));
+    const rows = found.slice(0, length).map((rollout) =>
+      element(
+        "tr",
+        {
+          id: `row-${rollout.key}`,
+          "aria-current": String(rollout === current),
+          onclick: () => select(rollout),
+        },
+        COLUMNS.map(([, kind, cell, needed]) =>
+          element("td", { class: kind }, !needed || needed(rollout) ? cell(rollout) : ""),
+        ),
+      ),
+    );
+    const more =
+      found.length > length
+        ? element(
+            "button",
+            {
+              type: "button",
+              onclick: () => {
+                length += PAGE;
+                drawList();
+              },
+            },
+            `${found.length - length} more`,
+          )
+        : null;
+    byId("list").replaceChildren(
+      element(
+        "table",
+        {},
+        element(
+          "thead",
+          {},
+          element(
+            "tr",
+            {},
+            COLUMNS.map(([name, kind]) => element("th", { class: kind }, name)),
+          ),
+        ),
+        element("tbody", {}, rows),
+      ),
+      ...(more ? [more] : []),
+    );
   };
   const filter = () => {
     const order = ORDERS[setting("order")];
     found = rollouts.filter(wanted);
-    if (order) found = found.map((one) => [order(one), one]).sort((a, b) => a[0] - b[0]).map((pair) => pair[1]);
+    if (order)
+      found = found
+        .map((one) => [order(one), one])
+        .sort((a, b) => a[0] - b[0])
+        .map((pair) => pair[1]);
     length = PAGE;
     const rewards = found.map((one) => number(one.reward)).filter(Number.isFinite);
     const mean = rewards.reduce((sum, one) => sum + one, 0) / rewards.length;
-    byId("count").textContent = `${found.length} of ${plural(rollouts.length, "rollout")}`
-      + (rewards.length ? `, mean reward ${shown(mean)}, ${found.filter((one) => one.solved).length} solved` : "")
-      + ". Keys: j next, k previous, / search, t tokens, ← → from token to token, p to keep one beside the next.";
+    byId("count").textContent =
+      `${found.length} of ${plural(rollouts.length, "rollout")}` +
+      (rewards.length ? `, mean reward ${shown(mean)}, ${found.filter((one) => one.solved).length} solved` : "") +
+      ". Keys: j next, k previous, / search, t tokens, ← → from token to token, p to keep one beside the next.";
     drawList();
     if (found.length && !found.includes(current)) select(found[0]);
     if (!found.length) byId("detail").replaceChildren(element("p", { class: "soft" }, "No rollout is like that."));
@@ -154,45 +244,67 @@ const showRollouts = () => {
   // ---- one rollout ---------------------------------------------------------------------------------
 
   const text = (value) => element("pre", {}, asText(value));
-  const content = (parts) => [parts ?? ""].flat().map((part) => {
-    const address = part.image_url?.url ?? "";
-    if (address.startsWith("data:image/")) return element("img", { src: address, alt: "picture" });
-    return text(part.text ?? part);
-  });
+  const content = (parts) =>
+    [parts ?? ""].flat().map((part) => {
+      const address = part.image_url?.url ?? "";
+      if (address.startsWith("data:image/")) return element("img", { src: address, alt: "picture" });
+      return text(part.text ?? part);
+    });
   // `[image: LABEL]` in a prompt is shown as the picture, where there is one
-  const pictured = (rollout, list) => list.map((message) => {
-    if (!rollout.images || typeof message.content !== "string") return message;
-    const parts = [];
-    let rest = message.content;
-    for (const { label, file } of rollout.images) {
-      const mark = `[image: ${label}]`, at = rest.indexOf(mark);
-      if (at < 0 || !Object.hasOwn(pictures, file)) continue;
-      parts.push({ text: rest.slice(0, at) }, { image_url: { url: pictures[file] } });
-      rest = rest.slice(at + mark.length);
-    }
-    return { ...message, content: [...parts, { text: rest }].filter((part) => part.text !== "") };
-  });
+  const pictured = (rollout, list) =>
+    list.map((message) => {
+      if (!rollout.images || typeof message.content !== "string") return message;
+      const parts = [];
+      let rest = message.content;
+      for (const { label, file } of rollout.images) {
+        const mark = `[image: ${label}]`,
+          at = rest.indexOf(mark);
+        if (at < 0 || !Object.hasOwn(pictures, file)) continue;
+        parts.push({ text: rest.slice(0, at) }, { image_url: { url: pictures[file] } });
+        rest = rest.slice(at + mark.length);
+      }
+      return { ...message, content: [...parts, { text: rest }].filter((part) => part.text !== "") };
+    });
   const block = (kind, label, ...children) =>
     element("div", { class: `block ${kind}` }, element("b", {}, label), children);
-  const messages = (list) => (list || []).map((message) => block(message.role === "tool" ? "tool" : "",
-    message.role || "message", content(message.content), (message.tool_calls || []).map(text)));
-  const call = (one) => block(`tool ${one.error ? "failed" : ""}`, `tool call${one.error ? ", failed" : ""}`,
-    text(`${one.name || "unreadable"} ${asText(one.arguments)}`),
-    one.result === undefined || one.result === null ? null : [element("b", {}, "result"), text(one.result)]);
+  const messages = (list) =>
+    (list || []).map((message) =>
+      block(
+        message.role === "tool" ? "tool" : "",
+        message.role || "message",
+        content(message.content),
+        (message.tool_calls || []).map(text),
+      ),
+    );
+  const call = (one) =>
+    block(
+      `tool ${one.error ? "failed" : ""}`,
+      `tool call${one.error ? ", failed" : ""}`,
+      text(`${one.name || "unreadable"} ${asText(one.arguments)}`),
+      one.result === undefined || one.result === null ? null : [element("b", {}, "result"), text(one.result)],
+    );
   const conversation = (rollout) => {
     if (!rollout.turns) {
       return [
-        messages(pictured(rollout,
-          rollout.messages?.length ? rollout.messages : [{ role: "prompt", content: rollout.prompt }])),
+        messages(
+          pictured(
+            rollout,
+            rollout.messages?.length ? rollout.messages : [{ role: "prompt", content: rollout.prompt }],
+          ),
+        ),
         block("policy", "policy", text(rollout.text)),
         rollout.reference === undefined ? null : block("reference", "reference", text(rollout.reference)),
       ];
     }
     return rollout.turns.map((turn, index) => [
       element("h3", {}, `turn ${index + 1}`),
-      element("p", { class: "small soft" }, `reward ${shown(turn.reward)}; ${plural(turn.tokens, "token")} after `
-        + `${turn.prompt_tokens}; policy ${(turn.sampled - turn.began).toFixed(2)} s, environment `
-        + `${(turn.ended - turn.sampled).toFixed(2)} s`),
+      element(
+        "p",
+        { class: "small soft" },
+        `reward ${shown(turn.reward)}; ${plural(turn.tokens, "token")} after ` +
+          `${turn.prompt_tokens}; policy ${(turn.sampled - turn.began).toFixed(2)} s, environment ` +
+          `${(turn.ended - turn.sampled).toFixed(2)} s`,
+      ),
       messages(turn.shown),
       block("policy", "policy", text(turn.text)),
       (turn.tool_calls || []).map(call),
@@ -204,7 +316,8 @@ const showRollouts = () => {
 
   // ---- tokens --------------------------------------------------------------------------------------
 
-  let colour = "trainer − engine", view = "conversation";
+  let colour = "trainer − engine",
+    view = "conversation";
   // [custom property of the colour, strength from 0 to 1]
   const painted = (name, value) => {
     const [low, high] = extentOf(name);
@@ -216,99 +329,200 @@ const showRollouts = () => {
   const legend = (name) => {
     const [low, high] = extentOf(name);
     const most = Math.max(Math.abs(low), Math.abs(high));
-    const [kind, left, right] = name === "policy version" ? ["high", low, high]
-      : name === "log-probability" ? ["low", low, 0] : ["signed", -most, most];
-    return element("p", { class: "row small" }, shown(left), element("span", { class: `scale ${kind}` }), shown(right),
-      element("span", { class: "soft" }, LEGENDS[name]));
+    const [kind, left, right] =
+      name === "policy version"
+        ? ["high", low, high]
+        : name === "log-probability"
+          ? ["low", low, 0]
+          : ["signed", -most, most];
+    return element(
+      "p",
+      { class: "row small" },
+      shown(left),
+      element("span", { class: `scale ${kind}` }),
+      shown(right),
+      element("span", { class: "soft" }, LEGENDS[name]),
+    );
   };
-  const factsOf = (piece, at, place, count) => [
-    ["token", `${place} of ${count}, turn ${piece.turn + 1}`],
-    ["text", JSON.stringify(piece.texts[at])],
-    ["policy version", String(piece.versions[at])],
-    ["engine", `${shown(piece.engine[at], 6)} nats, p ${shown(Math.exp(number(piece.engine[at])), 3)}`],
-    piece.trainer ? ["trainer", `${shown(piece.trainer[at], 6)} nats`] : null,
-    piece.trainer ? ["trainer − engine", `${shown(NUMBERS["trainer − engine"](piece, at))} nats`] : null,
-    piece.advantages ? ["advantage", shown(piece.advantages[at])] : null,
-  ].filter(Boolean);
+  const factsOf = (piece, at, place, count) =>
+    [
+      ["token", `${place} of ${count}, turn ${piece.turn + 1}`],
+      ["text", JSON.stringify(piece.texts[at])],
+      ["policy version", String(piece.versions[at])],
+      ["engine", `${shown(piece.engine[at], 6)} nats, p ${shown(Math.exp(number(piece.engine[at])), 3)}`],
+      piece.trainer ? ["trainer", `${shown(piece.trainer[at], 6)} nats`] : null,
+      piece.trainer ? ["trainer − engine", `${shown(NUMBERS["trainer − engine"](piece, at))} nats`] : null,
+      piece.advantages ? ["advantage", shown(piece.advantages[at])] : null,
+    ].filter(Boolean);
   const drawTokens = (rollout) => {
-    const saved = rollout.saved, names = Object.keys(NUMBERS).filter((name) => numbers(rollout, name).length);
+    const saved = rollout.saved,
+      names = Object.keys(NUMBERS).filter((name) => numbers(rollout, name).length);
     if (!names.includes(colour)) [colour] = names;
     const count = sampled(rollout).reduce((sum, piece) => sum + piece.texts.length, 0);
     const tokens = [];
     const go = (place) => {
-      tokens.forEach((one) => { one.classList.remove("at"); one.tabIndex = -1; });
+      tokens.forEach((one) => {
+        one.classList.remove("at");
+        one.tabIndex = -1;
+      });
       tokens[place].classList.add("at");
       tokens[place].tabIndex = 0;
       tokens[place].focus();
     };
     const piecesShown = saved.pieces.map((piece, index) => [
-      saved.parts.includes(index) ? element("span", { class: "cut" }, "history was rewritten: the next sequence") : null,
-      typeof piece === "string" ? element("span", { class: "shown" }, piece) : piece.texts.map((said, at) => {
-        const place = tokens.length, [shade, strength] = painted(colour, NUMBERS[colour](piece, at) ?? 0);
-        const tell = () => showTip(token.getClientRects()[0] ?? token.getBoundingClientRect(),
-          factsOf(piece, at, place + 1, count));
-        const token = element("span", {
-          class: "token", tabindex: place ? -1 : 0, onmouseenter: tell, onmouseleave: hideTip, onfocus: tell,
-          onblur: hideTip, onclick: () => go(place), onkeydown: (event) => {
-            const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-            if (step && tokens[place + step]) { event.preventDefault(); go(place + step); }
-            if (event.key === "Escape") hideTip();
-          },
-        }, said === "" ? "·" : said.replaceAll("\n", "↵\n"));
-        token.style.backgroundColor = `rgba(var(${shade}), ${(0.65 * strength).toFixed(3)})`;
-        tokens.push(token);
-        return token;
-      }),
+      saved.parts.includes(index)
+        ? element("span", { class: "cut" }, "history was rewritten: the next sequence")
+        : null,
+      typeof piece === "string"
+        ? element("span", { class: "shown" }, piece)
+        : piece.texts.map((said, at) => {
+            const place = tokens.length,
+              [shade, strength] = painted(colour, NUMBERS[colour](piece, at) ?? 0);
+            const tell = () =>
+              showTip(token.getClientRects()[0] ?? token.getBoundingClientRect(), factsOf(piece, at, place + 1, count));
+            const token = element(
+              "span",
+              {
+                class: "token",
+                tabindex: place ? -1 : 0,
+                onmouseenter: tell,
+                onmouseleave: hideTip,
+                onfocus: tell,
+                onblur: hideTip,
+                onclick: () => go(place),
+                onkeydown: (event) => {
+                  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+                  if (step && tokens[place + step]) {
+                    event.preventDefault();
+                    go(place + step);
+                  }
+                  if (event.key === "Escape") hideTip();
+                },
+              },
+              said === "" ? "·" : said.replaceAll("\n", "↵\n"),
+            );
+            token.style.backgroundColor = `rgba(var(${shade}), ${(0.65 * strength).toFixed(3)})`;
+            tokens.push(token);
+            return token;
+          }),
     ]);
     return [
-      element("div", { class: "colours" },
-        element("div", { class: "row small", role: "group", "aria-label": "colour" }, "colour:", names.map((name) =>
-          element("button", { type: "button", "aria-pressed": String(name === colour),
-            onclick: () => { colour = name; drawDetail(rollout); } }, name))),
-        legend(colour)),
-      saved.trained === undefined ? element("p", { class: "small soft" },
-        "With rollout.save_logprobs: true there are also the trainer's log-probabilities and the advantages.") : null,
+      element(
+        "div",
+        { class: "colours" },
+        element(
+          "div",
+          { class: "row small", role: "group", "aria-label": "colour" },
+          "colour:",
+          names.map((name) =>
+            element(
+              "button",
+              {
+                type: "button",
+                "aria-pressed": String(name === colour),
+                onclick: () => {
+                  colour = name;
+                  drawDetail(rollout);
+                },
+              },
+              name,
+            ),
+          ),
+        ),
+        legend(colour),
+      ),
+      saved.trained === undefined
+        ? element(
+            "p",
+            { class: "small soft" },
+            "With rollout.save_logprobs: true there are also the trainer's log-probabilities and the advantages.",
+          )
+        : null,
       element("div", { id: "tokens" }, piecesShown),
     ];
   };
 
   // ---- detail --------------------------------------------------------------------------------------
 
-  const figures = (rollout) => [
-    `reward ${shown(rollout.reward)}`,
-    rollout.solved ? "solved" : "not solved",
-    rollout.turns ? plural(rollout.turns.length, "turn") : null,
-    rollout.tokens === undefined ? null : plural(rollout.tokens, "token"),
-    rollout.cuts ? `history rewritten ${plural(rollout.cuts, "time")}` : null,
-    rollout.stop_reason ? `ended by ${rollout.stop_reason}` : null,
-    rollout.policy_version === undefined ? null : `policy version ${rollout.policy_version}`,
-    rollout.staleness === undefined ? null : `staleness ${rollout.staleness}`,
-    rollout.answer === undefined ? null : `read as ${asText(rollout.answer)}`,
-    rollout.saved?.trained === false ? "left out of the update" : null,
-    rollout.gap > 0 ? `largest trainer − engine ${shown(rollout.gap)} nats` : null,
-  ].filter(Boolean).join(" · ");
+  const figures = (rollout) =>
+    [
+      `reward ${shown(rollout.reward)}`,
+      rollout.solved ? "solved" : "not solved",
+      rollout.turns ? plural(rollout.turns.length, "turn") : null,
+      rollout.tokens === undefined ? null : plural(rollout.tokens, "token"),
+      rollout.cuts ? `history rewritten ${plural(rollout.cuts, "time")}` : null,
+      rollout.stop_reason ? `ended by ${rollout.stop_reason}` : null,
+      rollout.policy_version === undefined ? null : `policy version ${rollout.policy_version}`,
+      rollout.staleness === undefined ? null : `staleness ${rollout.staleness}`,
+      rollout.answer === undefined ? null : `read as ${asText(rollout.answer)}`,
+      rollout.saved?.trained === false ? "left out of the update" : null,
+      rollout.gap > 0 ? `largest trainer − engine ${shown(rollout.gap)} nats` : null,
+    ]
+      .filter(Boolean)
+      .join(" · ");
   const pairs = (title, values) => {
     const entries = Object.entries(values || {});
-    return entries.length ? element("p", { class: "small soft" },
-      `${title}: ${entries.map(([name, one]) => `${name} ${shown(one)}`).join(", ")}`) : null;
+    return entries.length
+      ? element(
+          "p",
+          { class: "small soft" },
+          `${title}: ${entries.map(([name, one]) => `${name} ${shown(one)}`).join(", ")}`,
+        )
+      : null;
   };
   const described = (rollout) => {
-    const group = rollouts.filter((one) => one.run === rollout.run && one.kind === rollout.kind && one.group === rollout.group);
-    const where = [rollout.run, `${rollout.kind} step ${rollout.step}`, rollout.domain, rollout.task_id,
-      rollout.seed === undefined ? null : `seed ${rollout.seed}`].filter(Boolean).join(" · ");
+    const group = rollouts.filter(
+      (one) => one.run === rollout.run && one.kind === rollout.kind && one.group === rollout.group,
+    );
+    const where = [
+      rollout.run,
+      `${rollout.kind} step ${rollout.step}`,
+      rollout.domain,
+      rollout.task_id,
+      rollout.seed === undefined ? null : `seed ${rollout.seed}`,
+    ]
+      .filter(Boolean)
+      .join(" · ");
     const asTokens = view === "tokens" && rollout.saved;
-    const tab = (name) => element("button", { type: "button", "aria-pressed": String((name === "tokens") === !!asTokens),
-      onclick: () => { view = name; drawDetail(rollout); } }, name);
+    const tab = (name) =>
+      element(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String((name === "tokens") === !!asTokens),
+          onclick: () => {
+            view = name;
+            drawDetail(rollout);
+          },
+        },
+        name,
+      );
     return [
       element("h2", {}, rollout.id),
       element("p", { class: "small soft" }, where),
       element("p", {}, figures(rollout)),
       pairs("rewards", rollout.rewards),
       pairs("details", rollout.details),
-      group.length > 1 ? element("div", { class: "row small" }, "group:", group.map((one) => element("button", {
-        type: "button", class: rewardClass(one), "aria-pressed": String(one === rollout), title: one.id,
-        onclick: () => select(one),
-      }, shown(one.reward, 3)))) : null,
+      group.length > 1
+        ? element(
+            "div",
+            { class: "row small" },
+            "group:",
+            group.map((one) =>
+              element(
+                "button",
+                {
+                  type: "button",
+                  class: rewardClass(one),
+                  "aria-pressed": String(one === rollout),
+                  title: one.id,
+                  onclick: () => select(one),
+                },
+                shown(one.reward, 3),
+              ),
+            ),
+          )
+        : null,
       rollout.saved ? element("div", { class: "row" }, tab("conversation"), tab("tokens")) : null,
       ...[asTokens ? drawTokens(rollout) : conversation(rollout)].flat(Infinity),
     ].filter(Boolean);
@@ -319,38 +533,64 @@ const showRollouts = () => {
     const longest = Array.from({ length: left.length + 1 }, () => new Uint32Array(right.length + 1));
     for (let i = left.length - 1; i >= 0; i -= 1) {
       for (let j = right.length - 1; j >= 0; j -= 1) {
-        longest[i][j] = left[i] === right[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
+        longest[i][j] =
+          left[i] === right[j] ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
       }
     }
     const found = [];
     for (let i = 0, j = 0; i < left.length && j < right.length;) {
       if (left[i] === right[j]) found.push([i++, j++]);
-      else if (longest[i + 1][j] >= longest[i][j + 1]) i += 1; else j += 1;
+      else if (longest[i + 1][j] >= longest[i][j + 1]) i += 1;
+      else j += 1;
     }
     return found;
   };
   // marks what one of two rollouts says and the other does not: blocks, and lines of blocks that both have
   const markDifferences = (sides) => {
     const blocks = sides.map((side) => [...side.querySelectorAll("h3, .block")]);
-    const matched = common(...blocks.map((list) => list.map((one) => one.querySelector("b")?.textContent ?? one.textContent)));
-    blocks.forEach((list, side) => list.forEach((one, at) =>
-      one.classList.toggle("only", !matched.some((pair) => pair[side] === at))));
+    const matched = common(
+      ...blocks.map((list) => list.map((one) => one.querySelector("b")?.textContent ?? one.textContent)),
+    );
+    blocks.forEach((list, side) =>
+      list.forEach((one, at) => one.classList.toggle("only", !matched.some((pair) => pair[side] === at))),
+    );
     for (const pair of matched) {
       const texts = pair.map((at, side) => [...blocks[side][at].querySelectorAll("pre")]);
       texts[0].slice(0, texts[1].length).forEach((_, place) => {
-        const pres = texts.map((list) => list[place]), lines = pres.map((pre) => pre.textContent.split("\n"));
+        const pres = texts.map((list) => list[place]),
+          lines = pres.map((pre) => pre.textContent.split("\n"));
         const same = common(...lines);
-        pres.forEach((pre, side) => pre.replaceChildren(...lines[side].flatMap((line, at) => [at ? "\n" : "",
-          same.some((both) => both[side] === at) ? line : element("mark", {}, line || " ")])));
+        pres.forEach((pre, side) =>
+          pre.replaceChildren(
+            ...lines[side].flatMap((line, at) => [
+              at ? "\n" : "",
+              same.some((both) => both[side] === at) ? line : element("mark", {}, line || " "),
+            ]),
+          ),
+        );
       });
     }
   };
   let kept = null; // the rollout that stays on the left while others are shown on the right
   const drawDetail = (rollout) => {
     hideTip();
-    const keep = element("div", { class: "row small" }, element("button", { type: "button", "aria-pressed": String(!!kept),
-      title: "stays on the left while others are shown on the right", onclick: () => { kept = kept ? null : rollout; drawDetail(rollout); } },
-    kept ? `beside ${kept.id}` : "keep to compare"));
+    const keep = element(
+      "div",
+      { class: "row small" },
+      element(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(!!kept),
+          title: "stays on the left while others are shown on the right",
+          onclick: () => {
+            kept = kept ? null : rollout;
+            drawDetail(rollout);
+          },
+        },
+        kept ? `beside ${kept.id}` : "keep to compare",
+      ),
+    );
     if (!kept || kept === rollout) {
       byId("detail").replaceChildren(keep, ...described(rollout));
       return;
@@ -376,7 +616,14 @@ const showRollouts = () => {
   byId("filters").addEventListener("reset", () => setTimeout(filter));
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("keydown", (event) => {
-    if (byId("rollouts").hidden || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT/.test(event.target.tagName)) return;
+    if (
+      byId("rollouts").hidden ||
+      event.ctrlKey ||
+      event.metaKey ||
+      event.altKey ||
+      /INPUT|SELECT/.test(event.target.tagName)
+    )
+      return;
     const step = { j: 1, k: -1 }[event.key];
     if (event.key === "/") {
       event.preventDefault();
@@ -390,12 +637,20 @@ const showRollouts = () => {
       drawDetail(current);
     } else if (step && found.length) {
       const place = Math.min(found.length - 1, Math.max(0, found.indexOf(current) + step));
-      if (place >= length) { length += PAGE; drawList(); }
+      if (place >= length) {
+        length += PAGE;
+        drawList();
+      }
       select(found[place]);
     }
   });
   const named = () => rollouts.find((one) => one.key === decodeURIComponent(location.hash.slice(1)));
-  addEventListener("hashchange", () => { if (named()) { show("rollouts"); select(named()); } });
+  addEventListener("hashchange", () => {
+    if (named()) {
+      show("rollouts");
+      select(named());
+    }
+  });
   const [left, right] = data.beside.map((key) => rollouts.find((one) => one.key === key));
   kept = left ?? null;
   current = named() ?? right ?? null;
@@ -406,9 +661,14 @@ const showRollouts = () => {
 
 // ---- start -------------------------------------------------------------------------------------------
 
-byId("parts").append(...PARTS.map((part) =>
-  element("button", { type: "button", id: `to-${part}`, onclick: () => show(part) }, part)));
+byId("parts").append(
+  ...PARTS.map((part) => element("button", { type: "button", id: `to-${part}`, onclick: () => show(part) }, part)),
+);
 byId("parts").hidden = PARTS.length < 2;
-if (overview) { drawOverview(); drawTimeline(); drawConfiguration(); }
+if (overview) {
+  drawOverview();
+  drawTimeline();
+  drawConfiguration();
+}
 show(PARTS[0]);
 if (data.rollouts.length) showRollouts();
