@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 import yaml
 
-from roll_like.builtin.pipelines.agentic.check import environment_findings
+from roll_like.builtin.pipelines.agentic.pipeline import AgenticPipeline
 from roll_like.builtin.pipelines.distill.pipeline import DistillPipeline
 from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
-from roll_like.builtin.pipelines.on_policy_distill.check import on_policy_distill_findings
-from roll_like.builtin.pipelines.online_dpo.check import online_dpo_findings, online_dpo_plan
+from roll_like.builtin.pipelines.on_policy_distill.pipeline import OnPolicyDistillPipeline
+from roll_like.builtin.pipelines.online_dpo.pipeline import OnlineDPOPipeline
 from roll_like.builtin.pipelines.reward_model.pipeline import RewardModelPipeline
+from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
 from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
-from roll_like.check import Report, check, check_run
-from roll_like.check.data import prompt_findings
+from roll_like.check import Report
 from roll_like.config.run import RunConfig
 
 MINIMAL: dict[str, Any] = {
@@ -83,12 +83,12 @@ class RecordingPipeline:
 
 #: What each pipeline's own `check` does.
 CHECKS: dict[str, Callable[[Any], Report]] = {
-    "rlvr": lambda config: check(config, prompt_findings),
-    "agentic": lambda config: check(config, environment_findings),
-    "on_policy_distill": lambda config: check(config, on_policy_distill_findings),
+    "rlvr": RLVRPipeline.check,
+    "agentic": AgenticPipeline.check,
+    "on_policy_distill": OnPolicyDistillPipeline.check,
     "sft": SFTPipeline.check,
     "dpo": DPOPipeline.check,
-    "online_dpo": lambda config: check_run(config, online_dpo_plan, online_dpo_findings),
+    "online_dpo": OnlineDPOPipeline.check,
     "distill": DistillPipeline.check,
     "reward_model": RewardModelPipeline.check,
 }

@@ -72,10 +72,10 @@ def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) 
 
 
 def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Turns:
-    from roll_like.builtin.pipelines.sft.pipeline import start_supervised
+    from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
     from roll_like.training.engine import TrainingEngine
 
-    packed = start_supervised(work.config, resources, stack)
+    packed = SFTPipeline.start_trainer(work.config, resources, stack)
     # the same ranks: packing is how the driver lays batches out
     padded = TrainingEngine(
         packed.cluster, replace(packed.objective, packing=False), joined=packed.layout.get("joined", False)
@@ -86,14 +86,13 @@ def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
 
 
 def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Turns:
-    from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
-    from roll_like.builtin.pipelines.dpo.preferences import start_preference
+    from roll_like.builtin.pipelines.dpo.objective import PairStep, whole_logprobs
+    from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
     from roll_like.types import Pair
 
-    engine = start_preference(work.config, resolve_model(work.config.model), resources, stack)
-    model = AnswerLogprobs(engine)
+    engine = DPOPipeline.start_trainer(work.config, resources, stack)
     batches = []
     for batch in work.batches:
         pairs = [Pair(chosen=one, rejected=two) for one, two in zip(batch[::2], batch[1::2], strict=True)]
-        batches.append((PairStep(pairs=pairs, reference=model.sequence_logprobs(batch)),))
+        batches.append((PairStep(pairs=pairs, reference=whole_logprobs(engine, batch)),))
     return Turns({"engine": _timed(engine.train_step, batches)}, engine, batches[0][0])

@@ -15,7 +15,7 @@ from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig
 from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of, specs_of
 from roll_like.check.data import each_reward, task_suits
-from roll_like.check.findings import Finding, Report, failed
+from roll_like.check.findings import Finding, failed
 from roll_like.config.load import import_plugins
 from roll_like.data.chat import Renderer
 from roll_like.envs import TaskRows
@@ -25,11 +25,7 @@ from roll_like.rewards.scorer import scores_task
 from roll_like.types import EVALUATION_SEED
 
 
-def environment_findings(
-    config: AgenticConfig,
-    renderer: Renderer | None,
-    report: Report,  # noqa: ARG001 - what every pipeline's check is given
-) -> Iterator[Finding]:
+def environment_findings(config: AgenticConfig, renderer: Renderer | None) -> Iterator[Finding]:
     """Yield what is wrong: environments are begun once, from their first seed; programs are found; rewards made."""
     import_plugins(config.import_)
     rows: dict[str, TaskRows] = {}

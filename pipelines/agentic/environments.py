@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from roll_like.agents.agent_program import AgentPrograms
@@ -15,37 +14,33 @@ from roll_like.agents.episode_order import EpisodeOrder, SeedRange
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, ProxyConfig
-from roll_like.cluster import Cluster, ResourceManager, thread_environment
+from roll_like.cluster import Cluster, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_renderer
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.reward_workers import RewardWorkers
 from roll_like.rollout.collection import Progress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.router import Router
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
+from roll_like.run.state import Evaluates
 
 
-class EnvironmentWorkers:
-    """The environment workers of a run, and its reward workers where it has rewards beside the environments' own.
+class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
+    """The environment workers of a run, and its reward workers where it has rewards beside the environments' own."""
 
-    Args:
-        config: The run's configuration.
-        resources: Where their processes go.
-        stack: Ends them when it is closed.
-    """
+    _workers: Cluster[EnvWorker]
+    _runner: DriverLoop
+    _progress: Progress
+    _manager: EnvManager
 
-    def __init__(self, config: AgenticConfig, resources: ResourceManager, stack: ExitStack) -> None:
-        self._config = config
-        self._resources = resources
-        self._stack = stack
-        self._rewards = RewardWorkers(config, resources, stack)
-        self._workers: Cluster[EnvWorker]
-
-    def start(self) -> None:
+    def start(self, gpu_sharing: GPUSharing | None = None) -> None:
         """Start the processes; a judge loads its model from now on."""
-        self._rewards.start()
+        super().start(gpu_sharing)
+        if self._config.replay is not None:
+            return
         entries = (*self._config.environments, *self._config.evaluated)
         notebook = notebook_environments(entry.id for entry in entries if entry.id is not None)
         self._workers = Cluster(
@@ -65,17 +60,18 @@ class EnvironmentWorkers:
             PluginError: A module of `import` cannot be imported there.
             RollLikeError: A reward cannot be built, or the judge did not start.
         """
-        self._workers.everywhere(EnvWorker.hosted)
-        self._rewards.wait()
+        if self._config.replay is None:
+            self._workers.everywhere(EnvWorker.hosted)
+        super().wait()
 
-    def manager(self, inference: EnginePool, runner: DriverLoop) -> EnvManager:
-        """Return what plays episodes with the engines in these environments.
+    def connect(self, inference: EnginePool, runner: DriverLoop, progress: Progress = no_progress) -> None:
+        """Play episodes with these engines in these environments.
 
         Raises:
             ConfigError: The address that programs are to be answered at cannot be listened on.
         """
         config = self._config
-        router = self._rewards.router(inference)
+        router = self.router(inference)
         environments = EnvPool(
             self._workers, deadline_seconds=config.env_workers.deadline_seconds, report=self._resources.report
         )
@@ -86,8 +82,9 @@ class EnvironmentWorkers:
             programs = AgentPrograms(self._started_proxy(router, renderer, runner), environments)
         rewards = None
         if config.rewards.use:
-            rewards = EpisodeRewards(self._rewards.pools, environment_weight=config.rewards.environment_weight)
-        return EnvManager(
+            rewards = EpisodeRewards(self.pools, environment_weight=config.rewards.environment_weight)
+        self._runner, self._progress = runner, progress
+        self._manager = EnvManager(
             router,
             environments,
             specs,
@@ -95,6 +92,50 @@ class EnvironmentWorkers:
             retries=config.rollout.retries,
             programs=programs,
             rewards=rewards,
+        )
+
+    def groups(self, warn: Callable[[str], None]) -> GroupSource:  # noqa: ARG002 - of the protocol
+        """Return where groups of episodes come from."""
+        config = self._config
+        order = EpisodeOrder(
+            [
+                (spec_of(one), one.weight, SeedRange(first=one.first_seed, count=one.seeds))
+                for one in config.environments
+            ]
+        )
+        plan = EpisodePlan(
+            episodes_per_group=config.rollout.episodes_per_group,
+            redundant=config.rollout.redundant_episodes,
+            sampling=sampling_of(config.rollout),
+            limits=limits_of(config),
+        )
+        return GroupSource(
+            make_runner=partial(self._manager.runner, plan),
+            engines=self._manager.engines,
+            order=order,
+            accept=GroupFilter(config.rollout),
+        )
+
+    def evaluator(self) -> Evaluates | None:
+        """Return what measures the policy on fixed seeds, or nothing where there is no `evaluation` section."""
+        config, schedule = self._config, self._config.evaluation
+        if schedule is None:
+            return None
+        seeds = range(schedule.first_seed, schedule.first_seed + schedule.seeds)
+        plan = EpisodePlan(
+            episodes_per_group=schedule.episodes_per_seed,
+            sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+            limits=limits_of(config),
+            urgent=True,
+        )
+        return Evaluator(
+            partial(self._manager.runner, plan),
+            [episode_task(spec, seed) for spec in specs_of(config.evaluated) for seed in seeds],
+            schedule,
+            max_failure_fraction=config.rollout.max_failure_fraction,
+            seed=config.seed,
+            runner=self._runner,
+            progress=self._progress,
         )
 
     def _started_proxy(self, router: Router, renderer: Renderer, runner: DriverLoop) -> Proxy:
@@ -144,50 +185,3 @@ def specs_of(environments: Sequence[EnvironmentConfig]) -> list[EpisodeSpec]:
 def limits_of(config: AgenticConfig) -> EpisodeLimits:
     """Return where an episode ends at the latest."""
     return EpisodeLimits(turns=config.rollout.max_turns, tokens=config.rollout.max_episode_tokens)
-
-
-def episode_groups(config: AgenticConfig, manager: EnvManager) -> GroupSource:
-    """Return where groups of episodes come from."""
-    order = EpisodeOrder(
-        [(spec_of(one), one.weight, SeedRange(first=one.first_seed, count=one.seeds)) for one in config.environments]
-    )
-    plan = EpisodePlan(
-        episodes_per_group=config.rollout.episodes_per_group,
-        redundant=config.rollout.redundant_episodes,
-        sampling=sampling_of(config.rollout),
-        limits=limits_of(config),
-    )
-    return GroupSource(
-        make_runner=partial(manager.runner, plan),
-        engines=manager.engines,
-        order=order,
-        accept=GroupFilter(config.rollout),
-    )
-
-
-def episode_evaluator(
-    config: AgenticConfig,
-    manager: EnvManager,
-    runner: DriverLoop,
-    progress: Progress = no_progress,
-) -> Evaluator | None:
-    """Return what measures the policy on fixed seeds, or nothing where there is no `evaluation` section."""
-    schedule = config.evaluation
-    if schedule is None:
-        return None
-    seeds = range(schedule.first_seed, schedule.first_seed + schedule.seeds)
-    plan = EpisodePlan(
-        episodes_per_group=schedule.episodes_per_seed,
-        sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
-        limits=limits_of(config),
-        urgent=True,
-    )
-    return Evaluator(
-        partial(manager.runner, plan),
-        [episode_task(spec, seed) for spec in specs_of(config.evaluated) for seed in seeds],
-        schedule,
-        max_failure_fraction=config.rollout.max_failure_fraction,
-        seed=config.seed,
-        runner=runner,
-        progress=progress,
-    )

@@ -77,16 +77,6 @@ class DistillConfig(OfflineRunConfig):
     )
 
     @property
-    def row_sharing(self) -> str | None:
-        """What puts several samples into one row."""
-        return "data.packing" if self.data.packing else None
-
-    @property
-    def items_per_step(self) -> tuple[int, str]:
-        """How many samples one step takes."""
-        return self.data.samples_per_step, "samples"
-
-    @property
     def roles(self) -> tuple[RolePlan, ...]:
         """The trainer and the teachers."""
         teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)

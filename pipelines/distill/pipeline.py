@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.distill.data import TaughtSample, load_samples_of_teachers
-from roll_like.builtin.pipelines.distill.objective import TeacherTargets
-from roll_like.builtin.pipelines.distill.teachers import (
-    Student,
-    Teachers,
-    distillation_evaluator,
-    start_student_and_teachers,
-)
+from roll_like.builtin.pipelines.distill.objective import DistillationObjective, TeacherTargets
+from roll_like.builtin.pipelines.distill.teachers import Teachers, start_teachers
 from roll_like.check import Report
 from roll_like.check.teachers import teacher_findings
 from roll_like.cluster import ResourceManager
 from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
 from roll_like.models.shape import ModelShape
-from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import Findings, OfflinePipeline
+from roll_like.run.evaluation import Evaluation
 from roll_like.run.state import RunContext
+from roll_like.training.engine import TrainingEngine
+from roll_like.values import Last, Metric, Metrics
 
 
 @dataclass(kw_only=True)
 class DistillPipeline(OfflinePipeline[DistillConfig, TaughtSample, Sequence[TeacherTargets]]):
-    """The parts of a distillation run; the trainer is the student's."""
+    """Given conversations; each step brings the student nearer to what its teachers predict for them."""
+
+    position: ClassVar[str] = "lessons"
 
     teachers: Teachers
-
-    def batch(self, samples: list[TaughtSample]) -> list[TeacherTargets]:
-        """Return the samples with what their teachers predict, to which the student comes nearer."""
-        return self.teachers.distributions(samples)
 
     @classmethod
     def build(cls, config: DistillConfig, run: RunContext) -> Self:
         """Start student and teachers and put the parts together, where a resumed run left them."""
-        samples = cls.read(config, run).order(seed=config.seed, shuffle=config.data.shuffle)
+        data = cls.read(config, run)
         run.state.metrics.phase("starting workers")
-        student, teachers = start_student_and_teachers(config, run.resources, run.stack, run.state.timer)
-        run.state.keep([student], lessons=samples)  # the name in checkpoints
-        return cls(
-            config=config,
-            run_state=run.state,
-            samples=samples,
-            teachers=teachers,
-            trainer=student,
-            evaluator=cls.evaluator_of(config, student, teachers),
-        )
+        student = cls.start_trainer(config, run.resources, run.stack)
+        teachers = start_teachers(config, student, run.resources, run.stack, run.state.timer)
+        evaluator = cls._evaluation(config, student, teachers)
+        return cls.resumed(config, run, data, student, evaluator, teachers=teachers)
 
     @classmethod
     def load(cls, config: DistillConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[TaughtSample]:
@@ -67,17 +57,44 @@ class DistillPipeline(OfflinePipeline[DistillConfig, TaughtSample, Sequence[Teac
         return (yield from super().findings(config, renderer, shape, report))
 
     @classmethod
-    def start_evaluator(
-        cls, config: DistillConfig, resources: ResourceManager, stack: ExitStack
-    ) -> OfflineEvaluator | None:
-        """Start a student that only computes log-probabilities, and its teachers."""
-        student, teachers = start_student_and_teachers(config, resources, stack, frozen=True)
-        return cls.evaluator_of(config, student, teachers)
+    def objective(cls, config: DistillConfig) -> DistillationObjective:
+        """Return the distillation loss."""
+        return DistillationObjective(
+            settings=config.training, loss_config=config.algorithm.loss, packing=config.data.packing
+        )
+
+    def batch(self, samples: Sequence[TaughtSample]) -> Sequence[TeacherTargets]:
+        """Return a step's samples by teacher, with what each predicts at their tokens."""
+        return self.teachers(samples)
 
     @classmethod
-    def evaluator_of(cls, config: DistillConfig, student: Student, teachers: Teachers) -> OfflineEvaluator | None:
-        """Return what measures how near the student is to its teachers; None without an evaluation."""
+    def start_evaluator(cls, config: DistillConfig, resources: ResourceManager, stack: ExitStack) -> Evaluation | None:
+        """Start a student that only computes, and its teachers."""
+        student = cls.start_trainer(config, resources, stack, frozen=True)
+        return cls._evaluation(config, student, start_teachers(config, student, resources, stack))
+
+    @classmethod
+    def _evaluation(
+        cls, config: DistillConfig, student: TrainingEngine[Sequence[TeacherTargets]], teachers: Teachers
+    ) -> Evaluation | None:
+        """Return what measures how near the student is to its teachers; None without an evaluation.
+
+        Teachers do not change: they compute their distributions once.
+        """
         loaded = cls.evaluated_on(config)
         if config.evaluation is None or loaded is None:
             return None
-        return distillation_evaluator(config.evaluation, loaded.samples, student, teachers)
+        scored: list[TeacherTargets] = []
+
+        def measure() -> tuple[Metrics, None]:
+            if not scored:
+                scored.extend(teachers(loaded.samples))
+            measured = student.measure(scored)
+            metrics: dict[str, Metric] = {
+                f"eval/{name.split('/', 1)[1]}": measured[name] for name in measured if name.startswith("distill/")
+            }
+            metrics["eval/loss"] = measured["train/loss"]
+            metrics["eval/perplexity"] = Last(math.exp(min(metrics["eval/cross_entropy"].value, 700.0)))
+            return metrics, None
+
+        return Evaluation(schedule=config.evaluation, measure=measure)

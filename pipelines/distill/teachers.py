@@ -1,10 +1,9 @@
-"""What distillation runs are made of: teachers, the evaluation, the student."""
+"""The teachers of distillation."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -12,89 +11,53 @@ from roll_like.algorithms.distillation.base import DistillationConfig
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.distill.data import TaughtSample
 from roll_like.builtin.pipelines.distill.objective import (
-    DistillationObjective,
     TeacherObjective,
     TeacherTargets,
     send_projections,
     teacher_answers,
 )
 from roll_like.cluster import ResourceManager
-from roll_like.config.evaluation import ScheduleConfig
-from roll_like.models.load import resolve_model
 from roll_like.models.teachers import planned_teachers
-from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.samples import numbered
-from roll_like.training.engine import Timer, TrainingEngine
-from roll_like.training.start import rank_spec, start_engine, start_trainer
-from roll_like.values import Last, Metric
+from roll_like.training.engine import Timer, TrainingEngine, untimed
+from roll_like.training.start import rank_spec, start_engine
 
-Student: TypeAlias = TrainingEngine[Sequence[TeacherTargets]]
+#: Returns samples by teacher, with what each predicts at their tokens.
+Teachers: TypeAlias = Callable[[Sequence[TaughtSample]], list[TeacherTargets]]
 
 
-class Teachers:
-    """The models that students learn from.
+def distributions(
+    engines: Mapping[str, TrainingEngine[Any]], timer: Timer, chosen: Sequence[TaughtSample]
+) -> list[TeacherTargets]:
+    """Return the samples by teacher, with what each predicts at their tokens.
 
     Args:
-        engines: Their ranks, by name.
+        engines: The teachers' ranks, by name.
         timer: Times a named part of a step.
+        chosen: Samples of any of them.
     """
-
-    def __init__(self, engines: Mapping[str, TrainingEngine[Any]], timer: Timer = lambda name: nullcontext()) -> None:
-        self._engines = engines
-        self._timer = timer
-
-    def distributions(self, chosen: Sequence[TaughtSample]) -> list[TeacherTargets]:
-        """Return the samples by teacher, with what each predicts at their tokens."""
-        scored = []
-        with self._timer("teachers"):
-            for name, engine in self._engines.items():
-                samples = numbered([each for each in chosen if each.teacher == name])
-                if samples:
-                    scored.append(
-                        TeacherTargets(teacher=name, samples=samples, answers=teacher_answers(engine, samples))
-                    )
-        return scored
+    scored = []
+    with timer("teachers"):
+        for name, engine in engines.items():
+            samples = numbered([each for each in chosen if each.teacher == name])
+            if samples:
+                scored.append(TeacherTargets(teacher=name, samples=samples, answers=teacher_answers(engine, samples)))
+    return scored
 
 
-def distillation_evaluator(
-    schedule: ScheduleConfig, samples: Sequence[TaughtSample], student: Student, teachers: Teachers
-) -> OfflineEvaluator:
-    """Return what measures how near a student is to its teachers on given conversations.
-
-    Teachers do not change: they compute their distributions once.
-    """
-    scored: list[TeacherTargets] = []
-
-    def measure() -> dict[str, Metric]:
-        if not scored:
-            scored.extend(teachers.distributions(samples))
-        measured = student.measure(scored)
-        metrics = {f"eval/{name.split('/', 1)[1]}": measured[name] for name in measured if name.startswith("distill/")}
-        metrics["eval/loss"] = measured["train/loss"]
-        metrics["eval/perplexity"] = Last(math.exp(min(metrics["eval/cross_entropy"].value, 700.0)))
-        return metrics
-
-    return OfflineEvaluator(schedule, measure)
-
-
-def start_student_and_teachers(
+def start_teachers(
     config: DistillConfig,
+    student: TrainingEngine[Any],
     resources: ResourceManager,
     stack: ExitStack,
-    timer: Timer = lambda name: nullcontext(),
-    *,
-    frozen: bool = False,
-) -> tuple[Student, Teachers]:
-    """Start the ranks of student and teachers; a frozen student is only measured.
+    timer: Timer = untimed,
+) -> Teachers:
+    """Start the ranks of the teachers of a student, whose ranks get what they need of them.
 
     Raises:
         ConfigError: A teacher has another tokenizer than the student.
         EngineError: A rank did not start.
     """
-    target = DistillationObjective(
-        settings=config.training, loss_config=config.algorithm.loss, packing=config.data.packing
-    )
-    student = start_trainer(config, resolve_model(config.model), target, resources, stack, frozen=frozen)
     engines = {}
     for teacher in planned_teachers(config, config.teachers):
         objective = TeacherObjective(
@@ -110,4 +73,4 @@ def start_student_and_teachers(
         send()
         for engine in (student, *engines.values()):
             engine.on_rebuilt.append(send)
-    return student, Teachers(engines, timer)
+    return partial(distributions, engines, timer)

@@ -120,12 +120,6 @@ class PreferenceResourcesConfig(TrainerResourcesConfig):
     device_mapping: PreferenceDeviceMappingConfig = Field(description="Devices of each role.")
 
 
-def _per_step(data: PreferenceDataConfig | LabelledDataConfig) -> tuple[int, str]:
-    if data.type == "pairs":
-        return data.pairs_per_step, "pairs"
-    return data.samples_per_step, "samples"
-
-
 class PreferenceRunConfig(RunConfig):
     """What runs have in common that train a policy by a preference loss."""
 
@@ -258,11 +252,6 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
     evaluation: PreferenceEvaluation | None = Field(
         default=None, description="How progress is measured, on rows that are not trained on; none by default."
     )
-
-    @property
-    def items_per_step(self) -> tuple[int, str]:
-        """How many pairs, or single answers, one step takes."""
-        return _per_step(self.data)
 
     @property
     def evaluated_rows(self) -> PairData | LabelledData | None:

@@ -18,7 +18,7 @@ from roll_like.algorithms.preference.base import (
 )
 from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective
+from roll_like.builtin.pipelines.dpo.objective import AnswersObjective, whole_logprobs
 from roll_like.errors import EngineError
 from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.layout import MicroBatch, micro_batches
@@ -106,9 +106,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         Raises:
             EngineError: There are mismatched answers and no reference.
         """
-        policy = (
-            AnswerLogprobs(engine).sequence_logprobs(step.mismatched) if step.mismatched else np.zeros(0, np.float32)
-        )
+        policy = whole_logprobs(engine, step.mismatched) if step.mismatched else np.zeros(0, np.float32)
         shared = LabelledUpdate(
             desirable=step.desirable,
             reference=step.answers_reference,
@@ -144,7 +142,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
 
         Of pairs, they include `preference/pair_accuracy`: the share whose desirable answer has the higher reward.
         """
-        logprobs, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
+        logprobs, count = whole_logprobs(engine, step.sequences), len(step.answers)
         loss = of_step(self.preference_loss, step.mismatched_responses(logprobs[count:]), torch.device("cpu"))
         reference = step.answers_reference
         inputs = UnpairedInputs(

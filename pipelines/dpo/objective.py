@@ -124,16 +124,11 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
         return objective, merge([metrics, computed(batch, model)])
 
 
-class AnswerLogprobs:
-    """A model's log-probabilities of whole answers.
+def whole_logprobs(model: Reference[TrainingSample], samples: Sequence[TrainingSample]) -> FloatArray:
+    """Return a model's log-probability of each sample's trained tokens, shape [len(samples)].
 
     Args:
         model: An engine, or a policy without its adapters.
+        samples: Answers after their prompts.
     """
-
-    def __init__(self, model: Reference[TrainingSample]) -> None:
-        self._model = model
-
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
-        """Return the log-probability of each answer, shape [len(samples)]."""
-        return np.array([float(each.sum(dtype=np.float64)) for each in self._model.logprobs(samples)], np.float32)
+    return np.array([float(each.sum(dtype=np.float64)) for each in model.logprobs(samples)], np.float32)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs
 from roll_like.types import FloatArray, TrainingSample
+
+#: Log-probabilities of sequences under a reference model: of each sample's trained tokens, summed up.
+SequenceReference: TypeAlias = Callable[[Sequence[TrainingSample]], FloatArray]
 
 #: How many sequences a reference model computes in one call.
 BATCH = 4096
@@ -31,7 +34,7 @@ class PrecomputedReference:
         """Return those of samples: the log-probability of each."""
         return cls(dict(zip(map(_content, samples), sequence_logprobs.tolist(), strict=True)))
 
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def __call__(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each sample."""
         return np.array([self._sequence_logprobs[_content(sample)] for sample in samples], np.float32)
 
@@ -44,11 +47,11 @@ class PrecomputedReference:
                 seen.add(content)
                 yield sample
 
-    def extended(self, model: AnswerLogprobs, samples: Iterable[TrainingSample]) -> PrecomputedReference:
+    def extended(self, model: SequenceReference, samples: Iterable[TrainingSample]) -> PrecomputedReference:
         """Return the same with a model's log-probabilities of further samples."""
         logprobs, remaining = {**self._sequence_logprobs}, self.missing(samples)
         while batch := list(islice(remaining, BATCH)):
-            logprobs.update(zip(map(_content, batch), model.sequence_logprobs(batch).tolist(), strict=True))
+            logprobs.update(zip(map(_content, batch), model(batch).tolist(), strict=True))
         return PrecomputedReference(logprobs)
 
     @classmethod

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig, PreferenceRunConfig
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective, PairedObjective, PairStep
-from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
+from roll_like.builtin.pipelines.dpo.objective import AnswersObjective, PairedObjective, PairStep, whole_logprobs
+from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference, SequenceReference
 from roll_like.cluster import ResourceManager
 from roll_like.config.evaluation import ScheduleConfig
 from roll_like.data.samples import SampleSet
-from roll_like.models.load import ResolvedModel, resolve_model
-from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
+from roll_like.models.load import resolve_model
+from roll_like.offline.evaluator import pair_evaluation
 from roll_like.registry import PREFERENCE_LOSSES
+from roll_like.run.evaluation import Evaluation
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Timer, TrainingEngine, WithoutAdapters
 from roll_like.training.start import rank_spec, start_engine, start_trainer
-from roll_like.types import FloatArray, Pair, TrainingSample
+from roll_like.types import Pair, TrainingSample
 
 #: Where a run keeps its reference model's log-probabilities.
 REFERENCE_FILE = "reference_logprobs.npz"
@@ -59,16 +61,9 @@ def answers_of(pairs: Sequence[Pair]) -> list[TrainingSample]:
     return pair_step(pairs).sequences
 
 
-class SequenceReference(Protocol):
-    """The reference model's log-probabilities of sequences."""
-
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
-        """Return the log-probability of each sample's trained tokens, summed up."""
-
-
 def with_reference_logprobs(step: StepT, reference: SequenceReference | None) -> StepT:
     """Return a step with the reference model's log-probabilities, where there is one."""
-    return step if reference is None else replace(step, reference=reference.sequence_logprobs(step.sequences))
+    return step if reference is None else replace(step, reference=reference(step.sequences))
 
 
 def reference_inputs(
@@ -105,10 +100,10 @@ def live_reference(
     if config.reference is None:
         return None
     if config.reference.mode == "adapter_off":
-        return AnswerLogprobs(WithoutAdapters(trainer))
+        return partial(whole_logprobs, WithoutAdapters(trainer))
     engine = start_reference(config, run.resources, run.stack, run.state.timer)
     started(engine)
-    return AnswerLogprobs(engine)
+    return partial(whole_logprobs, engine)
 
 
 def precomputed_reference(
@@ -127,16 +122,16 @@ def precomputed_reference(
     run.state.metrics.phase("computing the reference model")
     with ExitStack() as stack:
         engine = trainer if own is None else start_reference(config, run.resources, stack)
-        computed = known.extended(AnswerLogprobs(engine), chain([first], further))
+        computed = known.extended(partial(whole_logprobs, engine), chain([first], further))
     computed.write(path, model)
     return computed
 
 
 def preference_evaluator(
     schedule: ScheduleConfig, batch: PreferenceStep, trainer: PreferenceTrainer, reference: SequenceReference | None
-) -> OfflineEvaluator:
+) -> Evaluation:
     """Return what measures how often the policy prefers what it should, compared with the reference."""
-    return pair_evaluator(schedule, lambda: trainer.measure(with_reference_logprobs(batch, reference)))
+    return pair_evaluation(schedule, lambda: trainer.measure(with_reference_logprobs(batch, reference)))
 
 
 def start_preference_evaluator(
@@ -145,7 +140,7 @@ def start_preference_evaluator(
     batch: PreferenceStep,
     resources: ResourceManager,
     stack: ExitStack,
-) -> OfflineEvaluator:
+) -> Evaluation:
     """Compute the reference's log-probabilities of a batch, then start the policy to compare, without training.
 
     Args:
@@ -158,27 +153,20 @@ def start_preference_evaluator(
     reference = None
     if config.reference is not None:
         with ExitStack() as short:
-            model = AnswerLogprobs(start_reference(config, resources, short))
+            model = partial(whole_logprobs, start_reference(config, resources, short))
             reference = PrecomputedReference({}).extended(model, batch.sequences)
     once = config.model_copy(update={"steps": 1})
-    trainer = start_preference(once, resolve_model(once.model), resources, stack)
+    trainer = start_trainer(once, resolve_model(once.model), objective_of(once), resources, stack)
     return preference_evaluator(schedule, batch, trainer, reference)
 
 
-def start_preference(
-    config: PreferenceRunConfig,
-    model: ResolvedModel,
-    resources: ResourceManager,
-    stack: ExitStack,
-    *,
-    timer: Timer = lambda name: nullcontext(),
-) -> PreferenceTrainer:
-    """Start the policy's ranks: of a model that learns from pairs, or from single answers, as the loss does."""
+def objective_of(config: PreferenceRunConfig) -> AnswersObjective[Any, Any]:
+    """Return what the policy learns: from pairs, or from single answers, as the loss does."""
     loss = config.algorithm.loss
-    paired = PREFERENCE_LOSSES.get(loss.type).paired
-    of_items: type[AnswersObjective[Any, Any]] = PairedObjective if paired else LabelledObjective
-    objective = of_items(settings=config.training, loss_config=loss)
-    return start_trainer(config, model, objective, resources, stack, timer=timer)
+    of_items: type[AnswersObjective[Any, Any]] = (
+        PairedObjective if PREFERENCE_LOSSES.get(loss.type).paired else LabelledObjective
+    )
+    return of_items(settings=config.training, loss_config=loss)
 
 
 def start_reference(

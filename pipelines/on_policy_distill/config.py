@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_algorithm import groups_can_be_compared
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sampling import PolicyGradientConfig, PromptConfig
+from roll_like.config.sampling import PromptConfig
 from roll_like.config.teachers import TeacherConfigs, teacher_roles, teachers_fit
 from roll_like.registry import PIPELINES
 
@@ -143,7 +143,7 @@ class OnPolicyDistillConfig(PromptConfig):
         teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)
         return (*super().roles, *teachers)
 
-    def with_teacher_in_loss(self) -> PolicyGradientConfig:
+    def with_teacher_in_loss(self) -> Self:
         """Return the configuration whose loss has the teachers' divergence, where that is their place.
 
         Its gradient at a token is (log π − log π_teacher)·∇ log π, that of the reverse KL (k2), whatever the estimator.

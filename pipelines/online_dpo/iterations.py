@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs
-from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
+from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference, SequenceReference
 from roll_like.builtin.pipelines.dpo.preferences import answers_of
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.pairs import Paired, decode_pairs, encode_pairs, pair_groups
-from roll_like.builtin.pipelines.online_dpo.rollouts import PolicyEngines
 from roll_like.data.order import ItemSource, Order
 from roll_like.errors import CheckpointError, GenerationError
+from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
-from roll_like.run.state import RunState
 from roll_like.types import FloatArray, Pair, TrainingSample
 from roll_like.values import Last, merge
 
@@ -33,13 +31,13 @@ class RefreshedReference:
         policy: The policy being trained.
     """
 
-    def __init__(self, policy: AnswerLogprobs) -> None:
+    def __init__(self, policy: SequenceReference) -> None:
         self._policy = policy
         self._logprobs = PrecomputedReference({})
 
     def refresh(self, pairs: Sequence[Pair]) -> FloatArray:
         """Return the log-probability of each answer under the policy as it is now, and keep it."""
-        sequence_logprobs = self._policy.sequence_logprobs(answers_of(pairs))
+        sequence_logprobs = self._policy(answers_of(pairs))
         self.recall(pairs, sequence_logprobs)
         return sequence_logprobs
 
@@ -47,9 +45,9 @@ class RefreshedReference:
         """Keep what an earlier process computed."""
         self._logprobs = PrecomputedReference.of(answers_of(pairs), sequence_logprobs)
 
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def __call__(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each answer of this iteration."""
-        return self._logprobs.sequence_logprobs(samples)
+        return self._logprobs(samples)
 
 
 class SampledPairs:
@@ -58,8 +56,7 @@ class SampledPairs:
     Args:
         config: The run's configuration.
         rollouts: Brings an iteration's scored groups.
-        engines: What samples them.
-        notes: Takes the figures of an iteration, with the step that begins it.
+        workers: What samples them; the run takes the figures of an iteration, with the step that begins it.
         reference: What is computed anew in each iteration, where the reference is refreshed.
     """
 
@@ -67,15 +64,13 @@ class SampledPairs:
         self,
         config: OnlineDPOConfig,
         rollouts: RolloutSource,
-        engines: PolicyEngines,
-        notes: RunState,
+        workers: Workers,
         reference: RefreshedReference | None = None,
     ) -> None:
         self._config = config
         self._section = config.pairs
         self._rollouts = rollouts
-        self._engines = engines
-        self._notes = notes
+        self._workers = workers
         self._reference = reference
         self._iteration = 0
         self._collections = 0
@@ -96,7 +91,6 @@ class SampledPairs:
             self._begin(count)
         assert self._order is not None, "an iteration has begun"
         self._left -= 1
-        self._engines.fall_behind()
         return self._order.take(min(count, len(self._pairs)))
 
     def state(self) -> dict[str, Any]:
@@ -106,7 +100,7 @@ class SampledPairs:
             "iteration": self._iteration,
             "collections": self._collections,
             "left": self._left,
-            "version": self._engines.version,
+            "version": self._workers.weights.version,
             "rollouts": self._rollouts.state(),
             "order": self._order.state() if unfinished and self._order is not None else None,
             "pairs": self._encoded if unfinished else None,
@@ -119,7 +113,7 @@ class SampledPairs:
             CheckpointError: The pairs are damaged, or prompts, seed or reference are others.
         """
         self._iteration, self._collections, self._left = state["iteration"], state["collections"], state["left"]
-        self._engines.continue_from(state.get("version", 0))  # older checkpoints have none
+        self._workers.weights.version = state.get("version", 0)  # older checkpoints have none
         self._rollouts.load_state(state["rollouts"])
         if state["pairs"] is None:
             return
@@ -151,16 +145,18 @@ class SampledPairs:
         reference_logprobs = None if self._reference is None else self._reference.refresh(paired.pairs)
         self._order = self._hold(paired.pairs, encode_pairs(paired.pairs, reference_logprobs))
         self._left = self._section.steps_for(len(paired.pairs), pairs_per_step)
-        self._notes.note({"iteration/number": Last(self._iteration), "iteration/steps": Last(self._left)})
+        self._workers.state.note({"iteration/number": Last(self._iteration), "iteration/steps": Last(self._left)})
 
     def _collect(self) -> Paired:
-        with self._engines.sampling() as sync:
+        with self._workers.sampling() as sync:
             collected = self._rollouts.collect(self._collections)
         seed = np.random.SeedSequence([self._config.seed, self._collections, 1]).generate_state(1)[0]
         self._collections += 1
         lost = [group for group in collected.rejected if len(group.samples) < 2]
         paired = pair_groups((*collected.groups, *lost), self._section, int(seed))
-        self._notes.note(merge([sync, rollout_metrics(collected, self._engines.version), paired.metrics]), collected)
+        self._workers.state.note(
+            merge([sync, rollout_metrics(collected, self._workers.weights.version), paired.metrics]), collected
+        )
         return paired
 
     def _hold(self, pairs: tuple[Pair, ...], encoded: str) -> Order[Pair]:

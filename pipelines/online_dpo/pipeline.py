@@ -2,119 +2,120 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
+from roll_like.builtin.pipelines.dpo.objective import PairStep, whole_logprobs
+from roll_like.builtin.pipelines.dpo.precomputed_reference import SequenceReference
 from roll_like.builtin.pipelines.dpo.preferences import (
-    PreferenceTrainer,
-    SequenceReference,
     live_reference,
+    objective_of,
     pair_step,
     precomputed_reference,
     preference_evaluator,
-    start_preference,
     start_preference_evaluator,
     with_reference_logprobs,
 )
-from roll_like.builtin.pipelines.online_dpo.check import online_dpo_findings, online_dpo_plan
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.iterations import RefreshedReference, SampledPairs
-from roll_like.builtin.pipelines.online_dpo.rollouts import Evaluators, OnPolicyEvaluator, PolicyEngines
-from roll_like.check import Report, check_run
+from roll_like.check import Finding, Report, check
+from roll_like.check.data import prompt_findings
 from roll_like.cluster import ResourceManager
-from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.plan import Plan, plan
+from roll_like.data.chat import Renderer
 from roll_like.data.pairs import load_pairs
-from roll_like.models.load import load_renderer, resolve_model
+from roll_like.models.load import load_renderer
+from roll_like.models.shape import ModelShape
+from roll_like.offline.check import load_findings
 from roll_like.offline.samples import samples_metrics
-from roll_like.policy_gradient.gpu_sharing import GPUSharing
-from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_groups
-from roll_like.policy_gradient.start import start_inference, start_weight_sync
-from roll_like.policy_gradient.workers import start_engines
+from roll_like.policy_gradient.reward_workers import PromptWorkers
+from roll_like.policy_gradient.workers import Workers, start_evaluator, starting_workers
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.source import SynchronousRollouts
-from roll_like.run.pipeline import Pipeline
+from roll_like.run.evaluation import Evaluated, Evaluation
+from roll_like.run.pipeline import TrainerPipeline
 from roll_like.run.state import Evaluates, RunContext
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.start import start_trainer
+from roll_like.values import Metric, Metrics, merge
 
 
 @dataclass(kw_only=True)
-class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
-    """The parts of an online DPO run."""
+class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
+    """Each step prefers better answers of the policy; used-up pairs are replaced by newly sampled ones."""
 
+    workers: Workers
     pairs: SampledPairs
-    trainer: PreferenceTrainer
     reference: SequenceReference | None
-    evaluator: Evaluates | None
 
-    def run(self) -> None:
-        """Train to the end: each step prefers better answers; used-up pairs are replaced by newly sampled ones."""
-        state = self.run_state
-        state.evaluate(self.evaluator)
-        for step in state.steps():
-            pairs = pair_step(self.pairs.take(self.config.pairs.pairs_per_step))
-            pairs = with_reference_logprobs(pairs, self.reference)
-            with state.timer("train"):
-                report = self.trainer.train_step(pairs)
-            state.log(step, report, samples_metrics(pairs.trained))
-            state.evaluate(self.evaluator)
+    def next_batch(self) -> tuple[PairStep, Metrics]:
+        """Return a step's pairs, with the reference's log-probabilities; where an iteration begins, sample first."""
+        pairs = pair_step(self.pairs.take(self.config.pairs.pairs_per_step))
+        return with_reference_logprobs(pairs, self.reference), samples_metrics(pairs.trained)
+
+    def training(self) -> AbstractContextManager[None]:
+        """Time an update, after which the engines' weights are old ones."""
+        return self.workers.training()
 
     @classmethod
     def build(cls, config: OnlineDPOConfig, run: RunContext) -> Self:
         """Start trainer, engines and reward workers side by side, and put the parts together."""
-        state = run.state
-        state.metrics.phase("preparing the model")
-        evaluated = _evaluated_pairs(config)
-        model = resolve_model(config.model)
-        runner = run.stack.enter_context(DriverLoop())
-        state.metrics.phase("starting workers")
-        inference = start_inference(config, model, run.resources, run.stack, runner)
-        gpu_sharing = GPUSharing(runner=runner, engines=inference, resources=config.resources, timer=state.timer)
-        rewards = RewardWorkers(config, run.resources, run.stack)
-        mapping = config.resources.device_mapping
-        with gpu_sharing.starting(alone=config.starts_alone("inference")):
-            rewards.start()
-            trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
-            gpu_sharing.add(trainer, mapping.training)
-            refreshed = RefreshedReference(AnswerLogprobs(trainer)) if _refreshes(config) else None
+        state, mapping, evaluated = run.state, config.resources.device_mapping, _evaluated_pairs(config)
+        prompts = PromptWorkers(config, run.resources, run.stack)
+        with starting_workers(config, run, prompts) as workers:
+            add = workers.gpu_sharing.add
+            workers.actor = trainer = start_trainer(
+                config, workers.model, objective_of(config), run.resources, run.stack, timer=state.timer
+            )
+            add(trainer, mapping.training)
+            refreshed = RefreshedReference(partial(whole_logprobs, trainer)) if _refreshes(config) else None
             reference = refreshed or live_reference(
-                config, run, trainer, lambda engine: gpu_sharing.add(engine, mapping.reference or mapping.training)
+                config, run, trainer, lambda engine: add(engine, mapping.reference or mapping.training)
             )
             # given pairs are compared with the starting policy throughout
             asked = [] if evaluated is None else evaluated.sequences
             for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
-        rewards.wait()
-        weights = start_weight_sync(config, trainer, inference)
-        gpu_sharing.follow(weights, trainer)
-        engines = PolicyEngines(state=state, weights=weights, policy=trainer, gpu_sharing=gpu_sharing)
-        scheduler = rewards.scheduler(inference)
-        source = prompt_groups(config, scheduler, state.metrics.warn)
-        progress = partial(state.metrics.phase, "generating")
+        source = prompts.groups(state.metrics.warn)
         rollouts = SynchronousRollouts(
-            source, config.rollout, seed=config.seed, runner=runner, progress=progress, unit="iteration"
+            source,
+            config.rollout,
+            seed=config.seed,
+            runner=workers.runner,
+            progress=workers.progress,
+            unit="iteration",
         )
-        pairs = SampledPairs(config, rollouts, engines, state, refreshed)
+        pairs = SampledPairs(config, rollouts, workers, refreshed)
         state.keep([trainer], pairs=pairs)
         evaluators: list[Evaluates] = []
-        by_reward = prompt_evaluator(config, scheduler, runner, progress)
-        if by_reward is not None:
-            evaluators.append(OnPolicyEvaluator(by_reward, engines))
+        by_reward = prompts.evaluator()
+        if by_reward is not None and config.evaluation is not None:
+            measure = _with_newest_weights(by_reward, workers)
+            evaluators.append(Evaluation(schedule=config.evaluation, measure=measure, best=("eval/avg",)))
         if config.pair_evaluation is not None and evaluated is not None:
             evaluators.append(preference_evaluator(config.pair_evaluation, evaluated, trainer, for_evaluation))
         return cls(
             config=config,
             run_state=state,
-            pairs=pairs,
             trainer=trainer,
-            reference=reference,
             evaluator=Evaluators(evaluators) if evaluators else None,
+            workers=workers,
+            pairs=pairs,
+            reference=reference,
         )
 
     @classmethod
     def check(cls, config: OnlineDPOConfig) -> Report:
         """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, online_dpo_plan, online_dpo_findings)
+        return check(config, cls.findings, _plan)
+
+    @classmethod
+    def findings(cls, config: OnlineDPOConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
+        """Yield what is wrong with prompts, rewards and given pairs; tell the report about sources."""
+        yield from prompt_findings(config, renderer, report)
+        if config.pair_evaluation is not None:
+            yield from load_findings({"pair_evaluation": config.pair_evaluation}, load_pairs, renderer, report)
 
     @classmethod
     def evaluate(cls, config: OnlineDPOConfig, model: str) -> dict[str, float]:
@@ -139,14 +140,51 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         pairs = _evaluated_pairs(config)
         if config.pair_evaluation is not None and pairs is not None:
             return start_preference_evaluator(config, config.pair_evaluation, pairs, resources, stack)
-        rewards = RewardWorkers(config, resources, stack)
-        inference, runner = start_engines(config, resources, stack, rewards)
-        return prompt_evaluator(config, rewards.scheduler(inference), runner)
+        return start_evaluator(config, resources, stack, PromptWorkers(config, resources, stack))
 
-    @property
-    def trained(self) -> TrainingEngine[Any]:
-        """The policy."""
-        return self.trainer
+
+class Evaluators:
+    """Several evaluations as one; each has a schedule of its own.
+
+    Args:
+        parts: The evaluations; the best checkpoint is chosen by the first that has a score. All are
+            run until `due` was asked.
+    """
+
+    def __init__(self, parts: Sequence[Evaluates]) -> None:
+        self._parts = parts
+        self._due = parts
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether any is due; those are the ones that `evaluate` runs."""
+        self._due = [part for part in self._parts if part.due(finished, total)]
+        return bool(self._due)
+
+    def evaluate(self) -> tuple[Mapping[str, Metric], Collected | None]:
+        """Return the figures of all that are due, and the scored answers where there are any."""
+        results = [part.evaluate() for part in self._due]
+        answers = [collected for _, collected in results if collected is not None]
+        return merge(figures for figures, _ in results), answers[0] if answers else None
+
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of."""
+        return next((score for part in self._parts if (score := part.score(values)) is not None), None)
+
+
+def _with_newest_weights(evaluator: Evaluates, workers: Workers) -> Callable[[], Evaluated]:
+    """Return what measures the policy by rewards, with its newest weights in the engines."""
+
+    def measure() -> Evaluated:
+        with workers.sampling():
+            return evaluator.evaluate()
+
+    return measure
+
+
+def _plan(config: OnlineDPOConfig, model: ModelShape | None) -> Plan:
+    """Return the plan of a run; a step trains on pairs."""
+    pairs = config.pairs.pairs_per_step
+    return replace(plan(config, model), groups_per_step=pairs, samples_per_group=1, units=("pairs", "pairs"))
 
 
 def _refreshes(config: OnlineDPOConfig) -> bool:

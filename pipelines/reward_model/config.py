@@ -13,7 +13,7 @@ from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelTask
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.rules import budget_holds_a_pair
-from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule
+from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.training import TrainingConfig
 from roll_like.registry import PIPELINES
 
@@ -92,13 +92,3 @@ class RewardModelRunConfig(OfflineRunConfig):
     evaluation: RewardModelEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on pairs that are not trained on; none by default."
     )
-
-    @property
-    def row_sharing(self) -> str | None:
-        """What puts several samples into one row."""
-        return ALWAYS_SHARED
-
-    @property
-    def items_per_step(self) -> tuple[int, str]:
-        """How many pairs one step takes."""
-        return self.data.pairs_per_step, "pairs"

@@ -43,13 +43,3 @@ class SFTConfig(OfflineRunConfig):
     evaluation: SFTEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."
     )
-
-    @property
-    def row_sharing(self) -> str | None:
-        """What puts several samples into one row."""
-        return "data.packing" if self.data.packing else None
-
-    @property
-    def items_per_step(self) -> tuple[int, str]:
-        """How many samples one step takes."""
-        return self.data.samples_per_step, "samples"

@@ -51,24 +51,26 @@ from roll_like.models.precision import auto_precision, settled
 from roll_like.models.shape import ModelShape
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
-PolicyT = TypeVar("PolicyT", bound=PolicyGradientConfig)
-
+SamplingT = TypeVar("SamplingT", bound=SamplingRunConfig)
 
 #: What a pipeline checks besides: given the configuration, what renders messages (None where it cannot be had) and the
 #: report.
-Further: TypeAlias = "Callable[[PolicyT, Renderer | None, Report], Iterator[Finding]]"
+Further: TypeAlias = "Callable[[SamplingT, Renderer | None, Report], Iterator[Finding]]"
 
 
-def check(config: PolicyT, further: Further[PolicyT]) -> Report:
-    """Return every problem of a policy's run that can be known before it, and its plan."""
+def check(
+    config: SamplingT, further: Further[SamplingT], planned: Callable[[SamplingT, ModelShape | None], Plan] = plan
+) -> Report:
+    """Return every problem of a run that samples, as far as it can be known before, and its plan."""
 
     def of_policies(
-        config: PolicyT, renderer: Renderer | None, shape: ModelShape | None, report: Report
+        config: SamplingT, renderer: Renderer | None, shape: ModelShape | None, report: Report
     ) -> Iterator[Finding]:
         yield from check_window(config, shape, "rollout")
         yield from check_engines(config, shape)
-        yield from check_reference(config, config.reference, shape)
-        yield from check_critic(config, shape)
+        yield from check_reference(config, getattr(config, "reference", None), shape)
+        if isinstance(config, PolicyGradientConfig):
+            yield from check_critic(config, shape)
         yield from check_judge(config)
         if config.replay is None:
             yield from further(config, renderer, report)
@@ -77,7 +79,7 @@ def check(config: PolicyT, further: Further[PolicyT]) -> Report:
             yield from check_replay(config, config.replay)
         yield from check_settings(config, report.plan)
 
-    return check_run(config, plan, of_policies)
+    return check_run(config, planned, of_policies)
 
 
 def check_run(

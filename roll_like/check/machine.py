@@ -107,8 +107,11 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
         )
 
 
-def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding]:
+def check_settings(config: SamplingRunConfig, made: Plan) -> Iterator[Finding]:
     """Yield settings that are valid and may not be meant."""
+    if not isinstance(config, PolicyGradientConfig):
+        yield from warm_up_that_never_ends("training", config.training, made.updates)
+        return
     sat_out = 0
     if config.critic is not None:
         sat_out = min(config.critic.warmup_steps, config.steps) * config.algorithm.updates_per_step

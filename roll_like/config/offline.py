@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator
 from fractions import Fraction as Ratio
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,7 +15,7 @@ from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.resources import TrainerResourcesConfig
 from roll_like.config.rules import RUN_RULES, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
-from roll_like.config.run import Rule, RunConfig
+from roll_like.config.run import ALWAYS_SHARED, Rule, RunConfig
 
 
 def steps_of(epochs: float, items: int, per_step: int) -> int:
@@ -78,9 +77,21 @@ class OfflineRunConfig(RunConfig):
         return None if self.evaluation is None else self.data.reading(self.evaluation.sources)
 
     @property
-    @abstractmethod
     def items_per_step(self) -> tuple[int, str]:
-        """How much of the data one step takes, and what it is counted in."""
+        """How much of the data one step takes, and what it is counted in: pairs, or samples."""
+        what = "pairs" if hasattr(self.data, "pairs_per_step") else "samples"
+        return getattr(self.data, f"{what}_per_step"), what
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether each pass over a source has an order of its own: `data.shuffle`."""
+        return bool(getattr(self.data, "shuffle", True))
+
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row: pairs always do, other samples by `data.packing`."""
+        packing = getattr(self.data, "packing", None)
+        return ALWAYS_SHARED if packing is None else "data.packing" if packing else None
 
     @property
     def total_steps(self) -> int:

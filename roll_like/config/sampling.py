@@ -270,6 +270,11 @@ class PolicyGradientConfig(SamplingRunConfig):
         return self.algorithm.updates_per_step
 
     @property
+    def domain_difficulty(self) -> dict[str, DifficultyConfig]:
+        """The difficulty band of each domain that has its own."""
+        return {}
+
+    @property
     def replays_routes(self) -> bool:
         """Whether `algorithm.router_replay` is on."""
         return self.algorithm.router_replay

@@ -4,66 +4,117 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 from roll_like.check import Finding, Report, check_run
 from roll_like.check.model import check_window
+from roll_like.cluster import ResourceManager
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.order import Order
 from roll_like.data.reader import SampleT
 from roll_like.data.samples import SampleSet
-from roll_like.models.load import load_renderer
+from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.shape import ModelShape
 from roll_like.offline.check import data_findings, offline_plan
-from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.samples import samples_metrics
-from roll_like.run.pipeline import Pipeline
-from roll_like.run.state import RunContext
-from roll_like.training.engine import TrainingEngine
-from roll_like.values import Metric
+from roll_like.run.pipeline import StepT, TrainerPipeline
+from roll_like.run.state import Evaluates, RunContext
+from roll_like.training.engine import Timer, TrainingEngine, untimed
+from roll_like.training.interface import Objective
+from roll_like.training.start import start_trainer
+from roll_like.values import Metrics
 
 ConfigT = TypeVar("ConfigT", bound=OfflineRunConfig)
-StepT = TypeVar("StepT")
 #: What is wrong, and what could be read of `data` and `evaluation`.
 Findings: TypeAlias = Generator[Finding, None, dict[str, SampleSet[SampleT]]]
 
 
 @dataclass(kw_only=True)
-class OfflinePipeline(Pipeline[ConfigT], Generic[ConfigT, SampleT, StepT]):
+class OfflinePipeline(TrainerPipeline[ConfigT, StepT], Generic[ConfigT, SampleT, StepT]):
     """Base of pipelines on given data: `epochs` become steps once the data was read.
+
+    A pipeline says what `load` reads, the `objective`, what a step's `batch` is, and how an evaluation measures the
+    model (`evaluation_of`).
 
     Attributes:
         samples: The data, in the order in which it is trained on.
-        trainer: The ranks of the model.
-        evaluator: Measures the model; None without an `evaluation` section.
     """
 
-    samples: Order[SampleT]
-    trainer: TrainingEngine[StepT]
-    evaluator: OfflineEvaluator | None
+    #: What checkpoints call the position in the data.
+    position: ClassVar[str]
 
-    def run(self) -> None:
-        """Train to the end: each step on the next samples of the data."""
-        state = self.run_state
-        state.evaluate(self.evaluator)
-        for step in state.steps():
-            samples = self.samples.take(self.config.items_per_step[0])
-            batch = self.batch(samples)
-            with state.timer("train"):
-                report = self.trainer.train_step(batch)
-            state.log(step, report, self.figures(samples))
-            state.evaluate(self.evaluator)
+    samples: Order[SampleT]
 
     @abstractmethod
-    def batch(self, samples: list[SampleT]) -> StepT:
-        """Return what a step trains on, made of its samples."""
+    def batch(self, samples: Sequence[SampleT]) -> StepT:
+        """Return what a step trains on, of its samples."""
 
-    def figures(self, samples: Sequence[SampleT]) -> dict[str, Metric]:
+    def figures(self, samples: Sequence[SampleT]) -> Metrics:
         """Return how much a step trains on."""
         return samples_metrics([sequence for sample in samples for sequence in sample.sequences])
+
+    def next_batch(self) -> tuple[StepT, Metrics]:
+        """Return what the next step trains on, and how much that is."""
+        samples = self.samples.take(self.config.items_per_step[0])
+        return self.batch(samples), self.figures(samples)
+
+    @classmethod
+    def build(cls, config: ConfigT, run: RunContext) -> Self:
+        """Start the trainer and put the parts together, where a resumed run left them."""
+        data = cls.read(config, run)
+        run.state.metrics.phase("starting workers")
+        trainer = cls.start_trainer(config, run.resources, run.stack, timer=run.state.timer)
+        return cls.resumed(config, run, data, trainer, cls.evaluation_of(config, trainer))
+
+    @classmethod
+    def resumed(
+        cls,
+        config: ConfigT,
+        run: RunContext,
+        data: SampleSet[SampleT],
+        trainer: TrainingEngine[StepT],
+        evaluator: Evaluates | None,
+        **parts: Any,
+    ) -> Self:
+        """Return the pipeline of these parts, where a resumed run left them."""
+        samples = data.order(seed=config.seed, shuffle=config.shuffles)
+        run.state.keep([trainer], **{cls.position: samples})
+        return cls(config=config, run_state=run.state, samples=samples, trainer=trainer, evaluator=evaluator, **parts)
+
+    @classmethod
+    def start_trainer(
+        cls,
+        config: ConfigT,
+        resources: ResourceManager,
+        stack: ExitStack,
+        *,
+        timer: Timer = untimed,
+        frozen: bool = False,
+    ) -> TrainingEngine[StepT]:
+        """Start the ranks of the model that is trained; frozen ones are measured only."""
+        objective = cls.objective(config)
+        return start_trainer(
+            config, resolve_model(config.model), objective, resources, stack, timer=timer, frozen=frozen
+        )
+
+    @classmethod
+    @abstractmethod
+    def objective(cls, config: ConfigT) -> Objective[StepT, Any]:
+        """Return what the model learns."""
+
+    @classmethod
+    def evaluation_of(cls, config: ConfigT, trainer: TrainingEngine[StepT]) -> Evaluates | None:  # noqa: ARG003
+        """Return what measures the model; None without an evaluation."""
+        return None
+
+    @classmethod
+    def start_evaluator(cls, config: ConfigT, resources: ResourceManager, stack: ExitStack) -> Evaluates | None:
+        """Start a trainer that takes no step."""
+        return cls.evaluation_of(config, cls.start_trainer(config, resources, stack, frozen=True))
 
     @classmethod
     @abstractmethod
@@ -109,8 +160,3 @@ class OfflinePipeline(Pipeline[ConfigT], Generic[ConfigT, SampleT, StepT]):
         """Yield what is wrong with the data; tell the report what became of rows, and return what could be read."""
         yield from check_window(config, shape, "data")
         return (yield from data_findings(config, partial(cls.load, config), renderer, report))
-
-    @property
-    def trained(self) -> TrainingEngine[Any]:
-        """The model that is trained."""
-        return self.trainer

@@ -28,7 +28,7 @@ class Assigned:
         trained: Whether each sample of the groups is among them.
     """
 
-    samples: list[PolicySample]
+    samples: Sequence[PolicySample]
     metrics: Metrics
     trained: list[bool]
 

@@ -69,6 +69,7 @@ class GPUSharing:
         runner: The driver's event loop.
         engines: The engines; None where nothing is sampled.
         resources: Which devices are whose.
+        pushed: Whether the engines were given the weights that the policy has now.
         takes_turns: Whether requests may be under way while a model computes on the engines' devices.
         timer: Times a part of the step: `offload` and `sleep`, what moves models and engines on shared GPUs.
     """
@@ -76,12 +77,12 @@ class GPUSharing:
     runner: DriverLoop
     engines: EnginePool | None
     resources: SamplingResourcesConfig
+    pushed: bool = False
     takes_turns: bool = False
     timer: Timer = untimed
     _models: list[_SharedModel] = field(default_factory=list)
     _asleep: bool = False
     _syncing: threading.RLock = field(default_factory=threading.RLock)
-    _pushed: bool = False
 
     @property
     def shares_gpus(self) -> bool:
@@ -140,7 +141,7 @@ class GPUSharing:
     def policy_moves(self) -> None:
         """Note that the policy's weights are no version any more, until the next push."""
         with self._syncing:
-            self._pushed = False
+            self.pushed = False
 
     def push(self, weights: WeightSync, policy: TrainingEngine[Any]) -> SyncReport:
         """Hand the policy's weights to the engines, which sample again afterwards.
@@ -149,13 +150,13 @@ class GPUSharing:
         """
         with self._syncing:
             report = self._retried(weights, policy, again=False)
-            self._pushed = True
+            self.pushed = True
         return report
 
     def _catch_up(self, weights: WeightSync, policy: TrainingEngine[Any]) -> None:
         assert self.engines is not None
         with self._syncing:
-            if not self._pushed:  # the next push brings weights
+            if not self.pushed:  # the next push brings weights
                 return
             if self.shares_gpus:  # there is room for this only while no engine samples
                 self._retried(weights, policy, again=True)

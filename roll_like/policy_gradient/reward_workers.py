@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.address import free_port, node_address
@@ -27,6 +27,7 @@ from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.of_run import JUDGE, judge_model
+from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
@@ -39,6 +40,10 @@ from roll_like.rollout.reward_pools import RewardPool, RewardPools, RewardShare
 from roll_like.rollout.router import Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
+from roll_like.run.state import Evaluates
+
+RewardedT = TypeVar("RewardedT", bound=RewardedRunConfig)
+PromptT = TypeVar("PromptT", bound=PromptRunConfig)
 
 if TYPE_CHECKING:
     from roll_like.policy_gradient.base_judge import BaseJudge
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
 REWARD_GRACE = 60.0
 
 
-class RewardWorkers:
+class RewardWorkers(Generic[RewardedT]):
     """The reward workers of a run, and its judge model where it has one.
 
     Args:
@@ -59,7 +64,7 @@ class RewardWorkers:
         pools: They as one scorer; there is one from `start` on.
     """
 
-    def __init__(self, config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack) -> None:
+    def __init__(self, config: RewardedT, resources: ResourceManager, stack: ExitStack) -> None:
         self._config = config
         self._resources = resources
         self._stack = stack
@@ -68,8 +73,10 @@ class RewardWorkers:
         self._base_judge: BaseJudge | None = None
         self.pools: RewardPools
 
-    def start(self) -> None:
+    def start(self, gpu_sharing: GPUSharing | None = None) -> None:  # noqa: ARG002 - of the protocol
         """Start the processes. The judge loads its model from now on; on GPUs of other roles, before these start."""
+        if self._config.replay is not None:  # what is replayed has its rewards
+            return
         urls: list[str] = []
         if self._config.base_judges:
             from roll_like.policy_gradient.base_judge import BaseJudge
@@ -93,14 +100,12 @@ class RewardWorkers:
         Raises:
             RollLikeError: A reward cannot be built, or the judge did not start.
         """
+        if self._config.replay is not None:
+            return
         self._wait_for_judge()
         if self._keeper is not None:
             self._keeper.start()
         self.pools.wait_until_ready()
-
-    def scheduler(self, inference: EnginePool) -> GenerateScheduler:
-        """Return what samples groups from the engines and has them scored here."""
-        return GenerateScheduler(self.router(inference), self.pools)
 
     def router(self, inference: EnginePool) -> Router:
         """Return what sends requests to the engines; the base model judges through it, where it does.
@@ -127,64 +132,66 @@ def tasks_of(config: PromptRunConfig) -> TaskSet:
     return load_tasks(config.data.sources, renderer, config.data.max_prompt_tokens)
 
 
-def prompt_groups(config: PromptRunConfig, scheduler: GenerateScheduler, warn: Callable[[str], None]) -> GroupSource:
-    """Return where groups of answers come from.
+class PromptWorkers(RewardWorkers[PromptT]):
+    """Reward workers, and what samples answers to prompts with the engines."""
 
-    Args:
-        config: The run's configuration.
-        scheduler: Samples groups.
-        warn: Told about prompts that are left out.
-    """
-    tasks = tasks_of(config)
-    for report in tasks.report:
-        if report.left_out:
-            warn(str(report))
-    sampling = sampling_of(config.rollout)
-    baseline = config.greedy_baseline
-    plan = GroupPlan(
-        samples_per_group=config.rollout.samples_per_group,
-        redundant=config.rollout.redundant_samples,
-        sampling=sampling,
-        baseline=replace(sampling, temperature=0.0) if baseline else None,
-    )
-    return GroupSource(
-        make_runner=partial(scheduler.runner, plan),
-        engines=scheduler.engines,
-        order=TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
-        accept=GroupFilter(config.rollout, needs_baseline=baseline, domains=config.domain_filters),
-    )
+    _runner: DriverLoop
+    _progress: Progress
+    _scheduler: GenerateScheduler
 
+    def connect(self, inference: EnginePool, runner: DriverLoop, progress: Progress = no_progress) -> None:
+        """Sample with these engines, and have the answers scored here."""
+        self._runner, self._progress = runner, progress
+        self._scheduler = GenerateScheduler(self.router(inference), self.pools)
 
-def prompt_evaluator(
-    config: PromptRunConfig,
-    scheduler: GenerateScheduler,
-    runner: DriverLoop,
-    progress: Progress = no_progress,
-) -> Evaluator | None:
-    """Return what measures the policy, or nothing where there is no `evaluation` section."""
-    schedule = config.evaluation
-    if schedule is None:
-        return None
-    renderer = load_renderer(config.model, images=config.takes_images)
-    tasks = load_tasks(schedule.sources, renderer, config.data.max_prompt_tokens, key="evaluation.sources")
-    plan = GroupPlan(
-        samples_per_group=schedule.samples_per_prompt,
-        sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
-        urgent=True,
-    )
-    beside = {f"adapter/{name}": name for name in schedule.adapters}
-    if schedule.base_model:
-        beside["base"] = BASE
-    return Evaluator(
-        partial(scheduler.runner, plan),
-        islice(tasks, schedule.max_tasks),
-        schedule,
-        beside={name: partial(scheduler.runner, replace(plan, adapter=adapter)) for name, adapter in beside.items()},
-        max_failure_fraction=config.rollout.max_failure_fraction,
-        seed=config.seed,
-        runner=runner,
-        progress=progress,
-    )
+    def groups(self, warn: Callable[[str], None]) -> GroupSource:
+        """Return where groups of answers come from; `warn` is told about prompts that are left out."""
+        config = self._config
+        tasks = tasks_of(config)
+        for report in tasks.report:
+            if report.left_out:
+                warn(str(report))
+        sampling = sampling_of(config.rollout)
+        baseline = config.greedy_baseline
+        plan = GroupPlan(
+            samples_per_group=config.rollout.samples_per_group,
+            redundant=config.rollout.redundant_samples,
+            sampling=sampling,
+            baseline=replace(sampling, temperature=0.0) if baseline else None,
+        )
+        return GroupSource(
+            make_runner=partial(self._scheduler.runner, plan),
+            engines=self._scheduler.engines,
+            order=TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
+            accept=GroupFilter(config.rollout, needs_baseline=baseline, domains=config.domain_filters),
+        )
+
+    def evaluator(self) -> Evaluates | None:
+        """Return what measures the policy, or nothing where there is no `evaluation` section."""
+        config, schedule = self._config, self._config.evaluation
+        if schedule is None:
+            return None
+        renderer = load_renderer(config.model, images=config.takes_images)
+        tasks = load_tasks(schedule.sources, renderer, config.data.max_prompt_tokens, key="evaluation.sources")
+        plan = GroupPlan(
+            samples_per_group=schedule.samples_per_prompt,
+            sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+            urgent=True,
+        )
+        beside = {f"adapter/{name}": name for name in schedule.adapters}
+        if schedule.base_model:
+            beside["base"] = BASE
+        make_runner = self._scheduler.runner
+        return Evaluator(
+            partial(make_runner, plan),
+            islice(tasks, schedule.max_tasks),
+            schedule,
+            beside={name: partial(make_runner, replace(plan, adapter=adapter)) for name, adapter in beside.items()},
+            max_failure_fraction=config.rollout.max_failure_fraction,
+            seed=config.seed,
+            runner=self._runner,
+            progress=self._progress,
+        )
 
 
 def _start_judge(

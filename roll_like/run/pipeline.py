@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -25,9 +25,10 @@ from roll_like.run.signals import StopRequested
 from roll_like.run.state import Evaluates, RunContext, RunState
 from roll_like.training.engine import TrainingEngine
 from roll_like.types import Callbacks, RunResult
-from roll_like.values import reduce
+from roll_like.values import Metrics, reduce
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
+StepT = TypeVar("StepT")
 
 
 @dataclass(kw_only=True)
@@ -149,3 +150,40 @@ class Pipeline(ABC, Generic[ConfigT]):
         """Write the trained model as a Hugging Face directory, with a card of the run."""
         card = model_card(self.run_state.config, int(summary.figures["steps"]), summary)
         self.trained.export(directory, self.config.model, card)
+
+
+@dataclass(kw_only=True)
+class TrainerPipeline(Pipeline[ConfigT], Generic[ConfigT, StepT]):
+    """Base of pipelines whose step trains on one batch: given data, or what was made of rollouts before.
+
+    Attributes:
+        trainer: The ranks of the model.
+        evaluator: Measures the model; None without an evaluation.
+    """
+
+    trainer: TrainingEngine[StepT]
+    evaluator: Evaluates | None
+
+    def run(self) -> None:
+        """Train to the end: draw a batch, with what other models say of it, and train on it."""
+        state = self.run_state
+        state.evaluate(self.evaluator)
+        for step in state.steps():
+            batch, figures = self.next_batch()
+            with self.training():
+                report = self.trainer.train_step(batch)
+            state.log(step, report, figures)
+            state.evaluate(self.evaluator)
+
+    @abstractmethod
+    def next_batch(self) -> tuple[StepT, Metrics]:
+        """Return what the next step trains on, and how much that is."""
+
+    def training(self) -> AbstractContextManager[None]:
+        """Time an update."""
+        return self.run_state.timer("train")
+
+    @property
+    def trained(self) -> TrainingEngine[StepT]:
+        """The model that is trained."""
+        return self.trainer

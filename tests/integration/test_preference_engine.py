@@ -15,7 +15,7 @@ from tests_support import pairs_of  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObjective, PairStep
+from roll_like.builtin.pipelines.dpo.objective import PairedObjective, PairStep, whole_logprobs
 from roll_like.cluster import ResourceManager
 from roll_like.config.resources import DeviceRange
 from roll_like.config.training import TrainingConfig
@@ -115,7 +115,7 @@ def test_an_update_is_that_of_a_plain_loop(
         measured = reduce(trainer.measure(step))
         report = reduce(trainer.train_step(step))
         found = trained_weights(trainer.cluster)
-        sums = AnswerLogprobs(trainer).sequence_logprobs(samples)
+        sums = whole_logprobs(trainer, samples)
         narrow = replace(trainer.objective, settings=TrainingConfig(max_tokens_per_micro_batch=10))
         with pytest.raises(EngineError, match="a row 10 at most"):
             TrainingEngine(trainer.cluster, narrow).measure(step)

@@ -18,7 +18,7 @@ from trained_weights import sent_adapters, trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.algorithms.kl import KLController
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObjective, PairStep
+from roll_like.builtin.pipelines.dpo.objective import PairedObjective, PairStep, whole_logprobs
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
@@ -332,10 +332,10 @@ def test_preference_updates_against_the_model_without_adapters(
     with ExitStack() as stack:
         spec = cpu_rank(objective, float_model, seed=SEED)
         trainer = start_engine("training", spec, resources, SPAN, stack=stack)
-        base = AnswerLogprobs(WithoutAdapters(trainer))
+        base = WithoutAdapters(trainer)
         found = []
         for _ in losses:
-            step = PairStep(pairs=pairs_of(answers), reference=base.sequence_logprobs(answers))
+            step = PairStep(pairs=pairs_of(answers), reference=whole_logprobs(base, answers))
             found.append(reduce(trainer.train_step(step))["train/loss"])
         assert found == pytest.approx(losses, rel=1e-5)
         assert losses[2] < losses[0] - 0.1

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from roll_like import cli
 from roll_like.builtin.pipelines.agentic.check import environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
-from roll_like.check import Report, check
+from roll_like.builtin.pipelines.agentic.pipeline import AgenticPipeline
+from roll_like.check import Report
 from roll_like.config.plan import plan
 from roll_like.types import EVALUATION_SEED
 
@@ -129,7 +130,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def findings(tiny_model: Path, **changes: Any) -> Report:
-    return check(config(model={"path": str(tiny_model)}, **changes), environment_findings)
+    return AgenticPipeline.check(config(model={"path": str(tiny_model)}, **changes))
 
 
 def only_error(report: Report) -> str:
@@ -209,7 +210,7 @@ def test_rewards_and_a_judge_are_part_of_the_plan_and_nothing_is_without() -> No
 
 def test_the_check_makes_rewards_and_finds_those_that_need_a_row() -> None:
     made = config(rewards={"use": ["math", "repetition", {"type": "exact_match", "weight": 0.1}]})
-    findings = {one.key: one for one in environment_findings(made, None, Report(plan(made), []))}
+    findings = {one.key: one for one in environment_findings(made, None)}
     assert set(findings) == {"rewards.use.0", "rewards.use.2"}
     assert "needs the field 'answer', and episodes of 'FrozenLake' have only 'environment' and 'seed'" in str(
         findings["rewards.use.0"]
@@ -220,7 +221,7 @@ def test_the_check_makes_rewards_and_finds_those_that_need_a_row() -> None:
 def test_a_reward_is_not_asked_about_environments_that_it_does_not_score() -> None:
     other = {"id": "roll_like/FrozenLake-v0", "name": "other"}
     made = config(environments=[LAKE, other], rewards={"use": [{"type": "math", "sources": ["other"]}]})
-    (finding,) = environment_findings(made, None, Report(plan(made), []))
+    (finding,) = environment_findings(made, None)
     assert "episodes of 'other'" in finding.message
 
 
@@ -251,6 +252,6 @@ def test_rows_that_are_evaluated_are_not_trained_on(
         section["environments"] = [{"id": "roll_like/QA-v0", "name": "m", "kwargs": {"path": "rows.jsonl", **kwargs}}]
     qa = {"id": "roll_like/QA-v0", "kwargs": {"path": "rows.jsonl", **trained}}
     made = config(environments=[qa], evaluation=section)
-    found = list(environment_findings(made, None, Report(plan(made), [])))
+    found = list(environment_findings(made, None))
     assert [(one.level, one.key) for one in found] == ([] if expected is None else [expected[:2]])
     assert expected is None or expected[2] in found[0].message

@@ -222,9 +222,7 @@ def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(labels: P
         mismatched = 0
         for _ in range(asked.total_steps):
             step = batch_of(asked, order.take(asked.items_per_step[0]))
-            assert known.sequence_logprobs(step.sequences).tolist() == [
-                float(len(each.token_ids)) for each in step.sequences
-            ]
+            assert known(step.sequences).tolist() == [float(len(each.token_ids)) for each in step.sequences]
             assert isinstance(step, LabelledStep)
             mismatched += len(step.mismatched)
         assert mismatched == asked.total_steps * asked.items_per_step[0] * (1 if changes is KTO else 2)
@@ -233,7 +231,7 @@ def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(labels: P
 class LengthModel:
     """Says how long sequences are."""
 
-    def sequence_logprobs(self, samples: Any) -> Any:
+    def __call__(self, samples: Any) -> Any:
         return np.array([float(len(each.token_ids)) for each in samples], np.float32)
 
 
@@ -256,18 +254,18 @@ def test_what_a_reference_said_is_kept_for_a_resumed_run(rows: Path, tiny_model:
     class Engine:
         said = 0
 
-        def sequence_logprobs(self, samples: Any) -> Any:
+        def __call__(self, samples: Any) -> Any:
             self.said += len(samples)
             return -np.arange(len(samples), dtype=np.float32)
 
     engine: Any = Engine()
     said = PrecomputedReference({}).extended(engine, [*samples[:10], *samples])
     assert engine.said == 20  # each once
-    assert said.sequence_logprobs(samples[6:10]).tolist() == [-6, -7, -8, -9]
+    assert said(samples[6:10]).tolist() == [-6, -7, -8, -9]
     path = tmp_path / "reference.npz"
     said.write(path, "these")
     read = PrecomputedReference.read(path, "these")
-    assert read.sequence_logprobs(samples).tolist() == said.sequence_logprobs(samples).tolist()
+    assert read(samples).tolist() == said(samples).tolist()
     assert [*read.missing(samples)] == []
     for other in (PrecomputedReference.read(path, "others"), PrecomputedReference.read(tmp_path / "none.npz", "these")):
         assert len([*other.missing(samples)]) == 20

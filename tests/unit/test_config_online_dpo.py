@@ -10,9 +10,9 @@ import pytest
 from config_files import changed, write
 from pydantic import ValidationError
 
-from roll_like.builtin.pipelines.online_dpo.check import online_dpo_findings, online_dpo_plan
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
-from roll_like.check import Report, check_run
+from roll_like.builtin.pipelines.online_dpo.pipeline import OnlineDPOPipeline
+from roll_like.check import Report
 from roll_like.config.load import load_config
 from roll_like.errors import ConfigError
 
@@ -170,7 +170,7 @@ def report(tiny_model: Path, **changes: Any) -> Report:
         "rewards": {"use": [{"type": "exact_match"}]},
         "data__sources": [{"path": "train.jsonl", "answer_field": "answer"}],
     }
-    return check_run(config(**(settings | changes)), online_dpo_plan, online_dpo_findings)
+    return OnlineDPOPipeline.check(config(**(settings | changes)))
 
 
 def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:
@@ -208,3 +208,12 @@ def test_given_pairs_may_be_evaluated_beside(rows: Path, tiny_model: Path) -> No
         ("warning", "training.optimizer.warmup_steps")
     ]
     assert len(found.sources) == 2
+
+
+def test_the_models_that_score_are_checked(rows: Path, tiny_model: Path) -> None:
+    scored = {"type": "reward_model", "path": str(rows / "none")}
+    found = report(tiny_model, judge={"path": str(rows / "none"), "type": "vllm"}, rewards={"use": [JUDGE, scored]})
+    assert {finding.key for finding in found.errors if "none" in finding.message} == {
+        "judge.path",
+        "rewards.use.1.path",
+    }

@@ -19,10 +19,8 @@ from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.check import environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, specs_of
-from roll_like.check import Report
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.load import dump_config
-from roll_like.config.plan import plan
 from roll_like.errors import ConfigError
 from roll_like.rollout.router import Router
 
@@ -137,7 +135,7 @@ def test_another_program_may_be_measured_on_the_same_seeds() -> None:
 
 def findings(*environments: dict[str, Any], **changes: Any) -> dict[str, str]:
     parsed = config(*environments, **changes)
-    found = list(environment_findings(parsed, None, Report(plan(parsed, None))))
+    found = list(environment_findings(parsed, None))
     assert all(finding.level == "error" for finding in found)
     return {finding.key: finding.message for finding in found}
 

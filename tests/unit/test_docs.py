@@ -255,7 +255,9 @@ def test_the_plugins_of_the_contributing_page_work(
 
 def test_the_architecture_page_shows_the_pipelines_own_loop() -> None:
     (shown,) = blocks(ROOT / "docs" / "architecture.md", "python")
-    assert textwrap.indent(shown, " " * 8) in (ROOT / "pipelines" / "rlvr" / "pipeline.py").read_text(encoding="utf-8")
+    assert textwrap.indent(shown, " " * 8) in (ROOT / "roll_like" / "policy_gradient" / "pipeline.py").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_architecture_page_lists_the_layers() -> None:

@@ -19,9 +19,10 @@ from roll_like.builtin.pipelines.online_dpo.iterations import (
     RefreshedReference,
     SampledPairs,
 )
-from roll_like.builtin.pipelines.online_dpo.pipeline import OnlineDPOPipeline
-from roll_like.builtin.pipelines.online_dpo.rollouts import Evaluators, PolicyEngines
+from roll_like.builtin.pipelines.online_dpo.pipeline import Evaluators, OnlineDPOPipeline
 from roll_like.errors import CheckpointError, ConfigError, GenerationError
+from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.collection import Collected
 from roll_like.types import FloatArray, Group, Scored, TrainingSample
 from roll_like.values import Last, Mean, Metrics, merge, reduce
@@ -55,19 +56,13 @@ class FakeEngines:
     """Counts how often the policy was handed over."""
 
     def __init__(self) -> None:
-        self.version, self.behind = 0, True
+        self.weights, self.state, self.behind = SimpleNamespace(version=0), FakeNotes(), True
 
     @contextmanager
     def sampling(self) -> Iterator[Metrics]:
         if self.behind:
-            self.version, self.behind = self.version + 1, False
+            self.weights.version, self.behind = self.weights.version + 1, False
         yield {"sync/tensors_checked": Last(1.0)}
-
-    def fall_behind(self) -> None:
-        self.behind = True
-
-    def continue_from(self, version: int) -> None:
-        self.version = version
 
 
 class FakePolicy:
@@ -76,7 +71,7 @@ class FakePolicy:
     def __init__(self) -> None:
         self.questions = 0
 
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def __call__(self, samples: Sequence[TrainingSample]) -> FloatArray:
         self.questions += 1
         return np.array([-self.questions - len(sample.token_ids) / 7 for sample in samples], np.float32)
 
@@ -96,14 +91,17 @@ class Rig:
 
     def __init__(self, rollouts: FakeRollouts | None = None, **pairs: Any) -> None:
         self.rollouts = rollouts or FakeRollouts()
-        self.engines, self.notes, self.policy = FakeEngines(), FakeNotes(), FakePolicy()
+        self.engines, self.policy = FakeEngines(), FakePolicy()
+        self.notes = self.engines.state
         self.reference = RefreshedReference(self.policy)
         changes = {f"pairs__{name}": value for name, value in pairs.items()}
-        self.pairs = SampledPairs(config(**changes), self.rollouts, self.engines, self.notes, self.reference)
+        self.pairs = SampledPairs(config(**changes), self.rollouts, self.engines, self.reference)
 
     def take(self, count: int = 2) -> list[int]:
         """The prompts of a step's pairs."""
-        return [int(pair.chosen.token_ids[0]) for pair in self.pairs.take(count)]
+        pairs = self.pairs.take(count)
+        self.engines.behind = True  # it learns from them
+        return [int(pair.chosen.token_ids[0]) for pair in pairs]
 
 
 def test_an_iteration_lasts_its_epochs_and_then_the_newest_policy_samples_the_next() -> None:
@@ -112,7 +110,7 @@ def test_an_iteration_lasts_its_epochs_and_then_the_newest_policy_samples_the_ne
     assert rig.rollouts.asked == [0, 1]  # 2 epochs of 3 pairs, 2 a step: 3 steps
     assert sorted(prompt for step in steps[:3] for prompt in step) == [0, 0, 1, 1, 2, 2]
     assert set(steps[3]) <= {10, 11, 12}
-    assert rig.engines.version == 2
+    assert rig.engines.weights.version == 2
     assert rig.policy.questions == 2
     figures = reduce(merge(rig.notes.figures[:2]))
     assert (figures["iteration/number"], figures["iteration/steps"], figures["iteration/pairs"]) == (1, 3, 3)
@@ -130,15 +128,11 @@ def test_an_iteration_lasts_its_steps_and_few_pairs_are_all_of_a_step() -> None:
 def test_the_reference_is_asked_before_the_iteration_and_says_the_same_throughout() -> None:
     rig = Rig(epochs=2)
     first = rig.pairs.take(2)
-    said = rig.reference.sequence_logprobs(answers_of(first))
+    said = rig.reference(answers_of(first))
     assert said.tolist() == pytest.approx([-1 - 5 / 7, -1 - 6 / 7] * 2)
     again = [pair for _ in range(2) for pair in rig.pairs.take(2)]
-    assert {tuple(rig.reference.sequence_logprobs(answers_of([pair])).tolist()) for pair in again} == {
-        tuple(said[:2].tolist())
-    }
-    assert rig.reference.sequence_logprobs(answers_of(rig.pairs.take(1))).tolist() == pytest.approx(
-        [-2 - 5 / 7, -2 - 6 / 7]
-    )
+    assert {tuple(rig.reference(answers_of([pair])).tolist()) for pair in again} == {tuple(said[:2].tolist())}
+    assert rig.reference(answers_of(rig.pairs.take(1))).tolist() == pytest.approx([-2 - 5 / 7, -2 - 6 / 7])
 
 
 @pytest.mark.parametrize("taken", range(6))
@@ -150,22 +144,18 @@ def test_a_resumed_run_goes_on_in_the_middle_of_an_iteration(taken: int) -> None
     resumed.pairs.load_state(json.loads(json.dumps(begun.pairs.state())))
     if taken % 3:
         held = begun.pairs._pairs
-        assert (
-            resumed.reference.sequence_logprobs(answers_of(held)).tolist()
-            == begun.reference.sequence_logprobs(answers_of(held)).tolist()
-        )
-    assert resumed.engines.version == begun.engines.version
+        assert resumed.reference(answers_of(held)).tolist() == begun.reference(answers_of(held)).tolist()
     assert found + [resumed.take() for _ in range(8 - taken)] == expected
     assert resumed.rollouts.asked == whole.rollouts.asked
     assert (
-        resumed.reference.sequence_logprobs(answers_of(resumed.pairs._pairs)).tolist()
-        == whole.reference.sequence_logprobs(answers_of(whole.pairs._pairs)).tolist()
+        resumed.reference(answers_of(resumed.pairs._pairs)).tolist()
+        == whole.reference(answers_of(whole.pairs._pairs)).tolist()
     )
 
 
 def test_pairs_without_their_reference_are_refused() -> None:
     rig = Rig(epochs=2)
-    alone = SampledPairs(config(), rig.rollouts, rig.engines, rig.notes)
+    alone = SampledPairs(config(), rig.rollouts, rig.engines)
     alone.take(2)
     with pytest.raises(CheckpointError, match="no log-probabilities of the reference"):
         rig.pairs.load_state(alone.state())
@@ -185,7 +175,7 @@ def test_groups_without_a_pair_are_sampled_again_but_not_for_ever() -> None:
     figures = reduce(merge(rig.notes.figures))
     assert figures["iteration/without_pair"] == pytest.approx((4 + 4 + 1) / 12)
     assert (figures["iteration/number"], figures["iteration/pairs"]) == (1, 3)
-    assert rig.engines.version == 1  # nothing was learned in between
+    assert rig.engines.weights.version == 1  # nothing was learned in between
     with pytest.raises(GenerationError, match=rf"iteration 1 sampled {COLLECTIONS} times and no group gave a pair"):
         Rig(FakeRollouts(barren=range(9))).take()
 
@@ -195,6 +185,7 @@ class FakeGPUSharing:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.pushed = False
 
     def wake(self) -> None:
         self.said.append("wake")
@@ -203,30 +194,35 @@ class FakeGPUSharing:
         self.said.append("sleep")
 
     def policy_moves(self) -> None:
-        """Nothing is told."""
+        self.pushed = False
 
     def push(self, weights: Any, policy: Any) -> SimpleNamespace:
-        self.said.append(f"push {weights} {policy}")
-        return SimpleNamespace(metrics={"time/sync_check": Last(0.0)})
+        self.pushed = True
+        weights.version += 1
+        self.said.append(f"push {weights.version} of {policy}")
+        return SimpleNamespace(metrics={"time/sync_check": Last(0.0)}, version=weights.version)
 
 
 def test_engines_get_weights_when_they_are_behind_and_sleep_between_samplings() -> None:
     gpu_sharing: Any = FakeGPUSharing()
-    state: Any = SimpleNamespace(timer=nullcontext, interruptible=nullcontext)
-    weights: Any = "weights of"
-    policy: Any = "policy"
-    engines = PolicyEngines(state=state, weights=weights, policy=policy, gpu_sharing=gpu_sharing)
+    state: Any = SimpleNamespace(timer=lambda _: nullcontext(), interruptible=nullcontext, finished=0)
+    nothing: Any = None
+    workers = Workers(state=state, model=nothing, runner=nothing, engines=nothing, gpu_sharing=gpu_sharing)
+    policy: Any = "the policy"
+    workers.actor, workers.weights = policy, WeightSync(nothing, nothing)
     for _ in range(2):
-        with engines.sampling() as figures:
+        with workers.sampling() as figures:
             gpu_sharing.said.append(f"sample {len(figures)}")
-    engines.fall_behind()
-    with engines.sampling():
+    for _ in range(3):
+        with workers.training():
+            state.finished += 1
+    with workers.sampling():
         gpu_sharing.said.append("sample")
-    push = "push weights of policy"
     assert gpu_sharing.said == [
-        *(push, "wake", "sample 1", "sleep"),
+        *("push 1 of the policy", "wake", "sample 1", "sleep"),
         *("wake", "sample 0", "sleep"),
-        *(push, "wake", "sample", "sleep"),
+        *("sleep", "sleep", "sleep"),
+        *("push 2 of the policy", "wake", "sample", "sleep"),
     ]
 
 

@@ -365,6 +365,13 @@ class Plans:
         return self.fake.make(seed, progress)
 
 
+def prompt_workers(config: RLVRConfig, scheduler: Any, loop: Any = None) -> reward_workers.PromptWorkers[RLVRConfig]:
+    nothing: Any = None
+    prompts = reward_workers.PromptWorkers(config, nothing, nothing)
+    prompts._scheduler, prompts._runner, prompts._progress = scheduler, loop, no_progress
+    return prompts
+
+
 def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_workers, "tasks_of", lambda config: taskset())
     scheduler: Any = Plans()
@@ -372,7 +379,7 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
     remax = {"algorithm": {"advantage": {"type": "remax"}}}
     for more in (remax, {}):
         config = RLVRConfig.model_validate({**MINIMAL, "rollout": rollout, **more})
-        groups = reward_workers.prompt_groups(config, scheduler, pytest.fail)
+        groups = prompt_workers(config, scheduler).groups(pytest.fail)
         groups.make_runner(0, no_progress)
         complete = group(task(), [0.0, 1.0])
         assert groups.accept(replace(complete, baselines=complete.samples[:1]))
@@ -390,7 +397,7 @@ def evaluator(monkeypatch: pytest.MonkeyPatch, scheduler: Any, loop: DriverLoop,
     monkeypatch.setattr(reward_workers, "load_tasks", lambda *arguments, **named: [task(0), task(1)])
     section = {"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2, **section}
     config = RLVRConfig.model_validate({**MINIMAL, "evaluation": section, "training": {"lora": {}}})
-    found = reward_workers.prompt_evaluator(config, scheduler, loop)
+    found = prompt_workers(config, scheduler, loop).evaluator()
     assert found is not None
     return found
 

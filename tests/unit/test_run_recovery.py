@@ -293,9 +293,10 @@ class PushingRun(Run):
         self.published: list[int] = []
         nothing: Any = None
         self.workers = Workers(
-            state=self.state, runner=nothing, actor=model, critic=nothing, kl_reference=nothing, advantages=nothing,
-            engines=nothing, weights=Pushes(), gpu_sharing=self.gpu_sharing, on_push=[self.published.append],
+            state=self.state, model=nothing, runner=nothing, engines=nothing, gpu_sharing=self.gpu_sharing,
+            on_push=[self.published.append],
         )  # fmt: skip
+        self.workers.actor, self.workers.weights = model, Pushes()
         self.versions: list[int] = []
 
     def run(self) -> None:

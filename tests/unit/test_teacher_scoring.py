@@ -15,6 +15,7 @@ from tests_support import scored, task  # type: ignore[import-not-found]
 from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherScorer, reverse_kl, without_rewards
+from roll_like.policy_gradient.advantages import Assigned
 from roll_like.rollout.reward_pools import RewardPools
 from roll_like.types import FloatArray, Group, PolicySample, ReferencedSample, Scored
 from roll_like.values import Mean, Sum
@@ -56,9 +57,10 @@ def scorer(**distillation: Any) -> tuple[TeacherScorer, Scores, Scores]:
     return TeacherScorer(config, engines), first, second
 
 
-def with_advantages(value: float) -> list[PolicySample]:
+def with_advantages(value: float) -> Assigned:
     arrays = [np.full(len(one.trajectory.token_ids), value, np.float32) for group in groups() for one in group.samples]
-    return policy_samples(groups(), arrays)
+    samples = policy_samples(groups(), arrays)
+    return Assigned(samples=samples, metrics={"reward/kl": Mean(0.0)}, trained=[True] * 3)
 
 
 def test_each_domain_has_its_teacher() -> None:
@@ -70,6 +72,7 @@ def test_each_domain_has_its_teacher() -> None:
     advantages = [sample.advantages[sample.loss_mask].tolist() for sample in scored.samples]
     assert advantages == [[-2.0] * 3, [-2.0] * 3, [0.5] * 3]
     assert [type(sample) for sample in scored.samples] == [PolicySample] * 3
+    assert set(scored.metrics) == {"reward/kl", "distill/reverse_kl"}
     figure = scored.metrics["distill/reverse_kl"]
     assert (figure.value, figure.weight) == (pytest.approx((2 + 2 - 0.5) / 3), 9)  # type: ignore[union-attr]
 

@@ -86,8 +86,8 @@ def test_conversations_with_environments(marked: dict[str, Any]) -> None:
     resources: Any = SimpleNamespace(report=None)
     environments: Any = EnvironmentWorkers(config, resources, None)  # type: ignore[arg-type]
     environments._workers = ()
-    manager = environments.manager(SimpleNamespace(router=lambda *sections: None), None)
-    assert manager.renderer.render([{"role": "user", "content": "Hi"}], ()).startswith("zebra zebra")
+    environments.connect(SimpleNamespace(router=lambda *sections: None), None)
+    assert environments._manager.renderer.render([{"role": "user", "content": "Hi"}], ()).startswith("zebra zebra")
 
 
 def test_a_check_counts_the_tokens_of_the_options(marked: dict[str, Any]) -> None:
