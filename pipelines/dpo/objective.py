@@ -95,14 +95,7 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
             chosen_tokens=sum(int(pair.chosen.loss_mask.sum()) for pair in step.pairs),
             reference_P2=None if step.reference is None else step.reference.reshape(-1, 2),
         )
-        layout = engine.layout
-        shards = pair_batches(
-            step.pairs,
-            ranks=layout["ranks"],
-            max_tokens=layout["max_tokens"],
-            joined=layout.get("joined", False),
-        )
-        yield Update(shards=shards, shared=shared)
+        yield Update(shards=pair_batches(step.pairs, **engine.layout), shared=shared)
 
     def loss(self, model: RankModel, batch: PairBatch, shared: PairsUpdate) -> tuple[Tensor, Metrics]:
         """Return a micro-batch's share of the loss."""

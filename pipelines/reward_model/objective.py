@@ -64,11 +64,8 @@ class RewardModelObjective(Objective[Sequence[Pair], PairBatch]):
             EngineError: A pair is longer than a row may be, or a conversation is nothing but padding.
         """
         margins = np.array([pair.margin for pair in step], np.float32)
-        pairs, layout = score_targets(step, self.pad_token_id), engine.layout
-        shards = pair_batches(
-            pairs, ranks=layout["ranks"], max_tokens=layout["max_tokens"], joined=layout.get("joined", False)
-        )
-        yield Update(shards=shards, shared=margins)
+        pairs = score_targets(step, self.pad_token_id)
+        yield Update(shards=pair_batches(pairs, **engine.layout), shared=margins)
 
     def loss(self, model: RankModel, batch: PairBatch, shared: FloatArray) -> tuple[Tensor, Metrics]:
         """Return a micro-batch's share of the loss; `shared` has the margin of each pair of the step."""

@@ -11,14 +11,13 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData, ScoredPairSource
 from roll_like.data.bad_rows import BadRow, Problem
-from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.conversations import require_words
+from roll_like.data.chat import Renderer
+from roll_like.data.conversations import ConversationRow, require_words
 from roll_like.data.messages import require_fields, short
 from roll_like.data.pairs import PairReader, identical
 from roll_like.data.rows import Row
@@ -39,19 +38,17 @@ class ScoredPairReader(PairReader):
 
     source: ScoredPairSource
 
-    def pieces(
-        self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
-    ) -> list[Piece]:
+    def pieces(self, renderer: Renderer, found: ConversationRow) -> list[Piece]:
         """Return the text of a conversation, in one piece."""
-        messages = [*prompt, *response]
-        require_words(messages, [len(prompt) + at for at, each in enumerate(response) if each["role"] == "assistant"])
-        if messages[-1]["role"] != "assistant":
+        require_words(found.messages, found.assistant_turns())
+        last = found.messages[-1]["role"]
+        if last != "assistant":
             raise BadRow(
                 Problem.NO_ASSISTANT,
-                f"the last message is of {messages[-1]['role']!r}, expected the assistant's, which is what is scored",
+                f"the last message is of {last!r}, expected the assistant's, which is what is scored",
                 fix="take what comes after the assistant's last message out of the row",
             )
-        return [Piece(render(renderer, messages, tools), False)]
+        return [Piece(render(renderer, found.messages, found.tools), False)]
 
     def pair(self, row: Row, chosen: TrainingSample, rejected: TrainingSample) -> Pair:
         """Return both conversations with their margin."""

@@ -246,15 +246,7 @@ _SPLITS = frozenset({"train", "training", "validation", "valid", "val", "dev", "
 
 
 def _values(text: str, label: str, line: int, key: str, split: str) -> Iterator[Record]:
-    """Yield the objects in a JSON text: of a list, of the one list in an object, or of several values.
-
-    Args:
-        text: Begins at the beginning of a line.
-        label: Of the file.
-        line: The number of that line.
-        key: As of `read_file`.
-        split: As of `read_file`.
-    """
+    """Yield the objects in a JSON text that begins with a line: of a list, of the one in an object, or one by one."""
     start = _blank_end(text, 0)
     if start == len(text):
         return
@@ -300,17 +292,7 @@ def _is_row(member: Any) -> bool:
 
 
 def _value(text: str, start: int, label: str, line: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start` or after blanks, and where what follows it begins.
-
-    Args:
-        text: Whose first line has the number `line`.
-        start: Where to begin.
-        label: Of the file.
-        line: For messages.
-
-    Raises:
-        DataError: There is none.
-    """
+    """Return the JSON value that begins at `start` or after blanks, and where what follows it begins."""
     start = _blank_end(text, start)
     try:
         value, end = _JSON.raw_decode(text, start)

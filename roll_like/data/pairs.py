@@ -14,20 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from roll_like.config.data import PairData, PairSource
 from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.conversations import read_response, require_words, whole
+from roll_like.data.conversations import ConversationRow, read_response, whole
 from roll_like.data.loss_flags import require_trained
 from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
 from roll_like.data.reader import Reader
 from roll_like.data.rows import Row
 from roll_like.data.samples import SampleSet, load_samples
-from roll_like.data.turns import Piece, sequences
+from roll_like.data.turns import Piece
 from roll_like.errors import DataError
 from roll_like.types import Pair, TrainingSample
 
@@ -47,18 +47,14 @@ class PairReader(Reader[Pair]):
 
     def draft(self, row: Row, renderer: Renderer) -> list[list[Piece]]:
         """Return the texts of both responses."""
-        prompt, chosen, rejected = pair_messages(row, self.source, self.key)
+        prompt, *responses = pair_messages(row, self.source, self.key)
         tools = read_tools(row, self.source, self.key)
-        return [self.pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
+        both = (ConversationRow(messages=[*prompt, *each], tools=tools, response=len(prompt)) for each in responses)
+        return [self.pieces(renderer, each) for each in both]
 
-    def pieces(
-        self, renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
-    ) -> list[Piece]:
+    def pieces(self, renderer: Renderer, found: ConversationRow) -> list[Piece]:
         """Return the text of a response as a policy would have to write it, after its prompt."""
-        messages = [*prompt, *response]
-        turns = [at for at in range(len(prompt), len(messages)) if messages[at]["role"] == "assistant"]
-        require_words(messages, turns)
-        (pieces,) = whole(sequences(renderer, messages, tools, turns))
+        (pieces,) = whole(found.sequences(renderer, found.assistant_turns()))
         return pieces
 
     def finish(self, row: Row, parts: list[TrainingSample], counter: RowCounter) -> list[Pair]:

@@ -43,7 +43,17 @@ class Row:
 
 
 def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
-    """Yield the rows of a dataset, as `_read_rows` does: fields as the source names them, images apart."""
+    """Yield the rows of a file, of a split of a directory (its files in the order of their names) or of a hub dataset.
+
+    Fields are as the source names them, images apart.
+
+    Args:
+        source: The dataset.
+        key: Its place in the configuration, for messages.
+
+    Raises:
+        DataError: It does not exist, cannot be read, or a line is not a JSON object.
+    """
     for written in _read_rows(source, key):
         row = replace(written, fields=as_named(written.fields, source))
         images = None if source.images_field is None else row.fields.get(source.images_field)
@@ -78,15 +88,6 @@ def content_hash(source: RowSource | DataSource, key: str) -> str | None:
 
 
 def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
-    """Yield the rows of a file, of a split of a directory (its files in the order of their names) or of a hub dataset.
-
-    Args:
-        source: The dataset.
-        key: Its place in the configuration, for messages.
-
-    Raises:
-        DataError: It does not exist, cannot be read, or a line is not a JSON object.
-    """
     if source.rows is not None:
         yield from _given_rows(source, key)
         return
@@ -101,21 +102,13 @@ def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
         fix = f"correct {key}.path"
         if any(mark in source.path for mark in "*?["):
             fix += "; patterns are not read: name a directory, whose files are read"
-        raise DataError(f"there is no file or directory {named(source.path)}", fix=fix)
+        absolute = os.path.abspath(path)
+        here = "" if absolute == source.path else f" (here {absolute})"
+        raise DataError(f"there is no file or directory {source.path}{here}", fix=fix)
     else:
         rows, label = hub_rows(source, key)
         with explained(source, key):
             yield from _numbered(rows, label)
-
-
-def named(spelling: str) -> str:
-    """Return a path as it is written, and where that is.
-
-    >>> named("/data/rows.jsonl")
-    '/data/rows.jsonl'
-    """
-    absolute = os.path.abspath(os.path.expanduser(spelling))  # leaves a home that is not known
-    return spelling if absolute == spelling else f"{spelling} (here {absolute})"
 
 
 def _given_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:

@@ -35,11 +35,6 @@ _CODE = Path(__file__).parent
 _LIBRARIES = ("tokenizers", "transformers", "jinja2", "numpy")
 
 
-def default_folder() -> Path:
-    """Return where tokenised rows are kept by default."""
-    return Path("~/.cache/roll_like").expanduser()
-
-
 def key_of(reader: Reader[Any], renderer: Renderer, content: str) -> str:
     """Return what tokenised rows are found by.
 
@@ -77,12 +72,12 @@ class TokenCache:
     """The folder of tokenised rows.
 
     Args:
-        folder: Where it is; default: `default_folder()`.
+        folder: Where it is; default: `~/.cache/roll_like`.
         most_bytes: Entries that were not used for the longest time are removed until the others have no more.
     """
 
     def __init__(self, folder: Path | None, most_bytes: float) -> None:
-        self.folder = (folder or default_folder()).expanduser() / "data"
+        self.folder = (folder or Path("~/.cache/roll_like")).expanduser() / "data"
         self.most_bytes = most_bytes
 
     def find(self, key: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:

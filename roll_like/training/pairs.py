@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 import numpy as np
 
@@ -36,19 +37,19 @@ def sequences_of(pairs: Sequence[Pair]) -> list[TrainingSample]:
     return [sequence for pair in pairs for sequence in pair.sequences]
 
 
-def pair_batches(pairs: Sequence[Pair], *, ranks: int, max_tokens: int, joined: bool = False) -> list[list[PairBatch]]:
+def pair_batches(pairs: Sequence[Pair], **layout: Unpack[Layout]) -> list[list[PairBatch]]:
     """Return each rank's micro-batches of one optimizer step over pairs.
 
     Args:
         pairs: The global batch; both of a pair have its `group_id` and the `prompt_length` that they share.
-        ranks: World size of the engine.
-        max_tokens: Budget of one micro-batch, padding included.
-        joined: Whether rows have no masks (`Layout`).
+        layout: Ranks and budget; both of a pair always share their prompt, and rows with other pairs.
 
     Raises:
         EngineError: A pair is longer than a row may be.
     """
-    longest = max_tokens if joined else min(max_tokens, MAX_SHARED_ROW_TOKENS)
+    longest = layout["max_tokens"]
+    if not layout.get("joined", False):
+        longest = min(longest, MAX_SHARED_ROW_TOKENS)
     for pair in pairs:
         length = len(pair.chosen) + len(pair.rejected) - pair.chosen.prompt_length - 2
         if length > longest:
@@ -63,8 +64,8 @@ def pair_batches(pairs: Sequence[Pair], *, ranks: int, max_tokens: int, joined: 
         pair_S=np.repeat(np.arange(len(pairs), dtype=np.int32), 2),
         chosen_S=np.tile([True, False], len(pairs)),
     )
-    layout = Layout(ranks=ranks, max_tokens=max_tokens, share_prompts=True, packing=True, joined=joined)
-    return spread(sequences, ones, of_rows, **layout)
+    shared: Layout = {**layout, "share_prompts": True, "packing": True}
+    return spread(sequences, ones, of_rows, **shared)
 
 
 def _of_rows(batch: MicroBatch, *, pair_S: IntArray, chosen_S: BoolArray) -> PairBatch:
