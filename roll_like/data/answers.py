@@ -290,16 +290,3 @@ def _written(value: Fraction) -> str:
     digits = str(abs(value.numerator) * 10**places // value.denominator).zfill(places + 1)
     whole, decimals = digits[: len(digits) - places], digits[len(digits) - places :]
     return f"{'-' if value < 0 else ''}{whole}{'.' if decimals else ''}{decimals}"
-
-
-__all__ = [
-    "TOLERANCE",
-    "AnswerNumber",
-    "answer_words",
-    "contains_words",
-    "drop_unit_signs",
-    "last_number",
-    "only_number",
-    "same_number",
-    "same_words",
-]

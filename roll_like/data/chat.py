@@ -17,10 +17,10 @@ from jinja2 import TemplateError
 from roll_like.content.unicode import whole_text
 from roll_like.data.images import ImageTokens, expanded, pictures_of
 from roll_like.data.marks import call_marks
-from roll_like.data.reasoning import THINK, after_prompt, known_tags
+from roll_like.data.reasoning import after_prompt, known_tags
 from roll_like.data.segments import Segments
 from roll_like.errors import EnvError
-from roll_like.types import IntArray, Picture, PlacedImage, ReasoningTags
+from roll_like.types import THINK, IntArray, Picture, PlacedImage, ReasoningTags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

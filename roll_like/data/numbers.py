@@ -195,6 +195,3 @@ def _number(match: re.Match[str]) -> Number | None:
         value, step = value * scale, None if step is None else step * scale
     negative = ((groups["sign"] or "").startswith("-")) != bool(groups["sign_2"])
     return Number(-value if negative else value, step, bool(groups["percent"]))
-
-
-__all__ = ["FoundNumber", "Number", "find_numbers", "fold_characters", "parse_number", "read_number"]

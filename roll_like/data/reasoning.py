@@ -178,18 +178,3 @@ def known_tags(template: str, tokens: Sequence[str] = ()) -> ReasoningTags | Non
             wrapped = all(tag in text for tag in _RESPONSE)
             return ReasoningTags(open=f"<{xml[1]}>", close=xml[0], around=_RESPONSE if wrapped else ())
     return None
-
-
-__all__ = [
-    "ANY_CLOSE",
-    "ANY_OPEN",
-    "KNOWN_TAGS",
-    "THINK",
-    "ReasoningTags",
-    "Turn",
-    "after_prompt",
-    "answer_of",
-    "known_tags",
-    "split_reasoning",
-    "tags_of",
-]

@@ -30,12 +30,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from roll_like.data.reasoning import THINK, ReasoningTags
 from roll_like.errors import ConfigError
 from roll_like.tools.base import AnyCall, MalformedCall
 from roll_like.tools.calls.formats import FORMATS, NAMED, CallFormat, CallStyle, Found, named_json
 from roll_like.tools.calls.functions import Functions
 from roll_like.tools.calls.payloads import ENDS
+from roll_like.types import THINK, ReasoningTags
 
 __all__ = ["CallStyle", "parse_tool_calls"]
 

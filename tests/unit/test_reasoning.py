@@ -29,14 +29,14 @@ from roll_like.builtin.rewards.repetition import Repetition, RepetitionConfig
 from roll_like.check.reasoning import check_reasoning
 from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
-from roll_like.data.reasoning import KNOWN_TAGS, THINK, ReasoningTags, Turn, answer_of, known_tags, split_reasoning
+from roll_like.data.reasoning import KNOWN_TAGS, Turn, answer_of, known_tags, split_reasoning
 from roll_like.envs import History, read_action
 from roll_like.errors import ConfigError
 from roll_like.inference.text import ResponseDecoder
 from roll_like.rewards.base import given_completion
 from roll_like.rewards.scorer import to_completion
 from roll_like.rollout.storage import read_groups, write_groups
-from roll_like.types import StopReason, TurnRecord
+from roll_like.types import THINK, ReasoningTags, StopReason, TurnRecord
 
 OPENED = ReasoningTags(opened=True)
 MISTRAL = ReasoningTags(open="[THINK]", close="[/THINK]")
