@@ -25,7 +25,7 @@ from roll_like.metrics.curves import Line, Points, averaged, choose_panels, line
 from roll_like.metrics.names import STEP_PHASES, TIMERS, metric_info
 from roll_like.metrics.progress import duration
 from roll_like.metrics.rollout_text import printable
-from roll_like.metrics.rollouts import RolloutRow, group_of, solved, subsample
+from roll_like.metrics.rollouts import KINDS, RolloutRow, group_of, rollout_steps, solved, subsample
 from roll_like.metrics.runs import Run, as_yaml, read_config
 from roll_like.metrics.summary import SamplePair, pick_pairs, status_of
 from roll_like.rollout.replay import tokens_stem
@@ -89,11 +89,12 @@ def choose_rollouts(
     wanted = list(rows)
     chosen = {row["id"]: row for row in subsample(wanted, (PAGE_LIMIT if limit is None else limit) or None)}
     found = len(wanted) + sum(row["id"] not in chosen for row in always)
-    chosen = {row["id"]: row for row in always} | chosen
+    chosen |= {row["id"]: row for row in always}
     tokens, notes = _tokens_of(rollouts.run_dir, chosen.values())
     pictures, missing = _pictures(rollouts.run_dir, chosen.values())
     damaged = tuple(f"the last line of {path} is half written and was left out" for path in rollouts.damaged)
-    records = [_record(row, tokens.get(name), label) for name, row in chosen.items()]
+    in_order = sorted(chosen.values(), key=lambda row: (row["step"], row["kind"] != "train"))
+    records = [_record(row, tokens.get(row["id"]), label) for row in in_order]
     return ChosenRollouts(records=records, pictures=pictures, found=found, notes=notes + missing + damaged)
 
 
@@ -126,7 +127,9 @@ def report_page(comparison: Comparison, *, together: bool = True) -> tuple[str, 
     overview = _overview(comparison, answers, together=together)
     title = _title([run.name for run in comparison.runs.values()])
     notes = [*comparison.notes, *(note for chosen in held for note in chosen.notes)]
-    return page(title, overview=overview, rollouts=held, notes=notes), notes
+    written = [sum(len(rollout_steps(run.folder, kind)) for kind in KINDS) for run in comparison.runs.values()]
+    partly = max(written) > most_files or any(chosen.found > len(chosen.records) for chosen in held)
+    return page(title, overview=overview, rollouts=held, notes=notes, partly=partly), notes
 
 
 def page(
@@ -136,6 +139,7 @@ def page(
     rollouts: Sequence[ChosenRollouts] = (),
     beside: Sequence[str] = (),
     notes: Sequence[str] = (),
+    partly: bool = False,
 ) -> str:
     """Return a page.
 
@@ -145,12 +149,14 @@ def page(
         rollouts: Those of each run.
         beside: Keys of two rollouts that are shown beside each other first.
         notes: What is shown above everything.
+        partly: Whether the rollouts are some of the whole run.
     """
     data = {
         "overview": overview,
         "rollouts": [record for chosen in rollouts for record in chosen.records],
         "pictures": {name: address for chosen in rollouts for name, address in chosen.pictures.items()},
         "beside": list(beside),
+        "partly": partly,
     }
     return _render(title, _clean(files.plain(data)), notes)
 

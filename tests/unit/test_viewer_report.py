@@ -289,8 +289,10 @@ def test_of_many_rollouts_a_page_has_some_of_the_whole_run(tmp_path: Path) -> No
     path = files.rollouts_path(run, 300, kind="eval")
     path.write_bytes(path.read_bytes() + b'{"half')
     source, notes = report_page(read_runs([run], command="report"))
-    steps = [row["step"] for row in data_of(source)["rollouts"] if row["kind"] == "train"]
+    page = data_of(source)
+    steps = [row["step"] for row in page["rollouts"] if row["kind"] == "train"]
+    assert page["partly"]
     assert len(steps) == MOST_FILES - 2  # and two evaluations
     assert 1 <= max(after - before for before, after in itertools.pairwise(steps)) <= 4
     assert notes == [f"the last line of {path} is half written and was left out"]
-    assert max(len(panel["lines"][0]["x"]) for panel in data_of(source)["overview"]["panels"]) == 300
+    assert max(len(panel["lines"][0]["x"]) for panel in page["overview"]["panels"]) == 300

@@ -235,6 +235,7 @@ const showRollouts = () => {
     byId("count").textContent =
       `${found.length} of ${plural(rollouts.length, "rollout")}` +
       (rewards.length ? `, mean reward ${shown(mean)}, ${found.filter((one) => one.solved).length} solved` : "") +
+      (data.partly ? "; a part of them, evenly over the run: roll-like rollouts RUN -o FILE.html chooses others" : "") +
       ". Keys: j next, k previous, / search, t tokens, ← → from token to token, p to keep one beside the next.";
     drawList();
     if (found.length && !found.includes(current)) select(found[0]);
