@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roll_like.config.rewards import RETURN
-from roll_like.rollout.reward_pools import RewardPools
+from roll_like.rollout.reward_pools import RewardPools, summed
 from roll_like.types import Group, Scored
 
 
@@ -57,16 +57,8 @@ def with_rewards(episode: Scored, added: Scored | None, environment_weight: floa
         turns[-1] += more
     weighed = replace(
         episode,
-        reward=environment_weight * episode.rewards[RETURN] + more,
+        reward=environment_weight * episode.rewards[RETURN],
         weights={RETURN: environment_weight},
         turn_rewards=tuple(turns),
     )
-    if added is None:
-        return weighed
-    return replace(
-        weighed,
-        rewards={**episode.rewards, **added.rewards},
-        details={**episode.details, **added.details},
-        weights={**weighed.weights, **added.weights},
-        answer=added.answer,
-    )
+    return weighed if added is None else summed([weighed, added])

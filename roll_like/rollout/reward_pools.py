@@ -264,13 +264,14 @@ def together(group: Group[Trajectory], parts: Sequence[Group[Scored]]) -> Group[
             lost.setdefault(index, failure)
         kept.append(results)
     samples = tuple(
-        _sum([results[one.sample_index] for results in kept]) for one in group.samples if one.sample_index not in lost
+        summed([results[one.sample_index] for results in kept]) for one in group.samples if one.sample_index not in lost
     )
     failures = (*group.failures, *(lost[one.sample_index] for one in group.samples if one.sample_index in lost))
     return Group(task=group.task, samples=samples, failures=failures)
 
 
-def _sum(results: Sequence[Scored]) -> Scored:
+def summed(results: Sequence[Scored]) -> Scored:
+    """Return a sample with the rewards that several scorers gave it; everything else is as the first has it."""
     first, *others = results
     for other in others:
         first = replace(

@@ -1,8 +1,4 @@
-"""Samples groups of answers to prompts: every sample is one request, every group is scored when it is complete.
-
-One asyncio loop on the driver. Scorers are anything with the methods of `GroupScorer`; in a run they are
-handles on Ray actors.
-"""
+"""Samples groups of answers to prompts: every sample is one request, every group is scored when it is complete."""
 
 from __future__ import annotations
 
@@ -11,22 +7,15 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from roll_like.config.inference import POLICY
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.rollout.collection import GroupRunner, Progress, SampleCounter, no_progress
+from roll_like.rollout.reward_pools import RewardPools
 from roll_like.rollout.router import RequestAborted, Router, SampleLost
 from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
-
-
-class GroupScorer(Protocol):
-    """Scores one complete group."""
-
-    async def score(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with rewards; samples that could not be scored are in its failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +58,7 @@ class GenerateScheduler:
         scorer: Scores complete groups.
     """
 
-    def __init__(self, router: Router, scorer: GroupScorer) -> None:
+    def __init__(self, router: Router, scorer: RewardPools) -> None:
         self.engines = router
         self.scorer = scorer
         self._serial = itertools.count()
