@@ -20,7 +20,7 @@ from roll_like.errors import ConfigError
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.reward_workers import RewardWorkers
-from roll_like.rollout.collection import Progress, no_progress
+from roll_like.rollout.collection import SampleProgress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.router import Router
@@ -33,7 +33,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
 
     _workers: Cluster[EnvWorker]
     _runner: DriverLoop
-    _progress: Progress
+    _progress: SampleProgress
     _manager: EnvManager
 
     def start(self, gpu_sharing: GPUSharing | None = None) -> None:
@@ -64,7 +64,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
             self._workers.everywhere(EnvWorker.hosted)
         super().wait()
 
-    def connect(self, inference: EnginePool, runner: DriverLoop, progress: Progress = no_progress) -> None:
+    def connect(self, inference: EnginePool, runner: DriverLoop, progress: SampleProgress = no_progress) -> None:
         """Play episodes with these engines in these environments.
 
         Raises:

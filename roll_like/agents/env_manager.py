@@ -29,7 +29,7 @@ from roll_like.agents.episode import (
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling, derived_seed
-from roll_like.rollout.collection import GroupRunner, Progress, SampleCounter, no_progress
+from roll_like.rollout.collection import GroupRunner, SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.router import Router, SampleLost
 from roll_like.types import Failure, Group, Scored, Task
 
@@ -117,7 +117,7 @@ class EnvManager:
         self.rewards = rewards
         self._serial = itertools.count()
 
-    def runner(self, plan: EpisodePlan, seed: int | None, progress: Progress = no_progress) -> GroupRunner:
+    def runner(self, plan: EpisodePlan, seed: int | None, progress: SampleProgress = no_progress) -> GroupRunner:
         """Return what runs groups of episodes by `plan`.
 
         Args:
@@ -132,7 +132,7 @@ class _EpisodeRunner:
     """Runs a group's episodes concurrently and keeps the first that end well."""
 
     def __init__(
-        self, manager: EnvManager, plan: EpisodePlan, seed: int | None, progress: Progress, serial: int
+        self, manager: EnvManager, plan: EpisodePlan, seed: int | None, progress: SampleProgress, serial: int
     ) -> None:
         self._manager = manager
         self._plan = plan

@@ -32,7 +32,7 @@ from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
-from roll_like.rollout.collection import Progress, no_progress
+from roll_like.rollout.collection import SampleProgress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.judge import JudgeKeeper
@@ -136,10 +136,10 @@ class PromptWorkers(RewardWorkers[PromptT]):
     """Reward workers, and what samples answers to prompts with the engines."""
 
     _runner: DriverLoop
-    _progress: Progress
+    _progress: SampleProgress
     _scheduler: GenerateScheduler
 
-    def connect(self, inference: EnginePool, runner: DriverLoop, progress: Progress = no_progress) -> None:
+    def connect(self, inference: EnginePool, runner: DriverLoop, progress: SampleProgress = no_progress) -> None:
         """Sample with these engines, and have the answers scored here."""
         self._runner, self._progress = runner, progress
         self._scheduler = GenerateScheduler(self.router(inference), self.pools)

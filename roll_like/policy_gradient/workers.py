@@ -16,7 +16,7 @@ from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.policy_gradient.critic import Critic
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.start import start_inference, start_weight_sync
-from roll_like.rollout.collection import Progress, no_progress
+from roll_like.rollout.collection import SampleProgress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.source import GroupSource
 from roll_like.run.state import Evaluates, RunContext, RunState
@@ -47,7 +47,7 @@ class AuxiliaryRole(Protocol):
     def wait(self) -> None:
         """Wait until they are ready."""
 
-    def connect(self, inference: EnginePool, runner: DriverLoop, progress: Progress = no_progress) -> None:
+    def connect(self, inference: EnginePool, runner: DriverLoop, progress: SampleProgress = no_progress) -> None:
         """Sample with these engines from now on; `progress` is told how many samples of a collection are finished."""
 
     def groups(self, warn: Callable[[str], None]) -> GroupSource:

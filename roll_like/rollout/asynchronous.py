@@ -15,7 +15,7 @@ import numpy as np
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.rollout import AsyncSchedule, GroupRolloutConfig
 from roll_like.inference.interface import derived_seed
-from roll_like.rollout.collection import Collected, GroupStream, Progress
+from roll_like.rollout.collection import Collected, GroupStream, SampleProgress
 from roll_like.rollout.source import GroupSource
 from roll_like.rollout.staleness import StalenessManager
 from roll_like.rollout.storage import read_groups, write_groups
@@ -51,7 +51,7 @@ class AsyncRollouts:
         steps: int,
         seed: int,
         runner: DriverLoop,
-        progress: Progress,
+        progress: SampleProgress,
     ) -> None:
         self._order = source.order
         self._config = config

@@ -35,7 +35,7 @@ from roll_like.types import Failure, Group, Scored, Task
 from roll_like.values import Metric
 
 #: Called with (finished samples, expected samples).
-Progress: TypeAlias = Callable[[int, int], object]
+SampleProgress: TypeAlias = Callable[[int, int], object]
 #: Groups that the message about a stalled stream names.
 NAMED_GROUPS = 5
 
@@ -124,7 +124,7 @@ class SampleCounter:
     """
 
     def __init__(
-        self, samples_per_group: int, progress: Progress, clock: Callable[[], float] = time.perf_counter
+        self, samples_per_group: int, progress: SampleProgress, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._samples_per_group = samples_per_group
         self._progress = progress
@@ -147,7 +147,7 @@ class SampleCounter:
 
 
 #: Makes what samples and scores groups, of the seed of its samples (None leaves them unseeded) and who is told of them.
-MakeRunner: TypeAlias = Callable[[int | None, Progress], GroupRunner]
+MakeRunner: TypeAlias = Callable[[int | None, SampleProgress], GroupRunner]
 
 
 class GroupStream:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.evaluation import EvaluationSchedule
 from roll_like.inference.interface import Sampling
-from roll_like.rollout.collection import Collected, MakeRunner, Progress, collect_batch, no_progress
+from roll_like.rollout.collection import Collected, MakeRunner, SampleProgress, collect_batch, no_progress
 from roll_like.rollout.metrics import evaluation_metrics
 from roll_like.types import Task
 from roll_like.values import Metric
@@ -38,7 +38,7 @@ class Evaluator:
         seed: int,
         runner: DriverLoop,
         beside: Mapping[str, MakeRunner] | None = None,
-        progress: Progress = no_progress,
+        progress: SampleProgress = no_progress,
     ) -> None:
         self._make_runner = make_runner
         self._tasks = tuple(tasks)

@@ -12,7 +12,7 @@ import numpy as np
 
 from roll_like.config.inference import POLICY
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
-from roll_like.rollout.collection import GroupRunner, Progress, SampleCounter, no_progress
+from roll_like.rollout.collection import GroupRunner, SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.reward_pools import RewardPools
 from roll_like.rollout.router import RequestAborted, Router, SampleLost
 from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
@@ -63,7 +63,7 @@ class GenerateScheduler:
         self.scorer = scorer
         self._serial = itertools.count()
 
-    def runner(self, plan: GroupPlan, seed: int | None, progress: Progress = no_progress) -> GroupRunner:
+    def runner(self, plan: GroupPlan, seed: int | None, progress: SampleProgress = no_progress) -> GroupRunner:
         """Return what samples and scores groups by `plan`.
 
         Args:
@@ -97,7 +97,7 @@ class _PromptRunner:
     """Samples the answers to one prompt and has them scored together."""
 
     def __init__(
-        self, scheduler: GenerateScheduler, plan: GroupPlan, seed: int | None, progress: Progress, serial: int
+        self, scheduler: GenerateScheduler, plan: GroupPlan, seed: int | None, progress: SampleProgress, serial: int
     ) -> None:
         self._router = scheduler.engines
         self._scorer = scheduler.scorer

@@ -12,7 +12,7 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
-from roll_like.rollout.collection import Collected, MakeRunner, Progress, collect_batch, no_progress
+from roll_like.rollout.collection import Collected, MakeRunner, SampleProgress, collect_batch, no_progress
 from roll_like.rollout.router import Router
 from roll_like.types import Group, Scored, Task
 from roll_like.values import Sum, has_signal
@@ -127,7 +127,7 @@ class SynchronousRollouts:
         *,
         seed: int,
         runner: DriverLoop,
-        progress: Progress = no_progress,
+        progress: SampleProgress = no_progress,
         unit: str = "step",
     ) -> None:
         self._source = source

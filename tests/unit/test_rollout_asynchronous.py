@@ -21,7 +21,7 @@ from roll_like.config.rollout import AsyncSchedule, RolloutConfig
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import derived_seed
 from roll_like.rollout.asynchronous import AsyncRollouts
-from roll_like.rollout.collection import Progress, SampleCounter, no_progress
+from roll_like.rollout.collection import SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.source import GroupFilter, GroupSource, SynchronousRollouts
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.types import Failure, Group, Scored, Task
@@ -41,7 +41,7 @@ class FakeCollector:
     def busy_seconds(self) -> float:
         return self.busy
 
-    def make(self, seed: int | None, progress: Progress) -> FakeCollector:
+    def make(self, seed: int | None, progress: SampleProgress) -> FakeCollector:
         self.counter = SampleCounter(2, progress)
         return self
 

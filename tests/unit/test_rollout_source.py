@@ -24,7 +24,7 @@ from roll_like.data.bad_rows import RowsReport
 from roll_like.data.tasks import TaskOrder, TaskSet, TaskSource
 from roll_like.errors import GenerationError
 from roll_like.policy_gradient import reward_workers
-from roll_like.rollout.collection import Collected, Progress, SampleCounter, no_progress
+from roll_like.rollout.collection import Collected, SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.metrics import evaluation_metrics, pass_at_k, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
@@ -71,7 +71,7 @@ class FakeRunner:
         self.busy = 0.0
         self._stops: dict[int, asyncio.Event] = {}
 
-    def make(self, seed: int | None, progress: Progress) -> FakeRunner:
+    def make(self, seed: int | None, progress: SampleProgress) -> FakeRunner:
         self.counter = SampleCounter(2, progress)
         self.seeds.append(seed)
         self.begun.append([])
@@ -360,7 +360,7 @@ class Plans:
         self.engines = self.fake = FakeRunner()
         self.plans: list[GroupPlan] = []
 
-    def runner(self, plan: GroupPlan, seed: int | None, progress: Progress) -> FakeRunner:
+    def runner(self, plan: GroupPlan, seed: int | None, progress: SampleProgress) -> FakeRunner:
         self.plans.append(plan)
         return self.fake.make(seed, progress)
 
