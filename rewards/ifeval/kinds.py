@@ -1,19 +1,23 @@
 """The kinds of verifiable instruction: each says whether a response follows it.
 
 The idea and most kinds are those of IFEval (Zhou et al. 2023, arXiv:2311.07911); the checkers are
-written anew. A blank response follows no instruction.
+written anew. A kind is a function: its name is the kind's, its arguments after the response are the settings in a row.
+A blank response follows no instruction.
 """
+
+# ruff: noqa: A002 - settings of rows are called `min` and `max`
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import unicodedata
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model
 
 from roll_like.builtin.rewards.ifeval.language import LANGUAGES, language_of
 from roll_like.builtin.rewards.ifeval.text import (
@@ -22,361 +26,296 @@ from roll_like.builtin.rewards.ifeval.text import (
     fold,
     is_bullet,
     occurrences,
-    paragraphs,
     sentences,
     without_bullet,
-    words,
 )
+from roll_like.builtin.rewards.ifeval.text import paragraphs as split_paragraphs
+from roll_like.builtin.rewards.ifeval.text import words as split_words
 
-CountRelation = Literal["exactly", "at_least", "at_most"]
-Count = Annotated[int, Field(ge=0)]
+CountRelation: TypeAlias = Literal["exactly", "at_least", "at_most"]
 Positive = Annotated[int, Field(ge=1)]
 NonBlank = Annotated[str, Field(min_length=1, pattern=r"\S")]
 NonBlanks = Annotated[tuple[NonBlank, ...], Field(min_length=1)]
 
-KINDS: dict[str, type[Instruction]] = {}
+
+@dataclass(frozen=True, slots=True)
+class InstructionKind:
+    """A kind of instruction.
+
+    Attributes:
+        check: Takes a response that is not blank, and the settings.
+        settings: Reads the settings of a row.
+        prose: False where the right form is not made of sentences; then no function words are expected.
+    """
+
+    check: Callable[..., bool]
+    settings: type[BaseModel]
+    prose: bool
 
 
-class Instruction(BaseModel, ABC):
+KINDS: dict[str, InstructionKind] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
     """One instruction of a row: `{"kind": "max_words", "max": 20}`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    kind: ClassVar[str]
-    #: False where the right form is not made of sentences; then no function words are expected.
-    prose: ClassVar[bool] = True
+    kind: str
+    settings: Mapping[str, Any]
 
-    def __init_subclass__(cls, *, kind: str = "", **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if kind:
-            cls.kind = kind
-            KINDS[kind] = cls
+    @property
+    def prose(self) -> bool:
+        """Whether sentences follow it."""
+        return KINDS[self.kind].prose
 
-    def follows(self, text: str) -> bool:
-        """Return whether `text` follows the instruction; a blank text never does."""
-        return bool(text.strip()) and self._check(text)
+    def follows(self, response: str) -> bool:
+        """Return whether a response follows the instruction; a blank one never does."""
+        return bool(response.strip()) and KINDS[self.kind].check(response, **self.settings)
 
-    @abstractmethod
-    def _check(self, text: str) -> bool:
-        """Return whether a text that is not blank follows the instruction."""
-
-    def own_words(self, text: str) -> str:
-        """Return the part of the response that is the policy's own, for the copy guard."""
-        return text
+    def own_words(self, response: str) -> str:
+        """Return the part of a response that is the policy's own, for the copy guard."""
+        return _after_prompt(response, self.settings["prompt"]) if self.kind == "repeat_prompt" else response
 
 
-class Counted(Instruction):
-    """An instruction about how often something occurs."""
-
-    count: Count
-    relation: CountRelation = "exactly"
-
-    def _check(self, text: str) -> bool:
-        found = self._number(text)
-        if self.relation == "exactly":
-            return found == self.count
-        return found >= self.count if self.relation == "at_least" else found <= self.count
-
-    @abstractmethod
-    def _number(self, text: str) -> int:
-        """Return how often it occurs in `text`."""
+def _add(function: Callable[..., Any], check: Callable[..., bool], prose: bool, **more: Any) -> None:
+    name = function.__name__.removeprefix("_")
+    hints = get_type_hints(function, include_extras=True)
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    fields = {each.name: (hints[each.name], ... if each.default is each.empty else each.default) for each in parameters}
+    settings: Any = create_model(name, __config__=ConfigDict(extra="forbid", frozen=True), **fields, **more)
+    KINDS[name] = InstructionKind(check, settings, prose)
 
 
-class NoCommas(Instruction, kind="no_commas"):
+def _kind(*, prose: bool = True) -> Callable[[Callable[..., bool]], None]:
+    """Register a kind by what says whether a response follows it."""
+    return lambda function: _add(function, function, prose)
+
+
+def _counted(relation: CountRelation = "exactly") -> Callable[[Callable[..., int]], None]:
+    """Register a kind by what counts; a row sets `count` and, where it is not this one, `relation`."""
+
+    def add(function: Callable[..., int]) -> None:
+        def check(response: str, *, count: int, relation: CountRelation, **settings: Any) -> bool:
+            found = function(response, **settings)
+            return {"exactly": found == count, "at_least": found >= count, "at_most": found <= count}[relation]
+
+        _add(function, check, True, count=(Annotated[int, Field(ge=0)], ...), relation=(CountRelation, relation))
+
+    return add
+
+
+@_kind()
+def _no_commas(response: str) -> bool:
     """No comma of any script, also not inside a number."""
-
-    def _check(self, text: str) -> bool:
-        return not any(comma in text for comma in COMMAS)
+    return not any(comma in response for comma in COMMAS)
 
 
-class BulletList(Counted, kind="bullet_list"):
+@_counted()
+def _bullet_list(response: str) -> int:
     """`count` lines that begin with a bullet (`*`, `-`, `+` or `•`) and a space."""
-
-    def _number(self, text: str) -> int:
-        return sum(is_bullet(line) for line in text.splitlines())
+    return sum(is_bullet(line) for line in response.splitlines())
 
 
-class NumberedList(Counted, kind="numbered_list"):
+@_counted()
+def _numbered_list(response: str) -> int:
     """`count` lines that begin with 1., 2., 3. … in order."""
-
-    def _number(self, text: str) -> int:
-        found = [int(number) for number in re.findall(r"^[ \t]*(\d{1,4})[.)][ \t]+\S", text, flags=re.MULTILINE)]
-        return len(found) if found == list(range(1, len(found) + 1)) else 0
+    found = [int(number) for number in re.findall(r"^[ \t]*(\d{1,4})[.)][ \t]+\S", response, flags=re.MULTILINE)]
+    return len(found) if found == list(range(1, len(found) + 1)) else 0
 
 
-class Title(Instruction, kind="title"):
+@_kind()
+def _title(response: str) -> bool:
     """A title in double angular brackets: `<<Joy>>`, but not the placeholder `<<title>>` of the usual request."""
-
-    def _check(self, text: str) -> bool:
-        titles = re.findall(r"<<([^<>\n]+)>>", text)
-        return any(re.search(r"\w", title) and fold(title).strip() != "title" for title in titles)
+    titles = re.findall(r"<<([^<>\n]+)>>", response)
+    return any(re.search(r"\w", title) and fold(title).strip() != "title" for title in titles)
 
 
-class MaxWords(Instruction, kind="max_words"):
+@_kind()
+def _max_words(response: str, max: Positive) -> bool:
     """At most `max` words."""
-
-    max: Positive
-
-    def _check(self, text: str) -> bool:
-        return 0 < len(words(text)) <= self.max
+    return 0 < len(split_words(response)) <= max
 
 
-class MinWords(Instruction, kind="min_words"):
+@_kind()
+def _min_words(response: str, min: Positive) -> bool:
     """At least `min` words."""
-
-    min: Positive
-
-    def _check(self, text: str) -> bool:
-        return len(words(text)) >= self.min
+    return len(split_words(response)) >= min
 
 
-class WordCount(Instruction, kind="word_count"):
+def _not_below_min(value: int, others: ValidationInfo) -> int:
+    if others.data.get("min", 0) > value:
+        raise ValueError(f"min: {others.data['min']} is above max: {value}")
+    return value
+
+
+@_kind()
+def _word_count(response: str, min: Positive, max: Annotated[Positive, AfterValidator(_not_below_min)]) -> bool:
     """Between `min` and `max` words, both included."""
-
-    min: Positive
-    max: Positive
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min: {self.min} is above max: {self.max}")
-        return self
-
-    def _check(self, text: str) -> bool:
-        return self.min <= len(words(text)) <= self.max
+    return min <= len(split_words(response)) <= max
 
 
-class Keyword(Instruction, kind="keyword"):
+@_kind()
+def _keyword(response: str, word: NonBlank) -> bool:
     """The word or phrase occurs, as a whole word, in any case."""
-
-    word: NonBlank
-
-    def _check(self, text: str) -> bool:
-        return occurrences(text, self.word) > 0
+    return occurrences(response, word) > 0
 
 
-class Keywords(Instruction, kind="keywords"):
+@_kind()
+def _keywords(response: str, words: NonBlanks) -> bool:
     """All the words occur."""
-
-    words: NonBlanks
-
-    def _check(self, text: str) -> bool:
-        return all(occurrences(text, word) for word in self.words)
+    return all(occurrences(response, word) for word in words)
 
 
-class ForbiddenWords(Instruction, kind="forbidden_words"):
+@_kind()
+def _forbidden_words(response: str, words: NonBlanks) -> bool:
     """None of the words occurs."""
-
-    words: NonBlanks
-
-    def _check(self, text: str) -> bool:
-        return not any(occurrences(text, word) for word in self.words)
+    return not any(occurrences(response, word) for word in words)
 
 
-class KeywordFrequency(Counted, kind="keyword_frequency"):
+@_counted()
+def _keyword_frequency(response: str, word: NonBlank) -> int:
     """The word occurs `count` times."""
-
-    word: NonBlank
-
-    def _number(self, text: str) -> int:
-        return occurrences(text, self.word)
+    return occurrences(response, word)
 
 
-class LetterFrequency(Counted, kind="letter_frequency"):
+@_counted()
+def _letter_frequency(response: str, letter: Annotated[str, Field(min_length=1, max_length=1)]) -> int:
     """The letter occurs `count` times, in either case."""
-
-    letter: Annotated[str, Field(min_length=1, max_length=1)]
-
-    def _number(self, text: str) -> int:
-        return fold(text).count(fold(self.letter))
+    return fold(response).count(fold(letter))
 
 
-class Lowercase(Instruction, kind="lowercase"):
+@_kind()
+def _lowercase(response: str) -> bool:
     """Letters, none of them a capital."""
+    categories = _letters(response)
+    return bool(categories) and not categories & {"Lu", "Lt"}
 
-    def _check(self, text: str) -> bool:
-        return _has_letters(text) and not any(unicodedata.category(char) in {"Lu", "Lt"} for char in text)
 
-
-class Uppercase(Instruction, kind="uppercase"):
+@_kind()
+def _uppercase(response: str) -> bool:
     """Letters, all of them capitals."""
+    categories = _letters(response)
+    return bool(categories) and not categories & {"Ll", "Lt"}
 
-    def _check(self, text: str) -> bool:
-        return _has_letters(text) and not any(unicodedata.category(char) in {"Ll", "Lt"} for char in text)
 
-
-class UppercaseWords(Counted, kind="uppercase_words"):
+@_counted()
+def _uppercase_words(response: str) -> int:
     """`count` words of two or more letters in capitals only."""
-
-    def _number(self, text: str) -> int:
-        return sum(len(word) > 1 and word.isupper() for word in words(text))
+    return sum(len(word) > 1 and word.isupper() for word in split_words(response))
 
 
-class NumberSentences(Counted, kind="number_sentences"):
+@_counted()
+def _number_sentences(response: str) -> int:
     """`count` sentences."""
-
-    def _number(self, text: str) -> int:
-        return len(sentences(text))
+    return len(sentences(response))
 
 
-class NumberParagraphs(Counted, kind="number_paragraphs"):
+@_counted()
+def _number_paragraphs(response: str, divider: Literal["blank_line", "stars"] = "blank_line") -> int:
     """`count` paragraphs, divided by blank lines or by lines of `***`."""
-
-    divider: Literal["blank_line", "stars"] = "blank_line"
-
-    def _number(self, text: str) -> int:
-        return len(paragraphs(text, stars=self.divider == "stars"))
+    return len(split_paragraphs(response, stars=divider == "stars"))
 
 
-class FirstWord(Instruction, kind="first_word"):
-    """Paragraph `paragraph` (from 1) begins with `word`."""
-
-    word: NonBlank
-    paragraph: Positive = 1
-    paragraphs: Positive | None = Field(default=None, description="How many paragraphs there must be.")
-
-    def _check(self, text: str) -> bool:
-        parts = paragraphs(text)
-        if len(parts) < self.paragraph or (self.paragraphs is not None and len(parts) != self.paragraphs):
-            return False
-        found = words(parts[self.paragraph - 1])[:1]
-        return [fold(word) for word in found] == [fold(self.word)]
+@_kind()
+def _first_word(response: str, word: NonBlank, paragraph: Positive = 1, paragraphs: Positive | None = None) -> bool:
+    """Paragraph `paragraph` (from 1) of `paragraphs`, where that is set, begins with `word`."""
+    parts = split_paragraphs(response)
+    if len(parts) < paragraph or (paragraphs is not None and len(parts) != paragraphs):
+        return False
+    return [fold(found) for found in split_words(parts[paragraph - 1])[:1]] == [fold(word)]
 
 
-class StartsWith(Instruction, kind="starts_with"):
+@_kind()
+def _starts_with(response: str, text: NonBlank) -> bool:
     """The response begins with `text`, in any case."""
-
-    text: NonBlank
-
-    def _check(self, text: str) -> bool:
-        begin = _squeezed(self.text)
-        found = _squeezed(text.lstrip().lstrip(QUOTES))
-        return found.startswith(begin) and not (begin[-1].isalnum() and found[len(begin) : len(begin) + 1].isalnum())
+    begin, found = _squeezed(text), _squeezed(response.lstrip().lstrip(QUOTES))
+    return found.startswith(begin) and not (begin[-1].isalnum() and found[len(begin) : len(begin) + 1].isalnum())
 
 
-class EndsWith(Instruction, kind="ends_with"):
+@_kind()
+def _ends_with(response: str, text: NonBlank) -> bool:
     """The response ends with `text` and nothing after it, in any case."""
-
-    text: NonBlank
-
-    def _check(self, text: str) -> bool:
-        end = _squeezed(self.text)
-        found = _squeezed(text.rstrip().rstrip(QUOTES))
-        return found.endswith(end) and not (end[0].isalnum() and found[: len(found) - len(end)][-1:].isalnum())
+    end, found = _squeezed(text), _squeezed(response.rstrip().rstrip(QUOTES))
+    return found.endswith(end) and not (end[0].isalnum() and found[: len(found) - len(end)][-1:].isalnum())
 
 
-class Quotation(Instruction, kind="quotation"):
+@_kind()
+def _quotation(response: str) -> bool:
     """The whole response is wrapped in double quotation marks."""
-
-    def _check(self, text: str) -> bool:
-        found = text.strip()
-        return len(found) > 2 and found[0] in QUOTES and found[-1] in QUOTES and bool(words(found))
+    found = response.strip()
+    return len(found) > 2 and found[0] in QUOTES and found[-1] in QUOTES and bool(split_words(found))
 
 
-class JsonFormat(Instruction, kind="json_format"):
+@_kind(prose=False)
+def _json_format(response: str) -> bool:
     """The whole response is one JSON object or array, with or without a code fence."""
-
-    prose = False
-
-    def _check(self, text: str) -> bool:
-        found = re.sub(r"^```(?:json|JSON)?[ \t]*\n|\n?```$", "", text.strip())
-        try:
-            return isinstance(json.loads(found, parse_constant=_refuse_constant), dict | list)
-        except (ValueError, RecursionError):
-            return False
+    found = re.sub(r"^```(?:json|JSON)?[ \t]*\n|\n?```$", "", response.strip())
+    try:
+        return isinstance(json.loads(found, parse_constant=_refuse_constant), dict | list)
+    except (ValueError, RecursionError):
+        return False
 
 
-class Highlights(Counted, kind="highlights"):
+@_counted("at_least")
+def _highlights(response: str) -> int:
     """`count` passages highlighted as `*passage*` or `**passage**`."""
-
-    relation: CountRelation = "at_least"
-
-    def _number(self, text: str) -> int:
-        body = "\n".join(without_bullet(line) for line in text.splitlines())
-        found = re.findall(r"(?<!\*)(\*{1,2})([^*\n]+)\1(?!\*)", body)
-        return sum(bool(re.search(r"\w", passage)) for _, passage in found)
+    body = "\n".join(without_bullet(line) for line in response.splitlines())
+    found = re.findall(r"(?<!\*)(\*{1,2})([^*\n]+)\1(?!\*)", body)
+    return sum(bool(re.search(r"\w", passage)) for _, passage in found)
 
 
-class Sections(Counted, kind="sections"):
+@_counted("at_least")
+def _sections(response: str, splitter: NonBlank = "Section") -> int:
     """`count` sections, each begun by `splitter` and a number: `Section 1`."""
-
-    splitter: NonBlank = "Section"
-    relation: CountRelation = "at_least"
-
-    def _number(self, text: str) -> int:
-        head = re.escape(self.splitter.strip())
-        found = re.findall(rf"^[ \t#*_]*{head}[ \t]+(\d+|[IVX]+)\b", text, flags=re.MULTILINE | re.IGNORECASE)
-        return len({number.upper() for number in found})
+    head = re.escape(splitter.strip())
+    found = re.findall(rf"^[ \t#*_]*{head}[ \t]+(\d+|[IVX]+)\b", response, flags=re.MULTILINE | re.IGNORECASE)
+    return len({number.upper() for number in found})
 
 
-class Placeholders(Counted, kind="placeholders"):
+@_counted("at_least")
+def _placeholders(response: str) -> int:
     """`count` placeholders in square brackets: `[address]`."""
-
-    relation: CountRelation = "at_least"
-
-    def _number(self, text: str) -> int:
-        return sum(bool(re.search(r"\w", name)) for name in re.findall(r"\[([^\[\]\n]+)\]", text))
+    return sum(bool(re.search(r"\w", name)) for name in re.findall(r"\[([^\[\]\n]+)\]", response))
 
 
-class Postscript(Instruction, kind="postscript"):
+@_kind()
+def _postscript(response: str, marker: Literal["P.S.", "P.P.S"] = "P.S.") -> bool:
     """A line that begins with `marker`, with something after it."""
-
-    marker: Literal["P.S.", "P.P.S"] = "P.S."
-
-    def _check(self, text: str) -> bool:
-        pattern = r"p\.[ ]?p\.[ ]?s\b\.?" if self.marker == "P.P.S" else r"p\.[ ]?s\b\.?"
-        return bool(re.search(rf"^[ \t*_]*{pattern}[:*_ \t]*\w", text, flags=re.MULTILINE | re.IGNORECASE))
+    pattern = r"p\.[ ]?p\.[ ]?s\b\.?" if marker == "P.P.S" else r"p\.[ ]?s\b\.?"
+    return bool(re.search(rf"^[ \t*_]*{pattern}[:*_ \t]*\w", response, flags=re.MULTILINE | re.IGNORECASE))
 
 
-class ChooseOne(Instruction, kind="choose_one"):
+@_kind()
+def _choose_one(response: str, options: Annotated[tuple[NonBlank, ...], Field(min_length=2)]) -> bool:
     """Exactly one of the options is named."""
-
-    options: Annotated[tuple[NonBlank, ...], Field(min_length=2)]
-
-    def _check(self, text: str) -> bool:
-        # the longest option first, so that "yes and no" is not also a "no"
-        options = sorted((re.escape(fold(option).strip()) for option in self.options), key=len, reverse=True)
-        return len(set(re.findall(rf"(?<!\w)(?:{'|'.join(options)})(?!\w)", fold(text)))) == 1
+    # the longest option first, so that "yes and no" is not also a "no"
+    known = sorted((re.escape(fold(option).strip()) for option in options), key=len, reverse=True)
+    return len(set(re.findall(rf"(?<!\w)(?:{'|'.join(known)})(?!\w)", fold(response)))) == 1
 
 
-class RepeatPrompt(Instruction, kind="repeat_prompt"):
+@_kind()
+def _repeat_prompt(response: str, prompt: NonBlank) -> bool:
     """The response begins with `prompt`, word for word, and then answers."""
-
-    prompt: NonBlank
-
-    def _check(self, text: str) -> bool:
-        return _squeezed(text).startswith(_squeezed(self.prompt)) and bool(words(self.own_words(text)))
-
-    def own_words(self, text: str) -> str:
-        """Return what comes after the repeated prompt."""
-        repeated, found = _squeezed(self.prompt), _squeezed(text)
-        return found[len(repeated) :] if found.startswith(repeated) else text
+    return _squeezed(response).startswith(_squeezed(prompt)) and bool(split_words(_after_prompt(response, prompt)))
 
 
-class TwoResponses(Instruction, kind="two_responses"):
+@_kind()
+def _two_responses(response: str) -> bool:
     """Two different answers, divided by `******`."""
-
-    def _check(self, text: str) -> bool:
-        parts = [_squeezed(part) for part in re.split(r"(?<!\*)\*{6}(?!\*)", text)]
-        return len(parts) == 2 and all(words(part) for part in parts) and parts[0] != parts[1]
+    parts = [_squeezed(part) for part in re.split(r"(?<!\*)\*{6}(?!\*)", response)]
+    return len(parts) == 2 and all(split_words(part) for part in parts) and parts[0] != parts[1]
 
 
-class ResponseLanguage(Instruction, kind="response_language"):
+def _known_language(value: str) -> str:
+    if value not in LANGUAGES:
+        raise ValueError(f"{value!r} is not one of the languages that can be detected: {', '.join(sorted(LANGUAGES))}")
+    return value
+
+
+@_kind(prose=False)  # function words are known for English only
+def _response_language(response: str, language: Annotated[str, AfterValidator(_known_language)]) -> bool:
     """The response is in the language of that ISO 639-1 code."""
-
-    language: str
-    prose = False  # function words are known for English only
-
-    @field_validator("language")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in LANGUAGES:
-            raise ValueError(
-                f"{value!r} is not one of the languages that can be detected: {', '.join(sorted(LANGUAGES))}"
-            )
-        return value
-
-    def _check(self, text: str) -> bool:
-        return language_of(text) == self.language
+    return language_of(response) == language
 
 
 def parse_instructions(value: Any) -> tuple[Instruction, ...]:
@@ -405,23 +344,25 @@ def _parse(entry: Any) -> Instruction:
         raise ValueError(f"unknown kind of instruction {kind!r}; known: {', '.join(sorted(KINDS))}")
     settings = {key: value for key, value in entry.items() if key != "kind" and value is not None}
     try:
-        return KINDS[kind].model_validate(settings)
-    except ValueError as error:
-        raise ValueError(f"instruction {kind!r}: {_problems(error)}") from error
-
-
-def _problems(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".lstrip(": ") for item in error.errors())
+        return Instruction(kind, dict(KINDS[kind].settings.model_validate(settings)))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise ValueError(f"instruction {kind!r}: {problems}") from error
 
 
 def _squeezed(text: str) -> str:
     return " ".join(fold(text).split())
 
 
-def _has_letters(text: str) -> bool:
-    return any(unicodedata.category(char) in {"Lu", "Ll", "Lt"} for char in text)
+def _after_prompt(response: str, prompt: str) -> str:
+    """Return what comes after the repeated prompt; all, where it is not repeated."""
+    repeated, found = _squeezed(prompt), _squeezed(response)
+    return found[len(repeated) :] if found.startswith(repeated) else response
+
+
+def _letters(text: str) -> set[str]:
+    """Return the categories of the letters that have a case."""
+    return set(map(unicodedata.category, text)) & {"Lu", "Ll", "Lt"}
 
 
 def _refuse_constant(name: str) -> None:
