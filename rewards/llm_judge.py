@@ -16,7 +16,6 @@ import math
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -77,14 +76,6 @@ class LLMJudgeConfig(RewardConfig):
         if self.template is not None:
             judge_prompts.check_template(self.template, self.mode)
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """A comparison of two responses of a group."""
-
-    first: int
-    second: int
 
 
 @register_reward("llm_judge")
@@ -200,7 +191,7 @@ class LLMJudge(Reward):
             )
         matches = _matches(len(completions), self.config.opponents)
         results = await asyncio.gather(
-            *(self._match(client, completions[match.first], completions[match.second]) for match in matches)
+            *(self._match(client, completions[first], completions[second]) for first, second in matches)
         )
         return [_record(index, matches, results, completions[index]) for index in range(len(completions))]
 
@@ -278,25 +269,28 @@ def _read_winner(found: Any) -> float:
     return _WINS[match[1].casefold()]
 
 
-def _matches(size: int, opponents: int | None) -> list[_Match]:
+def _matches(size: int, opponents: int | None) -> list[tuple[int, int]]:
     """Return all pairs, or each response with the next ones in a circle until everyone has `opponents`."""
     if opponents is None or opponents >= size - 1:
-        return [_Match(first, second) for first, second in itertools.combinations(range(size), 2)]
+        return list(itertools.combinations(range(size), 2))
     steps = range(1, math.ceil(opponents / 2) + 1)
-    pairs = {tuple(sorted((first, (first + step) % size))) for first in range(size) for step in steps}
-    return [_Match(*pair) for pair in sorted(pairs)]
+    others = ((first, (first + step) % size) for first in range(size) for step in steps)
+    return sorted({(min(pair), max(pair)) for pair in others})
 
 
 def _record(
-    index: int, matches: Sequence[_Match], results: Sequence[tuple[float, float] | RewardError], completion: Completion
+    index: int,
+    matches: Sequence[tuple[int, int]],
+    results: Sequence[tuple[float, float] | RewardError],
+    completion: Completion,
 ) -> Outcome:
     wins, changed = [], []
     for match, result in zip(matches, results, strict=True):
-        if index not in (match.first, match.second):
+        if index not in match:
             continue
         if isinstance(result, RewardError):
             return result
-        wins.append(result[0] if index == match.first else 1.0 - result[0])
+        wins.append(result[0] if index == match[0] else 1.0 - result[0])
         changed.append(result[1])
     empty = not _response(completion)
     details = {"order_decides": sum(changed) / len(changed), "empty": float(empty)}

@@ -81,8 +81,10 @@ def _add(function: Callable[..., Any], check: Callable[..., bool], prose: bool, 
     name = function.__name__.removeprefix("_")
     hints = get_type_hints(function, include_extras=True)
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    fields = {each.name: (hints[each.name], ... if each.default is each.empty else each.default) for each in parameters}
-    settings: Any = create_model(name, __config__=ConfigDict(extra="forbid", frozen=True), **fields, **more)
+    fields: dict[str, Any] = {
+        each.name: (hints[each.name], ... if each.default is each.empty else each.default) for each in parameters
+    }
+    settings = create_model(name, __config__=ConfigDict(extra="forbid", frozen=True), **fields, **more)
     KINDS[name] = InstructionKind(check, settings, prose)
 
 

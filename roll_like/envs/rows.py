@@ -140,12 +140,7 @@ class TaskRows:
         self._evaluated = rows[len(rows) - held_out :]
 
     def row(self, seed: int | None, generator: np.random.Generator | None = None) -> Mapping[str, Any]:
-        """Return the row of a seed; without one, any row that is trained on.
-
-        Args:
-            seed: Of an episode.
-            generator: Draws where there is no seed.
-        """
+        """Return the row of a seed; without one, any row that is trained on."""
         if seed is None:
             return self._trained[int((generator or np.random.default_rng()).integers(len(self._trained)))]
         if seed >= EVALUATION_SEED and self._evaluated:

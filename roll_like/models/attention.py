@@ -83,11 +83,7 @@ class AttentionLayers:
         )
 
     def refuse_joining(self, attention: str) -> None:
-        """Raise a ConfigError where layers with a state would read other rows of a micro-batch.
-
-        Args:
-            attention: `training.attention`, which joins them.
-        """
+        """Raise a ConfigError where layers with a state would read other rows of a micro-batch."""
         if self.recurrent:
             raise ConfigError(
                 f"training.attention: {attention} joins rows, and the state of {self.recurrent[0]} layers would run "
@@ -97,12 +93,7 @@ class AttentionLayers:
 
 
 def refuse_undivided_heads(config: PretrainedConfig, ranks: int) -> None:
-    """Raise a ConfigError for attention heads that ranks cannot divide among themselves.
-
-    Args:
-        config: The model's.
-        ranks: `sequence_parallel` of the section.
-    """
+    """Raise a ConfigError for attention heads that ranks cannot divide among themselves."""
     text: Any = config.get_text_config()
     heads = int(text.num_attention_heads)
     keys = int(getattr(text, "num_key_value_heads", None) or heads)

@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 def refuse_undivided_experts(config: PretrainedConfig, ranks: int) -> None:
-    """Raise a ConfigError for a model without experts that several ranks can divide among themselves evenly.
-
-    Args:
-        config: The model's.
-        ranks: `expert_parallel` of the section.
-    """
+    """Raise a ConfigError for a model without experts that several ranks can divide among themselves evenly."""
     if ranks == 1:
         return
     experts = Experts.of(config.get_text_config())

@@ -23,11 +23,7 @@ _SCALES = 256
 
 
 def require_bitsandbytes(section: str) -> None:
-    """Raise a ConfigError where bitsandbytes is not installed.
-
-    Args:
-        section: Of the model: `training` or `critic`.
-    """
+    """Raise a ConfigError where bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"{section}.lora.quantization needs the package bitsandbytes, which is not installed",

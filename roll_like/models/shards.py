@@ -21,9 +21,6 @@ class ShardWriter:
     Files have the names that `from_pretrained` looks for: `model.safetensors`, or `model-00001-of-00003.safetensors`, …
     with `model.safetensors.index.json`.
 
-    Args:
-        directory: Where to write.
-
     Attributes:
         dtype: Precision of the first tensor; None before it has come.
     """

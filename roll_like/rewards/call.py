@@ -24,10 +24,6 @@ class RewardCaller:
 
     A synchronous reward scores one group at a time, because it need not be thread-safe; an `async` one as many as
     its `side_by_side` says. The time of a call begins with its turn.
-
-    Args:
-        reward: What scores.
-        timeout_seconds: Limit of one call.
     """
 
     def __init__(self, reward: Reward, timeout_seconds: float) -> None:

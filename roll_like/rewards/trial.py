@@ -37,12 +37,7 @@ def is_cheap(reward: Reward) -> bool:
 
 
 def try_reward(reward: Reward, task: Task) -> Trial:
-    """Call a cheap reward on a task's reference answer, where it has one, and on an empty answer.
-
-    Args:
-        reward: What scores.
-        task: What is answered.
-    """
+    """Call a cheap reward on a task's reference answer, where it has one, and on an empty answer."""
     answers = {"the reference answer": task.answer, "an empty answer": ""}
     tried = {name: text for name, text in answers.items() if text is not None}
     caller = RewardCaller(reward, TRIAL_SECONDS)

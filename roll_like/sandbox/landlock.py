@@ -21,11 +21,7 @@ HELP = "Linux 6.2 or newer with Landlock enabled (lsm=landlock,… on the kernel
 
 
 class LandlockBox(PythonBox):
-    """Python without files to write, threads or processes.
-
-    Args:
-        workers: Executions at a time.
-    """
+    """Python without files to write, threads or processes."""
 
     name = "landlock"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from roll_like.sandbox.box import BoxReport, Ended, Program, SandboxUnavailable
@@ -33,20 +33,8 @@ _NODE_THREADS = 16
 _COMPILER = "g++ -std=c++17 -O2 -pipe -o /tmp/a.out /tmp/main.cpp && exec cat /tmp/a.out"
 
 
-@dataclass(frozen=True, slots=True)
-class Language:
-    """What a language needs.
-
-    Attributes:
-        program: Executable that has to be on this machine.
-        install: How to get it.
-    """
-
-    program: str
-    install: str
-
-
-LANGUAGES = {"cpp": Language("g++", "apt-get install g++"), "javascript": Language("node", "apt-get install nodejs")}
+#: The program that a language needs on this machine, and how to get it.
+LANGUAGES = {"cpp": ("g++", "apt-get install g++"), "javascript": ("node", "apt-get install nodejs")}
 
 
 class EveryLanguageBox(BwrapBox):
@@ -123,9 +111,9 @@ def check_language(name: str) -> None:
     """
     if name not in LANGUAGES:
         raise SandboxUnavailable(f"no sandbox runs {name!r}; there are python, {', '.join(LANGUAGES)}")
-    language = LANGUAGES[name]
-    if shutil.which(language.program) is None:
-        raise SandboxUnavailable(f"{language.program} is not installed, which {name} needs", fix=language.install)
+    program, install = LANGUAGES[name]
+    if shutil.which(program) is None:
+        raise SandboxUnavailable(f"{program} is not installed, which {name} needs", fix=install)
 
 
 def _javascript(program: Program, limits: Limits) -> Job:

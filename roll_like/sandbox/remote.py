@@ -36,10 +36,6 @@ _LARGEST_REPLY = 64 << 20
 class RemoteBox:
     """A `Box` on a SandboxFusion-compatible server.
 
-    Args:
-        url: Of the server, as in "http://sandbox:8080".
-        workers: Requests at a time.
-
     Raises:
         ConfigError: `url` is no HTTP address.
     """

@@ -94,13 +94,7 @@ def read_corpus(path: Path) -> list[Passage]:
 
 
 def search_tool(index: SearchIndex, *, results: int = 3, max_characters: int = 600) -> Tool:
-    """Return the tool `search(query)`.
-
-    Args:
-        index: Of the corpus.
-        results: How many passages an answer shows.
-        max_characters: Of each of them.
-    """
+    """Return the tool `search(query)`."""
 
     async def call(query: str) -> str:
         found = index.search(query, results)
