@@ -98,8 +98,8 @@ from roll_like.run.state import RunState as RunState
 from roll_like.tools import Tool as Tool
 from roll_like.tools import ToolError as ToolError
 from roll_like.tools import tool_from_function as tool_from_function
+from roll_like.training.backend import TrainingBackend as TrainingBackend
 from roll_like.training.interface import Objective as Objective
-from roll_like.training.interface import TrainingBackend as TrainingBackend
 from roll_like.types import Callbacks as Callbacks
 from roll_like.types import CheckReport as CheckReport
 from roll_like.types import Failure as Failure

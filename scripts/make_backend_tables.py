@@ -15,7 +15,7 @@ from roll_like.config.training import StateSizes, TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.registry import INFERENCE_ENGINES, TRAINING_BACKENDS
-from roll_like.training.plugin import BackendPlugin
+from roll_like.training.backend import TrainingBackend
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backends.md"
 STAGES = (0, 1, 2, 3)
@@ -107,7 +107,7 @@ def training_table() -> str:
 
 def exports(backend: str) -> bool:
     """Return whether a backend's checkpoints can be merged without ranks."""
-    return bool(TRAINING_BACKENDS.get(backend).merged is not BackendPlugin.merged)
+    return bool(TRAINING_BACKENDS.get(backend).merged is not TrainingBackend.merged)
 
 
 def inference_table() -> str:

@@ -16,8 +16,8 @@ from roll_like.config.resources import DeviceRange, SamplingResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState
+from roll_like.training.backend import State
 from roll_like.training.engine import Timer, TrainingEngine, untimed
-from roll_like.training.interface import State
 
 
 @dataclass

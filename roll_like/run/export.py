@@ -21,7 +21,7 @@ from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.card import model_card
 from roll_like.run.checkpoint import read_checkpoint, require_checkpoint
-from roll_like.training.plugin import BackendPlugin, LazyTensors
+from roll_like.training.backend import LazyTensors, TrainingBackend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,7 @@ def merged_weights(checkpoint: Path, backend: str) -> Mapping[str, Tensor]:
     Raises:
         CheckpointError: The backend cannot put the shards together, now or when a parameter is asked for.
     """
-    plugin: type[BackendPlugin] = TRAINING_BACKENDS.get(backend)
+    plugin: type[TrainingBackend] = TRAINING_BACKENDS.get(backend)
     with _reading(checkpoint):
         weights = plugin.merged(checkpoint)
     if weights is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from roll_like.models.vision import language_model
-from roll_like.training.segments import RowSegments
+from roll_like.training.segments import RowSegments, Scores
 
 #: Probabilities are kept, B·H·L·L numbers a layer: beyond this length they outweigh all other activations.
 MAX_DENSE_TOKENS = 1024
@@ -55,10 +55,11 @@ def attention_forward(
     and sinks go to `explicit_attention`. What `dense_attention` is not for (long rows, dropout, a cache, no bool mask,
     another device) goes to torch's scaled-dot-product attention.
     """
-    if row_segments is not None:
-        row_segments.note(query_BHLD, sliding_window, softcap, s_aux)
-        attention_mask = row_segments.mask(sliding_window)
     scale = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
+    if row_segments is not None:
+        scores = Scores(scale=scale, window=sliding_window, softcap=softcap, sinks_H=s_aux)
+        row_segments.note(query_BHLD, scores)
+        attention_mask = row_segments.mask(sliding_window)
     if softcap is not None or s_aux is not None:
         capped = explicit_attention(
             query_BHLD, key_BGLD, value_BGLD, attention_mask, scale, softcap=softcap, sinks_H=s_aux, dropout=dropout

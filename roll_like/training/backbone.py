@@ -16,7 +16,7 @@ from roll_like.models.vision import SeenTokens, seen_inputs, sees_images
 from roll_like.training import varlen
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.joined import joined_attention, use_joined_attention
-from roll_like.training.segments import AttentionCall, RowSegments
+from roll_like.training.segments import RowSegments, Scores
 
 #: How far an output may move, as a share of the largest, where another sample's token changes: rounding only.
 _ROUNDING = {torch.float32: 1e-3}
@@ -118,20 +118,20 @@ def use_row_attention(
         use_joined_attention(causal_lm, attention)
 
 
-def _fastest(causal_lm: Any, calls: list[AttentionCall]) -> Attention:
+def _fastest(causal_lm: Any, calls: list[tuple[int, Scores]]) -> Attention:
     """Return the attention on GPUs that computes all layers as they ask."""
     half = causal_lm.dtype in (torch.bfloat16, torch.float16)
     if not half or not calls or getattr(causal_lm.config.get_text_config(), "attention_dropout", False):
         return "dense"
-    widths = all(call.head_width <= varlen.MAX_FLASH_WIDTH and call.head_width % 8 == 0 for call in calls)
-    if widths and not any(call.softcap or call.sinks for call in calls):
+    widths = all(width <= varlen.MAX_FLASH_WIDTH and width % 8 == 0 for width, _ in calls)
+    if widths and all(scores.softcap is None and scores.sinks_H is None for _, scores in calls):
         return "varlen"
     return "flex" if find_spec("triton") is not None else "dense"
 
 
 @torch.no_grad()
-def probe_attention(backbone: Any, layers: AttentionLayers) -> list[AttentionCall]:
-    """Run two rows of four tokens; return what the attention layers asked for.
+def probe_attention(backbone: Any, layers: AttentionLayers) -> list[tuple[int, Scores]]:
+    """Run two rows of four tokens; return what the attention layers asked for (`RowSegments.calls`).
 
         tokens    0 1 2 3    0 4 2 3
         segments  0 1 2 2    0 1 2 2
@@ -144,7 +144,7 @@ def probe_attention(backbone: Any, layers: AttentionLayers) -> list[AttentionCal
     tokens_BL = torch.tensor([[0, 1, 2, 3], [0, 4, 2, 3]])
     rows = ([0, 1, 1, 1], [0, 1, 2, 3]) if layers.recurrent else ([0, 1, 2, 2], [0, 1, 1, 2])
     segments_BL, positions_BL = (torch.tensor([row, row]) for row in rows)
-    calls: list[AttentionCall] = []
+    calls: list[tuple[int, Scores]] = []
     segments = RowSegments(segments_BL, positions_BL, calls=calls)
     kind = type(backbone).__name__
     try:
@@ -160,7 +160,7 @@ def probe_attention(backbone: Any, layers: AttentionLayers) -> list[AttentionCal
                 f"{moved:.0%}",
                 fix=_OTHER_MODEL,
             )
-    windows = [call.window for call in calls if call.window is not None]
+    windows = [scores.window for _, scores in calls if scores.window is not None]
     if len(windows) != layers.windows or set(windows) - {layers.window}:
         raise ConfigError(
             f"{len(windows)} attention layers of {kind} asked for a sliding window, and config.json has "

@@ -20,13 +20,12 @@ from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.models.imports import quick_imports
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training import deepspeed_states
+from roll_like.training.backend import COLLECTIVE_TIMEOUT, State, StatePart, TrainingBackend
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, StatePart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from roll_like.training.interface import State
 
 #: Name of the folder of states within a checkpoint.
 TAG = "engine"
@@ -40,25 +39,12 @@ PREFETCHED_PARAMETERS = 5 * 10**7
 
 
 @TRAINING_BACKENDS.register("deepspeed")
-class DeepSpeedBackend(BackendPlugin):
-    """A DeepSpeed engine around one rank's module; a `TrainingBackend`.
-
-    Args:
-        settings: The section of the model.
-        dtype: Precision of the forward pass; master weights are float32.
-        device: `cpu` or `cuda`.
-        world_size: Number of ranks.
-    """
+class DeepSpeedBackend(TrainingBackend):
+    """A DeepSpeed engine around one rank's module: a `TrainingBackend`."""
 
     start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "offload")
     reads_late: ClassVar[bool] = True
-
-    def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
-        self._settings = settings
-        self._dtype = dtype
-        self._device = device
-        self._world_size = world_size
-        self._engine: Any = None
+    _engine: Any
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:
@@ -112,7 +98,6 @@ class DeepSpeedBackend(BackendPlugin):
         return deepspeed_states.merged(directory / TAG)
 
     def join(self) -> None:
-        """Meet the other ranks; the process's environment says where."""
         # its autotuner, unused here, would import mlflow: a second and 100 MB a rank
         with quick_imports(), without("mlflow"):
             import deepspeed  # takes seconds, and reads the environment
@@ -137,26 +122,19 @@ class DeepSpeedBackend(BackendPlugin):
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=adamw(module, settings.optimizer) if learns else None, config=config
         )
+        self.module = self._engine.module
         deepspeed_states.forget_first_step(self._engine)
         # ZeRO's collectives use a copy of the process group, which has torch's own time-out
         torch.distributed.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._engine.data_parallel_group)
         self._engine.train(learns)
 
-    @property
-    def module(self) -> nn.Module:
-        """The module that is trained."""
-        module: nn.Module = self._engine.module
-        return module
-
     def forward(self, *inputs: Any) -> Any:
-        """Run the module; dropout is on where there are gradients only."""
         learning = torch.is_grad_enabled()
         if self.module.training != learning:
             self._engine.train(learning)
         return self._engine(*inputs)
 
     def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        """Add one micro-batch's gradient."""
         self._engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages over ranks, where losses add up
         self._engine.backward(loss_of() * self._world_size)
@@ -164,10 +142,7 @@ class DeepSpeedBackend(BackendPlugin):
             self._engine.step()  # only counts the micro-batch; the optimizer moves at the boundary
 
     def optimizer_step(self, learning_rate: float) -> float:
-        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping.
-
-        Where that is not finite, only DeepSpeed's own counters of steps move on, on which nothing here depends.
-        """
+        """Take the step. Where the norm is not finite only DeepSpeed's own counters of steps move on."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._norm_where_deepspeed_has_none()
@@ -209,11 +184,6 @@ class DeepSpeedBackend(BackendPlugin):
         norms = [p.grad.norm() for p in self.module.parameters() if p.grad is not None]
         return float(torch.stack(norms).norm())
 
-    @property
-    def sharded(self) -> bool:
-        """Whether a rank holds a part of each parameter only."""
-        return self._settings.zero_stage == 3
-
     @contextmanager
     def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         """Hold the whole of parameters that ZeRO-3 shards; every rank must ask for the same ones."""
@@ -228,7 +198,6 @@ class DeepSpeedBackend(BackendPlugin):
         deepspeed_states.save(self._engine, folder, self._dtype)
 
     def load(self, directory: str) -> None:
-        """Take back what `save` wrote."""
         deepspeed_states.load(self._engine, Path(directory) / TAG, self._dtype)
 
     def tensors(self, part: State) -> Iterator[Tensor]:
@@ -243,11 +212,6 @@ class DeepSpeedBackend(BackendPlugin):
         else:
             yield from tensors_within(self._engine.optimizer, of=("deepspeed", "torch"))
             yield from (parameter.grad for parameter in self.module.parameters() if parameter.grad is not None)
-
-    def close(self) -> None:
-        """Leave the process group."""
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 def parameters_of(module: nn.Module) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.algorithms.lazy import torch  # the registry imports the backend's file to know its name
-from roll_like.training.plugin import LazyTensors, require_same_sum, require_same_tensors, whole_shape
+from roll_like.training.backend import LazyTensors, require_same_sum, require_same_tensors, whole_shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,7 +13,8 @@ from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts, t
 from roll_like.config.model import ModelConfig
 from roll_like.errors import WorkerError
 from roll_like.models.card import ModelCard
-from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
+from roll_like.training.backend import State
+from roll_like.training.interface import BatchT, Objective, Share, StepT, Update
 from roll_like.training.layout import Layout, MicroBatch, micro_batches, per_sample
 from roll_like.training.rank import TrainingRank
 from roll_like.training.skipped import COMPUTE_SECONDS, SkippedUpdates
@@ -25,18 +26,6 @@ Timer = Callable[[str], AbstractContextManager[None]]
 
 def untimed(_: str) -> AbstractContextManager[None]:
     """Time nothing."""
-    return nullcontext()
-
-
-class Resident(Protocol):
-    """Holds states of a model in the devices' memory."""
-
-    def __call__(self, *states: State) -> AbstractContextManager[None]:
-        """Return what holds them, and lets go of them where others use the same memory."""
-
-
-def _always(*states: State) -> AbstractContextManager[None]:
-    del states
     return nullcontext()
 
 
@@ -79,8 +68,8 @@ class TrainingEngine(Generic[StepT]):
         #: Called when they have started: what they held beside the model is to be sent again.
         self.on_rebuilt: list[Callable[[], None]] = []
         self.layout = Layout(**{**objective.layout(len(cluster)), "joined": joined})
-        #: Holds states in the devices' memory while something is computed with them: others may need the room else.
-        self.resident: Resident = _always
+        #: Holds a model's states in the devices' memory while something is computed with them: others may need it else.
+        self.resident: Callable[..., AbstractContextManager[None]] = lambda *states: nullcontext()
         #: Moves the weights by the gradient that was added up; returns each rank's metrics.
         self.optimizer_step = partial(cluster.everywhere, TrainingRank.optimizer_step)
         self._skipped = SkippedUpdates(objective.section, objective.metric_prefix)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from roll_like.training.rows import PREFIX_STRIDE
-from roll_like.training.scores import Scores
-from roll_like.training.segments import RowSegments
+from roll_like.training.segments import RowSegments, Scores
 
 #: Variants of a compiled function that a process may have: one for each precision, width of heads and window, with and
 #: without gradients, for the first length and for any other. A model with two windows has as many as torch's default

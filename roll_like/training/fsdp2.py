@@ -21,11 +21,12 @@ from roll_like.config.model import Precision
 from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.plugin import (
+from roll_like.training.backend import (
     COLLECTIVE_TIMEOUT,
-    BackendPlugin,
     LazyTensors,
+    State,
     StatePart,
+    TrainingBackend,
     require_same_sum,
     require_same_tensors,
 )
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from roll_like.training.interface import State
 
 #: Name of the folder of weights and optimizer within a checkpoint.
 TAG = "engine"
@@ -45,16 +45,10 @@ _KINDS = (_WEIGHT, f"{_OPTIMIZER}exp_avg.", f"{_OPTIMIZER}exp_avg_sq.")
 
 
 @TRAINING_BACKENDS.register("fsdp2")
-class FSDP2Backend(BackendPlugin):
-    """One rank's module under `torch.distributed.fsdp.fully_shard`; a `TrainingBackend`.
+class FSDP2Backend(TrainingBackend):
+    """One rank's module under `torch.distributed.fsdp.fully_shard`: a `TrainingBackend`.
 
     Trained weights are sharded in float32, frozen ones in the precision of the forward pass.
-
-    Args:
-        settings: The section of the model.
-        dtype: Precision of the forward pass; master weights, and sums of gradients over ranks, are float32.
-        device: `cpu` or `cuda`.
-        world_size: Number of ranks.
 
     Raises:
         ConfigError: The precision is float16, whose gradients would have to be scaled.
@@ -70,12 +64,9 @@ class FSDP2Backend(BackendPlugin):
                 "the training backend fsdp2 does not scale losses, so gradients in float16 would underflow",
                 fix="set model.dtype: bfloat16 or float32, or training.backend: deepspeed",
             )
-        self._settings = settings
-        self._dtype = dtype
-        self._device = device
-        self._world_size = world_size
-        self._module: Any = None
+        super().__init__(settings, dtype=dtype, device=device, world_size=world_size)
         self._optimizer: torch.optim.AdamW
+        self._unit: Any  # the module, as `fully_shard` has made it
 
     @staticmethod
     def violations(settings: TrainerConfig) -> Iterator[Violation]:
@@ -148,7 +139,6 @@ class FSDP2Backend(BackendPlugin):
         )
 
     def join(self) -> None:
-        """Meet the other ranks; the process's environment says where."""
         if self._device == "cuda":
             torch.cuda.set_device(0)  # each rank's process sees one
         torch.distributed.init_process_group("gloo" if self._device == "cpu" else "nccl", timeout=COLLECTIVE_TIMEOUT)
@@ -190,7 +180,7 @@ class FSDP2Backend(BackendPlugin):
                 if not isinstance(parameter, torch.distributed.tensor.DTensor) and parameter.is_floating_point():
                     parameter.data = parameter.data.to(kept_as[parameter.requires_grad])
             shard(part, mesh=mesh)
-        self._module = module
+        self.module = self._unit = module
         if self._trained():
             self._optimizer = adamw(module, self._settings.optimizer)
 
@@ -204,20 +194,13 @@ class FSDP2Backend(BackendPlugin):
             torch.distributed.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
         return mesh["same"], mesh["divided"]
 
-    @property
-    def module(self) -> nn.Module:
-        """The module that is trained."""
-        module: nn.Module = self._module
-        return module
-
     def forward(self, *inputs: Any) -> Any:
-        """Run the module; dropout is on where there are gradients only."""
         learning = torch.is_grad_enabled()
-        if self._module.training != learning:
-            self._module.train(learning)
-        outputs = self._module(*inputs)
+        if self.module.training != learning:
+            self.module.train(learning)
+        outputs = self._unit(*inputs)
         if not learning:
-            self._module.reshard()  # what is outside the layers stays whole for a backward pass, which does not come
+            self._unit.reshard()  # what is outside the layers stays whole for a backward pass, which does not come
         return outputs
 
     def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
@@ -226,7 +209,6 @@ class FSDP2Backend(BackendPlugin):
         torch.autograd.backward(loss_of())
 
     def optimizer_step(self, learning_rate: float) -> float:
-        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
         gradients = [_local(each.grad) for each in self._trained().values() if each.grad is not None]
         # each element is on one rank, so all of them do the same; squares of float32 may not fit into it
         squared = torch.nn.utils.get_total_norm(gradients).double().square()
@@ -238,11 +220,6 @@ class FSDP2Backend(BackendPlugin):
         else:
             self._optimizer.zero_grad()
         return norm
-
-    @property
-    def sharded(self) -> bool:
-        """Whether a rank holds a part of each parameter only; one that is not holds a frozen model whole."""
-        return self._settings.zero_stage == 3
 
     @contextmanager
     def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
@@ -281,19 +258,14 @@ class FSDP2Backend(BackendPlugin):
     def tensors(self, part: State) -> Iterator[Tensor]:
         """Yield this rank's shares of parameters, and buffers; or the optimizer's states and gradients."""
         if part == "weights":
-            yield from (_local(parameter) for parameter in self._module.parameters())
-            yield from self._module.buffers()
+            yield from (_local(parameter) for parameter in self.module.parameters())
+            yield from self.module.buffers()
             return
         yield from (_local(value) for states in self._optimizer.state.values() for value in states.values())
-        yield from (_local(each.grad) for each in self._module.parameters() if each.grad is not None)
-
-    def close(self) -> None:
-        """Leave the process group."""
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        yield from (_local(each.grad) for each in self.module.parameters() if each.grad is not None)
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: each for name, each in self._module.named_parameters() if each.requires_grad}
+        return {name: each for name, each in self.module.named_parameters() if each.requires_grad}
 
     def _step(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""What a training engine is made of: objectives, which say what a model learns, and backends, which train it."""
+"""What a model learns: objectives, and what they see of a rank's model and of the engine. Backends: `backend.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,80 +19,9 @@ from roll_like.training.policy import tensors_of
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Mean, Metric, Metrics, Sum, merge
 
-#: What a rank holds between steps: weights; and what only training needs (gradients, master weights, moments).
-State: TypeAlias = Literal["weights", "optimizer"]
-
 #: What an objective learns from in one step.
 StepT = TypeVar("StepT")
 BatchT = TypeVar("BatchT", bound=MicroBatch)
-
-
-class TrainingBackend(Protocol):
-    """One rank's module in the hands of a training library. Every rank calls the same method at the same time.
-
-    Registered in `TRAINING_BACKENDS` as a class that derives from `BackendPlugin`; chosen by `training.backend`. The
-    constructor takes the section of the model and, as keywords, `dtype`, `device` and `world_size`.
-    """
-
-    def join(self) -> None:
-        """Meet the other ranks; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. Also for frozen models."""
-
-    def wrap(self, module: nn.Module) -> None:
-        """Take a module on the CPU, to train it on the device; where `sharded`, also one that is frozen.
-
-        Its parameters may be views of the model's files. A backend that shards moves them piece by piece, so that no
-        device ever holds them all. Where it `reads_late` (`BackendPlugin`), some are still in the files.
-        """
-
-    @property
-    def module(self) -> nn.Module:
-        """The module that is trained."""
-
-    def forward(self, *inputs: Any) -> Any:
-        """Run the module; dropout is on where there are gradients only."""
-
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        """Add one micro-batch's gradient: gradients of micro-batches and ranks are summed.
-
-        Args:
-            loss_of: Runs `forward` and returns the micro-batch's share of the loss.
-            last: Whether it is this rank's last one before `optimizer_step`.
-        """
-
-    def optimizer_step(self, learning_rate: float) -> float:
-        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping.
-
-        Where that norm is not finite, the gradients are forgotten on every rank, and nothing else may have changed:
-        weights, moments and the optimizer's count of steps are those of before.
-
-        Args:
-            learning_rate: Of this step.
-
-        Returns:
-            The norm over all ranks, the same on each; infinite or NaN where the step was not taken.
-        """
-
-    @property
-    def sharded(self) -> bool:
-        """Whether a rank holds a part of each parameter only."""
-
-    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
-        """Return what holds the whole of sharded parameters, in their order; every rank must ask for the same ones."""
-
-    def save(self, directory: str) -> None:
-        """Write this rank's share of model and optimizer; OSError or RuntimeError where that fails."""
-
-    def load(self, directory: str) -> None:
-        """Take back what `save` wrote; OSError, RuntimeError, ValueError or KeyError where that fails."""
-
-    def tensors(self, part: State) -> Iterator[Tensor]:
-        """Yield the tensors that hold a part of what is trained, more than once if that is easier.
-
-        What is not yielded stays on the GPU while other roles use it.
-        """
-
-    def close(self) -> None:
-        """Leave the process group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from roll_like.errors import ConfigError
 from roll_like.training.flex import flex_attention
-from roll_like.training.scores import Scores
-from roll_like.training.segments import RowSegments
+from roll_like.training.segments import RowSegments, Scores
 from roll_like.training.varlen import varlen_attention
 
 JoinedAttention: TypeAlias = Literal["varlen", "flex"]
@@ -61,15 +60,15 @@ def joined_attention_forward(
     Raises:
         ConfigError: The layer drops attention weights, or asks for what the kernel does not compute.
     """
-    row_segments.note(query_1HTD, sliding_window, softcap, s_aux)
+    scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = Scores(scale=scale, window=sliding_window, softcap=softcap, sinks_H=s_aux)
+    row_segments.note(query_1HTD, scores)
     if dropout:
         raise ConfigError(
             "training.attention: varlen and flex do not drop attention weights, and the model's config.json has "
             f"attention_dropout: {dropout}",
             fix="set training.attention: dense, or attention_dropout: 0.0",
         )
-    scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = Scores(scale=scale, window=sliding_window, softcap=softcap, sinks_H=s_aux)
     query_THD, key_TGD, value_TGE = (each[0].transpose(0, 1) for each in (query_1HTD, key_1GTD, value_1GTE))
     parallel = row_segments.parallel
     if parallel is None:

@@ -45,11 +45,11 @@ from roll_like.models.quantized import scales
 from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
+from roll_like.training.backend import State, TrainingBackend, whole_shape
 from roll_like.training.host_copies import HostCopies
-from roll_like.training.interface import RankModel, RankSpec, Share, State, TrainingBackend
+from roll_like.training.interface import RankModel, RankSpec, Share
 from roll_like.training.layout import MicroBatch
 from roll_like.training.optimizer import learning_rate
-from roll_like.training.plugin import whole_shape
 from roll_like.training.policy import RowModule
 from roll_like.training.sequence_parallel import SequenceParallel
 from roll_like.training.skipped import COMPUTE_SECONDS

@@ -7,7 +7,7 @@ responses in the row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,21 +18,25 @@ from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
 from roll_like.training.sequences import Sequences
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """What a layer asked of an attention function.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What turns products of queries and keys into weights; heads H.
 
     Attributes:
-        window: Tokens that a query sees, itself included; None for all.
-        head_width: Width of a query and of a key.
-        softcap: Whether scores are bounded.
-        sinks: Whether each head has a score that takes weight and has no value.
+        scale: Factor of the products.
+        window: Keys that a query sees, that of its own token included; None for all before it.
+        softcap: Largest score; None for no bound (Gemma 2).
+        sinks_H: A score of each head that takes weight and has no value; None for none (gpt-oss).
     """
 
-    window: int | None
-    head_width: int
-    softcap: bool
-    sinks: bool
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+    def of_heads(self, heads: slice) -> Scores:
+        """Return the same for some of the heads."""
+        return self if self.sinks_H is None else replace(self, sinks_H=self.sinks_H[heads])
 
 
 @dataclass(eq=False, slots=True)
@@ -42,14 +46,14 @@ class RowSegments:
     Attributes:
         segment_ids_BL: 0 for the prompt, 1… for what follows it (`rows.py`), −1 for padding.
         positions_BL: Position of each token in its own sample.
-        calls: What attention layers asked for, where a list is given to write it down.
+        calls: What attention layers asked for, where a list is given to write it down: width of heads, and scores.
         parallel: The ranks that share these rows; None for this one alone.
         block_masks: Of flex attention, by window, as layers ask for them (`flex.py`).
     """
 
     segment_ids_BL: Tensor
     positions_BL: Tensor
-    calls: list[AttentionCall] | None = None
+    calls: list[tuple[int, Scores]] | None = None
     parallel: SequenceParallel | None = None
     block_masks: dict[int | None, Any] = field(default_factory=dict)
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
@@ -70,16 +74,10 @@ class RowSegments:
             )
         return self._masks[window]
 
-    def note(self, query_BHLD: Tensor, window: int | None, softcap: float | None, sinks_H: Tensor | None) -> None:
+    def note(self, query_BHLD: Tensor, scores: Scores) -> None:
         """Write down what a layer asks for, where that is wanted."""
         if self.calls is not None:
-            call = AttentionCall(
-                window=window,
-                head_width=query_BHLD.shape[-1],
-                softcap=softcap is not None,
-                sinks=sinks_H is not None,
-            )
-            self.calls.append(call)
+            self.calls.append((query_BHLD.shape[-1], scores))
 
     def padding_mask(self) -> Tensor:
         """Return which tokens are no padding: 1 or 0, shape [B, L]."""

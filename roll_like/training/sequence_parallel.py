@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from roll_like.training.backend import COLLECTIVE_TIMEOUT
 from roll_like.training.exchange import exchange
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 
 
 @dataclass(frozen=True, eq=False, slots=True)

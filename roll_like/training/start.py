@@ -13,9 +13,9 @@ from roll_like.config.training import TrainerConfig
 from roll_like.models.load import ResolvedModel
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.backend import TrainingBackend
 from roll_like.training.engine import Timer, TrainingEngine, meet, untimed
 from roll_like.training.interface import Objective, RankSpec, StepT
-from roll_like.training.plugin import BackendPlugin
 from roll_like.training.rank import TrainingRank
 
 
@@ -110,7 +110,7 @@ def start_trainer(
 
 def trainer_environment(placement: Placement, settings: TrainerConfig, device: str) -> Mapping[str, str]:
     """Return what a rank's process needs before it imports torch."""
-    backend: type[BackendPlugin] = TRAINING_BACKENDS.get(settings.backend)
+    backend: type[TrainingBackend] = TRAINING_BACKENDS.get(settings.backend)
     own = backend.environment(device)
     if device == "cpu":
         return {**thread_environment(len(placement.devices)), **own, "CUDA_VISIBLE_DEVICES": ""}

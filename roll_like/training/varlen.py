@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from roll_like.errors import ConfigError
-from roll_like.training.scores import Scores
-from roll_like.training.segments import RowSegments
+from roll_like.training.segments import RowSegments, Scores
 from roll_like.training.sequences import Sequences
 
 #: Queries of a sequence for which a mask exists at a time, where one is needed.

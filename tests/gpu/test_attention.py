@@ -13,8 +13,7 @@ from torch import Tensor
 from roll_like.training import varlen
 from roll_like.training.attention import explicit_attention
 from roll_like.training.joined import KERNELS, JoinedAttention
-from roll_like.training.scores import Scores
-from roll_like.training.segments import RowSegments
+from roll_like.training.segments import RowSegments, Scores
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

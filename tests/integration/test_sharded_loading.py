@@ -25,10 +25,10 @@ from roll_like.models.classifier import load_classifier
 from roll_like.models.lora import add_adapters, named_weights
 from roll_like.models.modules import load_causal_lm
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.backend import COLLECTIVE_TIMEOUT
 from roll_like.training.interface import RankSpec
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import micro_batches, per_sample
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 from roll_like.training.rank import TrainingRank
 from roll_like.training.sequence_parallel import SequenceParallel
 

@@ -21,8 +21,8 @@ from roll_like.config.training import TrainingConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.checkpoint_names import converted
 from roll_like.run.export import merged_weights
+from roll_like.training.backend import COLLECTIVE_TIMEOUT
 from roll_like.training.interface import RankSpec, Share
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 from roll_like.training.rank import TrainingRank
 from roll_like.values import reduce
 

@@ -10,7 +10,7 @@ from roll_like.cluster import watchdog
 from roll_like.cluster.node_watch import Sighting
 from roll_like.cluster.progress import Page, Work
 from roll_like.cluster.watchdog import Deadlines, Hang, Hangs
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT
+from roll_like.training.backend import COLLECTIVE_TIMEOUT
 
 
 def test_a_deadline_follows_from_the_longest_gap() -> None:

@@ -38,18 +38,17 @@ from roll_like.models.card import ModelCard
 from roll_like.models.identity import identity_of, same_model
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
+from roll_like.training.backend import LazyTensors, State, TrainingBackend
 from roll_like.training.deepspeed import without
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.interface import State
 from roll_like.training.optimizer import adamw
-from roll_like.training.plugin import BackendPlugin, LazyTensors
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import trainer_environment
 from roll_like.values import reduce
 
 
-class PlainBackend(BackendPlugin):
+class PlainBackend(TrainingBackend):
     """One rank of plain PyTorch."""
 
     module: nn.Module
@@ -298,7 +297,7 @@ class Sizes:
 
 
 def test_memory_is_divided_as_the_backend_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainBackend, "violations", BackendPlugin.violations)
+    monkeypatch.setattr(PlainBackend, "violations", TrainingBackend.violations)
 
     def parts(backend: str) -> dict[str, int]:
         training = {"backend": backend, "workers": 2, "zero_stage": 3}
@@ -435,7 +434,7 @@ def test_deepspeed_puts_parameters_together(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_cannot_merge_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "bare", BackendPlugin)
+    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "bare", TrainingBackend)
     with pytest.raises(CheckpointError, match="training backend 'bare' cannot merge the shards") as caught:
         merged_weights(tmp_path, "bare")
     assert "checkpoint.export: true" in str(caught.value.fix)

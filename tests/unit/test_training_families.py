@@ -24,8 +24,7 @@ from roll_like.training.backbone import joins_rows, probe_attention, use_row_att
 from roll_like.training.joined import KERNELS, joined_attention, use_joined_attention
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
-from roll_like.training.scores import Scores
-from roll_like.training.segments import RowSegments, segment_mask
+from roll_like.training.segments import RowSegments, Scores, segment_mask
 from roll_like.types import PLAIN_LOGITS, TrainingSample
 
 #: Log-probabilities of the targets, [N], and the gradient of their weighted sum in each parameter.

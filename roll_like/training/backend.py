@@ -1,18 +1,22 @@
-"""What a training backend says before its ranks start, and what it does without them."""
+"""What a training backend is: what it says before its ranks start, and what trains the module of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from roll_like.algorithms.lazy import torch
 from roll_like.config.base import Violation
+from roll_like.config.model import Precision
 from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.models.quantized import shape_and_dtype
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 #: Time-out of collectives: longer than the watchdog lets any rank hang (`roll_like.cluster.watchdog.MOST_SECONDS`),
 #: which says more of it.
@@ -21,6 +25,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=35)
 SUM_TOLERANCE = 1e-9
 #: What the state of a model in training consists of.
 StatePart = Literal["weights", "gradients", "optimizer"]
+#: What a rank holds between steps: weights; and what only training needs (gradients, master weights, moments).
+State: TypeAlias = Literal["weights", "optimizer"]
 
 
 class LazyTensors(Mapping[str, "Tensor"]):
@@ -71,13 +77,23 @@ def require_same_sum(what: str, found: float, written: float, size: float) -> No
         raise RuntimeError(f"what was loaded is not what was written: the sum of {what} is {found}, not {written}")
 
 
-class BackendPlugin:
-    """Base of what is registered in `TRAINING_BACKENDS`, with defaults; its ranks need the verbs of `TrainingBackend`.
+class TrainingBackend(ABC):
+    """One rank's module in the hands of a training library, registered in `TRAINING_BACKENDS`: `training.backend`.
 
-    Configuration rules, the planner and the export use these methods and never the backend's name. The module of a
+    Configuration rules, the planner and the export use the static methods and never the backend's name. The module of a
     backend imports neither torch nor the training library, because it is imported to validate a configuration.
+
+    Every rank calls the same of the other methods at the same time.
+
+    Args:
+        settings: The section of the model.
+        dtype: Precision of the forward pass; master weights are float32.
+        device: `cpu` or `cuda`.
+        world_size: Number of ranks.
     """
 
+    #: The module that is trained; set by `wrap`.
+    module: nn.Module
     #: Keys of its section to check when a rank does not start.
     start_keys: ClassVar[tuple[str, ...]] = ()
     #: Whether `wrap` calls `models.unread.materialise` on each parameter before it uses it, where weights are divided.
@@ -137,3 +153,77 @@ class BackendPlugin:
         """
         del directory
         return None
+
+    def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
+        self._settings = settings
+        self._dtype = dtype
+        self._device = device
+        self._world_size = world_size
+
+    @abstractmethod
+    def join(self) -> None:
+        """Meet the other ranks; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. Also for frozen models."""
+
+    @abstractmethod
+    def wrap(self, module: nn.Module) -> None:
+        """Take a module on the CPU, to train it on the device; where `sharded`, also one that is frozen.
+
+        Its parameters may be views of the model's files. A backend that shards moves them piece by piece, so that no
+        device ever holds them all. Where it `reads_late`, some are still in the files.
+        """
+
+    @abstractmethod
+    def forward(self, *inputs: Any) -> Any:
+        """Run the module; dropout is on where there are gradients only."""
+
+    @abstractmethod
+    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
+        """Add one micro-batch's gradient: gradients of micro-batches and ranks are summed.
+
+        Args:
+            loss_of: Runs `forward` and returns the micro-batch's share of the loss.
+            last: Whether it is this rank's last one before `optimizer_step`.
+        """
+
+    @abstractmethod
+    def optimizer_step(self, learning_rate: float) -> float:
+        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping.
+
+        Where that norm is not finite, the gradients are forgotten on every rank, and nothing else may have changed:
+        weights, moments and the optimizer's count of steps are those of before.
+
+        Args:
+            learning_rate: Of this step.
+
+        Returns:
+            The norm over all ranks, the same on each; infinite or NaN where the step was not taken.
+        """
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank holds a part of each parameter only."""
+        return "weights" in self.divided(self._settings)
+
+    @abstractmethod
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
+        """Return what holds the whole of sharded parameters, in their order; every rank must ask for the same ones."""
+
+    @abstractmethod
+    def save(self, directory: str) -> None:
+        """Write this rank's share of model and optimizer; OSError or RuntimeError where that fails."""
+
+    @abstractmethod
+    def load(self, directory: str) -> None:
+        """Take back what `save` wrote; OSError, RuntimeError, ValueError or KeyError where that fails."""
+
+    @abstractmethod
+    def tensors(self, part: State) -> Iterator[Tensor]:
+        """Yield the tensors that hold a part of what is trained, more than once if that is easier.
+
+        What is not yielded stays on the GPU while other roles use it.
+        """
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
