@@ -20,10 +20,9 @@ from common import Options, finish, repetition_count, say
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.aggregation import token_weights
-from roll_like.algorithms.correction import ImportanceWeight
 from roll_like.algorithms.kl import KLController
-from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
-from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.algorithms.losses import BatchTokens, LossInputs, PolicyLoss, policy_objective
+from roll_like.config.algorithm import AlgorithmConfig, CorrectionConfig, KLConfig
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.objective import policy_batches
 from roll_like.registry import ADVANTAGES, LOSSES
@@ -176,7 +175,9 @@ def loss_seconds(count: int, tokens: int, repetitions: int) -> dict[str, float]:
                         logprobs_N=current_N, old_logprobs_N=old_N, advantages_N=advantages_N, draws_N=inputs.draws_N
                     )
                 )
-            objective, _ = policy_objective(inputs, bound, KLTerm("k3", 0.01), 0.0, ImportanceWeight())
+            objective, _ = policy_objective(
+                inputs, bound, KLConfig(use="loss", coefficient=0.01), 0.0, CorrectionConfig()
+            )
             objective.backward()
 
         seconds[name] = median_seconds(work, repetitions)

@@ -10,10 +10,12 @@ import torch
 from hypothesis import settings
 
 from roll_like.algorithms.losses import LossInputs
+from roll_like.config.algorithm import CorrectionConfig
 from roll_like.types import Group, Part, PolicySample, Scored, Segment, StopReason, Task, Trajectory
 
 #: The same cases in every run, however slow the machine; nothing is written beside the tests.
 same_cases = settings(deadline=None, derandomize=True, database=None)
+NO_CORRECTION = CorrectionConfig(type="none")
 
 
 def make_task(task_id: str = "toy/0", prompt: Sequence[int] = (1, 2)) -> Task:

@@ -15,9 +15,8 @@ place of π_old's, so that the ratio covers both and weights are 1. Rejection wo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO, divergence
 from roll_like.algorithms.lazy import torch
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from roll_like.algorithms.losses.base import LossInputs
-    from roll_like.config.algorithm import CorrectionConfig
+    from roll_like.config.algorithm import CorrectionConfig, RejectConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,118 +43,62 @@ class Corrected:
     rejected_N: Tensor
 
 
-Correction: TypeAlias = Callable[["LossInputs"], Corrected]
+def correct(inputs: LossInputs, config: CorrectionConfig) -> Corrected:
+    """Return what `algorithm.correction` makes of one micro-batch: importance weights, and 0 for rejected tokens."""
+    weights_N = torch.ones_like(inputs.old_logprobs_N)
+    capped_N = torch.zeros_like(weights_N, dtype=torch.bool)
+    if config.type != "none":
+        weights_N, capped_N = importance_weights(inputs, config)
+    if config.reject is None:
+        return Corrected(weights_N, capped_N, torch.zeros_like(capped_N))
+    rejected_N = rejected_tokens(inputs, config.reject)
+    return Corrected(weights_N.masked_fill(rejected_N, 0.0), capped_N, rejected_N)
 
 
-def no_correction(inputs: LossInputs) -> Corrected:
-    """Give every token weight 1."""
-    nowhere_N = torch.zeros_like(inputs.old_logprobs_N, dtype=torch.bool)
-    return Corrected(torch.ones_like(inputs.old_logprobs_N), nowhere_N, nowhere_N)
-
-
-@dataclass(frozen=True, slots=True)
-class ImportanceWeight:
-    """Importance weights π_old/μ, bounded.
+def importance_weights(inputs: LossInputs, config: CorrectionConfig) -> tuple[Tensor, Tensor]:
+    """Return importance weights π_old/μ, bounded, and where they lay out of bounds, shape [N] each.
 
     Ionides 2008, Truncated Importance Sampling; for engine mismatch Yao et al. 2025, "Your efficient RL framework
     secretly brings you off-policy RL training". With `old_logprobs: behaviour` the weight is 1, and the ratio of the
     loss itself corrects.
 
-    Attributes:
-        level: Whose ratio it is: of the `token`; of the whole `sequence`, Π_t ρ_t; or `geometric`, the
-            sequence's geometric mean (Π_t ρ_t)^(1/n); `turn` and `turn_geometric` are these two of each turn.
-        cap: Largest weight.
-        floor: Smallest weight that counts, where `masked`.
-        masked: Whether a weight outside of [floor, cap] becomes 0 (IcePop, Ling Team 2025,
-            arXiv:2510.18855), or is truncated to the cap.
+    `level` says whose ratio it is: of the `token`; of the whole `sequence`, Π_t ρ_t; or `geometric`, the sequence's
+    geometric mean (Π_t ρ_t)^(1/n); `turn` and `turn_geometric` are these two of each turn. A weight above `cap` is
+    truncated to it; with `type: masked` (IcePop, Ling Team 2025, arXiv:2510.18855) what is outside of [`floor`, `cap`]
+    becomes 0.
     """
-
-    level: Literal["token", "turn", "turn_geometric", "sequence", "geometric"] = "token"
-    cap: float = 2.0
-    floor: float = 0.0
-    masked: bool = False
-
-    def __call__(self, inputs: LossInputs) -> Corrected:
-        """Return the weights of one micro-batch."""
-        log_ratio_N = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
-        if self.level != "token":
-            log_ratio_N = {
-                "turn": inputs.turn_sum,
-                "turn_geometric": inputs.turn_mean,
-                "sequence": inputs.sequence_sum,
-                "geometric": inputs.sequence_mean,
-            }[self.level](log_ratio_N)
-        ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        outside_N = ratio_N > self.cap
-        if self.masked:
-            outside_N = outside_N | (ratio_N < self.floor)
-            weights_N = ratio_N.masked_fill(outside_N, 0.0)
-        else:
-            weights_N = ratio_N.clamp(max=self.cap)
-        return Corrected(weights_N, outside_N, torch.zeros_like(outside_N))
+    log_ratio_N = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
+    if config.level != "token":
+        log_ratio_N = {
+            "turn": inputs.turn_sum,
+            "turn_geometric": inputs.turn_mean,
+            "sequence": inputs.sequence_sum,
+            "geometric": inputs.sequence_mean,
+        }[config.level](log_ratio_N)
+    ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if config.type != "masked":
+        return ratio_N.clamp(max=config.cap), ratio_N > config.cap
+    outside_N = (ratio_N > config.cap) | (ratio_N < (config.floor or 0.0))
+    return ratio_N.masked_fill(outside_N, 0.0), outside_N
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Gives weight 0 to tokens at which the trainer's policy π differs too much from the behaviour policy μ.
+def rejected_tokens(inputs: LossInputs, config: RejectConfig) -> Tensor:
+    """Return at which tokens the trainer's policy π differs too much from the behaviour policy μ, bool, shape [N].
 
     With ρ = π/μ of a token that μ sampled, the divergence KL(μ‖π) is estimated by k1 = −log ρ, k2 = (log ρ)²/2 or
-    k3 = ρ − 1 − log ρ. k2 and k3 have an upper bound; k1 has a sign, so the bounds are those of ρ: low ≤ ρ ≤ high.
-
-    Attributes:
-        estimator: k1, k2 or k3.
-        level: `token` rejects single tokens; `sequence_mean` and `sequence_max` reject whole sequences by the mean or
-            the largest value of their tokens; `turn_mean` and `turn_max` reject turns likewise.
-        high: Largest ρ (k1), or largest divergence in nats (k2, k3).
-        low: Smallest ρ; for k1 only.
+    k3 = ρ − 1 − log ρ. k2 and k3 have an upper bound, `high`; k1 has a sign, so the bounds are those of ρ: `low` ≤ ρ ≤
+    `high`. Single tokens are rejected, or whole sequences or turns by the mean or the largest value of their tokens.
     """
 
-    estimator: Literal["k1", "k2", "k3"]
-    level: Literal["token", "turn_mean", "turn_max", "sequence_mean", "sequence_max"]
-    high: float
-    low: float | None = None
+    def reduced(values_N: Tensor) -> Tensor:
+        return values_N if config.level == "token" else getattr(inputs, config.level)(values_N)
 
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        """Return which tokens to leave out, bool, shape [N]."""
-        log_ratio_N = (trainer_logprobs(inputs) - inputs.behaviour_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        if self.estimator == "k1":
-            rejected_N = self._reduced(inputs, log_ratio_N) > math.log(self.high)
-            if self.low:
-                rejected_N |= self._reduced(inputs, -log_ratio_N) > -math.log(self.low)
-            return rejected_N
-        estimates = {"k2": 0.5 * log_ratio_N.square(), "k3": torch.expm1(log_ratio_N) - log_ratio_N}
-        return self._reduced(inputs, estimates[self.estimator]) > self.high
-
-    def _reduced(self, inputs: LossInputs, values_N: Tensor) -> Tensor:
-        return values_N if self.level == "token" else getattr(inputs, self.level)(values_N)
-
-
-@dataclass(frozen=True, slots=True)
-class RejectingCorrection:
-    """A correction, and a rejection on top of it."""
-
-    correction: Correction
-    rejection: Rejection
-
-    def __call__(self, inputs: LossInputs) -> Corrected:
-        """Return the correction's weights, 0 for rejected tokens."""
-        corrected, rejected_N = self.correction(inputs), self.rejection(inputs)
-        return Corrected(corrected.weights_N.masked_fill(rejected_N, 0.0), corrected.capped_N, rejected_N)
-
-
-def correction_from(config: CorrectionConfig) -> Correction:
-    """Return the correction that `algorithm.correction` describes."""
-    correction: Correction = no_correction
-    if config.type != "none":
-        correction = ImportanceWeight(
-            level=config.level, cap=config.cap, floor=config.floor or 0.0, masked=config.type == "masked"
-        )
-    if config.reject is None:
-        return correction
-    reject = config.reject
-    return RejectingCorrection(
-        correction, Rejection(estimator=reject.estimator, level=reject.level, high=reject.high, low=reject.low)
-    )
+    log_ratio_N = (trainer_logprobs(inputs) - inputs.behaviour_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if config.estimator == "k1":
+        rejected_N = reduced(log_ratio_N) > math.log(config.high)
+        return rejected_N | (reduced(-log_ratio_N) > -math.log(config.low)) if config.low else rejected_N
+    estimates = {"k2": 0.5 * log_ratio_N.square(), "k3": torch.expm1(log_ratio_N) - log_ratio_N}
+    return reduced(estimates[config.estimator]) > config.high
 
 
 def trainer_logprobs(inputs: LossInputs) -> Tensor:

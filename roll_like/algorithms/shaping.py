@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roll_like.algorithms.advantages.base import flatten
-from roll_like.algorithms.advantages.formulas import STD_EPSILON, Rewards, whiten
+from roll_like.algorithms.advantages.base import STD_EPSILON, Rewards, flatten, whiten
 from roll_like.types import Group, PolicySample, Scored, StopReason
 from roll_like.values import Max, Mean, Metric, Min, has_signal, merge
 

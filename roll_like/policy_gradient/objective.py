@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from roll_like.algorithms.aggregation import token_weights
-from roll_like.algorithms.correction import correction_from
 from roll_like.algorithms.kl import KLController
-from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
+from roll_like.algorithms.losses import BatchTokens, LossInputs, PolicyLoss, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.registry import LOSSES
 from roll_like.training.draws import sample_seeds, uniform_draws
@@ -120,9 +119,10 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
             turns=len(turns),
             draws_N=model.tensor(batch.draws),
         )
-        penalty = KLTerm(kl.estimator, shared.kl_coefficient, kl.straight_through) if kl.use == "loss" else None
-        correction = correction_from(algorithm.correction)
-        loss, metrics = policy_objective(inputs, shared.loss, penalty, algorithm.entropy_coefficient, correction)
+        penalty = kl.model_copy(update={"coefficient": shared.kl_coefficient}) if kl.use == "loss" else None
+        loss, metrics = policy_objective(
+            inputs, shared.loss, penalty, algorithm.entropy_coefficient, algorithm.correction
+        )
         replayed = self._replayed(model) if self.replays_routes else {}
         return loss, merge([metrics, computed(batch, model), replayed])
 

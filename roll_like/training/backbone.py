@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,9 +30,7 @@ def run_backbone(backbone: Any, token_ids_BL: Tensor | SeenTokens, segments: Row
 
     Where several ranks share the rows, the indices are of this rank's tokens (`RowSegments.own_targets`).
     """
-    if isinstance(token_ids_BL, SeenTokens):
-        return _run_with_images(backbone, token_ids_BL, segments, sources_N)
-    if joined_attention(backbone) is not None:
+    if joined_attention(backbone) is not None and isinstance(token_ids_BL, Tensor):
         kept_T = layer_tokens(backbone, segments)
         first = 0 if segments.parallel is None else segments.parallel.own(len(segments.sequences.kept_T)).start
         joined_TD = backbone(
@@ -45,13 +44,20 @@ def run_backbone(backbone: Any, token_ids_BL: Tensor | SeenTokens, segments: Row
         return found_ND
     # layers with a state take a padding mask; attention layers have their masks from `row_segments`
     recurrent = bool(AttentionLayers.of(backbone.config).recurrent)
-    hidden_BLD = backbone(
-        input_ids=token_ids_BL,
-        position_ids=segments.positions_BL,
-        attention_mask=segments.padding_mask() if recurrent else segments.mask(),
-        use_cache=False,
-        row_segments=segments,
-    ).last_hidden_state
+    given: AbstractContextManager[dict[str, Tensor]]
+    if isinstance(token_ids_BL, SeenTokens):
+        mask = segments.mask()
+        given = seen_inputs(backbone, token_ids_BL, mask)
+    else:
+        mask = segments.padding_mask() if recurrent else segments.mask()
+        given = nullcontext({"input_ids": token_ids_BL})
+    with given as inputs:
+        hidden_BLD = backbone(
+            **{"position_ids": segments.positions_BL, **inputs},
+            attention_mask=mask,
+            use_cache=False,
+            row_segments=segments,
+        ).last_hidden_state
     hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
     return hidden_ND
 
@@ -66,18 +72,6 @@ def layer_tokens(backbone: Any, segments: RowSegments) -> Tensor:
     own = segments.parallel.own(len(kept_T))
     # all ranks compute equally many: the last ones repeat the token at index 0, and its outputs are not read
     return nn.functional.pad(kept_T, (0, max(own.stop - len(kept_T), 0)))[own]
-
-
-def _run_with_images(backbone: Any, seen: SeenTokens, segments: RowSegments, sources_N: Tensor) -> Tensor:
-    with seen_inputs(backbone, seen, segments.mask()) as inputs:
-        hidden_BLD = backbone(
-            **{"position_ids": segments.positions_BL, **inputs},
-            attention_mask=segments.mask(),
-            use_cache=False,
-            row_segments=segments,
-        ).last_hidden_state
-    hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
-    return hidden_ND
 
 
 def joins_rows(module: nn.Module) -> bool:

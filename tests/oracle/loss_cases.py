@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from algorithm_samples import make_policy_sample
+from algorithm_samples import NO_CORRECTION, make_policy_sample
 from hypothesis import strategies as st
 from torch import Tensor
 
 from roll_like.algorithms.aggregation import Aggregation, token_weights
-from roll_like.algorithms.correction import Correction, no_correction
 from roll_like.algorithms.logprobs import token_logprobs
-from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
+from roll_like.algorithms.losses import BatchTokens, LossInputs, PolicyLoss, policy_objective
+from roll_like.config.algorithm import CorrectionConfig, KLConfig
 from roll_like.registry import LOSSES
 from roll_like.values import reduce
 
@@ -92,9 +92,9 @@ def loss_and_gradient(
     batch: Batch,
     *,
     how: Aggregation = "token_mean",
-    kl: KLTerm | None = None,
+    kl: KLConfig | None = None,
     entropy_coefficient: float = 0.0,
-    correction: Correction = no_correction,
+    correction: CorrectionConfig = NO_CORRECTION,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
     """Our objective, and its gradient for log-probabilities, [B, T]."""
@@ -105,7 +105,9 @@ def loss_and_gradient(
     return objective, gradient_BT
 
 
-def figures(name: str, batch: Batch, *, correction: Correction = no_correction, **settings: Any) -> dict[str, float]:
+def figures(
+    name: str, batch: Batch, *, correction: CorrectionConfig = NO_CORRECTION, **settings: Any
+) -> dict[str, float]:
     """The figures of our objective, reduced as a run logs them."""
     inputs = batch.inputs(batch.logprobs_BT, "token_mean")
     return reduce(policy_objective(inputs, _loss(name, inputs, settings), None, 0.0, correction)[1])

@@ -17,10 +17,10 @@ import torch
 from algorithm_samples import make_group, make_inputs, make_policy_sample
 
 from roll_like.algorithms.aggregation import token_weights
-from roll_like.algorithms.correction import ImportanceWeight
 from roll_like.algorithms.kl import token_penalties
 from roll_like.algorithms.logprobs import token_logprobs
-from roll_like.algorithms.losses import KLTerm, policy_objective
+from roll_like.algorithms.losses import policy_objective
+from roll_like.config.algorithm import CorrectionConfig, KLConfig
 from roll_like.registry import ADVANTAGES, LOSSES
 
 SEEDS = range(20)
@@ -216,7 +216,9 @@ def test_objective_values_and_gradients(how: Any, estimator: Any, seed: int) -> 
         sequences=len(batch),
     )
     plugin = LOSSES.get("ppo")
-    loss, _ = policy_objective(inputs, plugin(plugin.Config()), KLTerm(estimator, 0.1), 0.01, ImportanceWeight(cap=2.0))
+    loss, _ = policy_objective(
+        inputs, plugin(plugin.Config()), KLConfig(estimator=estimator, coefficient=0.1), 0.01, CorrectionConfig(cap=2.0)
+    )
     assert loss.item() == pytest.approx(objective_reference(batch, how, 7, estimator), abs=TOLERANCE)
 
     loss.backward()

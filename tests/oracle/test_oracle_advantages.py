@@ -17,7 +17,7 @@ from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.advantages.formulas import whiten
+from roll_like.algorithms.advantages.base import whiten
 from roll_like.values import has_signal
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from loss_cases import Batch, as_turns, batches, far_apart, figures
 from torch import Tensor
 
-from roll_like.algorithms.correction import correction_from
+from roll_like.algorithms.correction import correct
 from roll_like.algorithms.kl import KLController, divergence
 from roll_like.config.algorithm import AdaptiveKLConfig, CorrectionConfig, KLConfig, RejectConfig
 
@@ -31,7 +31,7 @@ answered = batches(smallest_response=1)
 
 def weights(batch: Batch, **config: Any) -> Tensor:
     """Ours, [B, T]; 0 where not sampled."""
-    corrected = correction_from(CorrectionConfig(**config))(batch.inputs(batch.logprobs_BT, "token_mean"))
+    corrected = correct(batch.inputs(batch.logprobs_BT, "token_mean"), CorrectionConfig(**config))
     return torch.zeros_like(batch.mask_BT).masked_scatter(batch.sampled, corrected.weights_N)
 
 
@@ -239,7 +239,7 @@ def verl_pearson(batch: Batch) -> float:
 
 
 def figure_row(name: str, reference: str, ours: str, theirs: Callable[[Batch], Any], cases: Any, **config: Any) -> Row:
-    correction = correction_from(CorrectionConfig(**config))
+    correction = CorrectionConfig(**config)
     return Row(
         "figure", name, reference, lambda batch: [figures("ppo", batch, correction=correction)[ours]], theirs, cases
     )

@@ -15,7 +15,7 @@ from loss_cases import figures, loss_and_gradient, tokens
 from torch import Tensor
 
 from roll_like.algorithms.advantages.returns import GAE
-from roll_like.algorithms.correction import correction_from
+from roll_like.algorithms.correction import correct
 from roll_like.algorithms.kl import divergence
 from roll_like.config.algorithm import CorrectionConfig, RejectConfig
 
@@ -175,7 +175,7 @@ def test_k1_bounds_the_ratio_of_trainer_to_engine() -> None:
     # the trainer's policy is 1.5 times as sure of the first token, and half as sure of the second
     batch = tokens([[-1.0, -1.0]], behaviour_BT=[[-1.0 - np.log(1.5), -1.0 + np.log(2.0)]])
     reject = RejectConfig(estimator="k1", level="token", low=0.6, high=1.8)
-    ours = correction_from(CorrectionConfig(type="none", reject=reject))(batch.inputs(batch.logprobs_BT, "token_mean"))
+    ours = correct(batch.inputs(batch.logprobs_BT, "token_mean"), CorrectionConfig(type="none", reject=reject))
     assert ours.weights_N.tolist() == [1.0, 0.0]
     log_ratio_BT = batch.old_BT - batch.behaviour_BT
     theirs, _ = verl.rollout_corr_helper.compute_rollout_rejection_mask(
@@ -188,14 +188,14 @@ def test_k1_bounds_the_ratio_of_trainer_to_engine() -> None:
     )
     assert theirs.tolist() == [[1.0, 0.0]]
     narrow = RejectConfig(estimator="k1", level="token", low=0.4, high=1.2)
-    ours = correction_from(CorrectionConfig(type="none", reject=narrow))(batch.inputs(batch.logprobs_BT, "token_mean"))
+    ours = correct(batch.inputs(batch.logprobs_BT, "token_mean"), CorrectionConfig(type="none", reject=narrow))
     assert ours.weights_N.tolist() == [0.0, 1.0]
 
 
 def test_effective_sample_size_of_nothing() -> None:
     batch = tokens([[-1.0, -1.0]], behaviour_BT=[[-3.0, -3.0]])
     masked = CorrectionConfig(type="masked", cap=2.0, floor=0.5)
-    assert figures("ppo", batch, correction=correction_from(masked))["correction/ess"] == 0
+    assert figures("ppo", batch, correction=masked)["correction/ess"] == 0
     with pytest.raises(ZeroDivisionError):
         verl.rollout_corr_helper.compute_rollout_correction_weights(
             batch.old_BT - batch.behaviour_BT, batch.mask_BT, rollout_is="token", rollout_is_threshold="0.5_2.0"
@@ -205,9 +205,7 @@ def test_effective_sample_size_of_nothing() -> None:
 def test_a_correction_weighs_the_tokens_of_gmpo() -> None:
     # weights of 1/2 and 2: ours are averaged, verl's geometric mean is 1
     batch = tokens([[-1.0, -1.0]], behaviour_BT=[[-1.0 + np.log(2), -1.0 - np.log(2)]])
-    ours = loss_and_gradient(
-        "gmpo", batch, how="seq_mean_token_mean", correction=correction_from(CorrectionConfig(cap=10.0))
-    )
+    ours = loss_and_gradient("gmpo", batch, how="seq_mean_token_mean", correction=CorrectionConfig(cap=10.0))
     assert ours[0].item() == pytest.approx(-(0.5 + 2) / 2)
     weights_BT = (batch.old_BT - batch.behaviour_BT).exp()
     theirs = verl.policy_loss("geo_mean", batch, verl.actor_config(), how="", weights_BT=weights_BT)

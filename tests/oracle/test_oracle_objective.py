@@ -26,7 +26,7 @@ from loss_cases import (
     loss_and_head_gradients,
 )
 
-from roll_like.algorithms.losses import KLTerm
+from roll_like.config.algorithm import KLConfig
 
 any_batch = batches()
 #: One advantage a sequence, and no empty sequence, which TRL, torchrl and liger-kernel count and we do not.
@@ -92,7 +92,7 @@ AGGREGATION_ROWS = [
 
 def objective_rows() -> list[Row]:
     """The terms beside the policy loss."""
-    kl = KLTerm("k3", 0.1)
+    kl = KLConfig(estimator="k3", coefficient=0.1)
     near = batches(distances=(0.02, 0.3))  # beyond 10 ours is bounded
     ppo = {**WIDE, "dual_clip": None}
     return [

@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_like.algorithms.advantages import AdvantageEstimator, GroupEstimator, Rewards
-from roll_like.algorithms.advantages.base import policy_samples
-from roll_like.algorithms.advantages.formulas import (
-    discounted_returns,
-    dr_grpo_advantages,
-    grpo_advantages,
-    rloo_advantages,
-    whiten,
-)
+from roll_like.algorithms.advantages.base import policy_samples, whiten
+from roll_like.algorithms.advantages.groups import dr_grpo_advantages, grpo_advantages, rloo_advantages
+from roll_like.algorithms.advantages.returns import discounted_returns
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError, PluginError, RewardError

@@ -6,13 +6,12 @@ from typing import Literal
 
 import pytest
 import torch
-from algorithm_samples import make_inputs, same_cases
+from algorithm_samples import NO_CORRECTION, make_inputs, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.correction import Corrected, ImportanceWeight, no_correction
-from roll_like.algorithms.losses import KLTerm, LossInputs, PolicyLoss, TokenLosses, policy_objective
-from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.algorithms.losses import LossInputs, PolicyLoss, TokenLosses, policy_objective
+from roll_like.config.algorithm import AlgorithmConfig, CorrectionConfig, KLConfig
 from roll_like.config.base import PluginConfig
 from roll_like.errors import ConfigError, EngineError
 from roll_like.registry import LOSSES
@@ -61,7 +60,7 @@ def test_ppo_settings_move_the_bounds():
 
 def test_ppo_counts_what_it_clips():
     inputs = make_inputs(ratios(1.5, 0.5, 4.0, 1.0), old_logprobs_N=[-1.0] * 4, advantages_N=[1.0, -1.0, -1.0, 1.0])
-    _, metrics = policy_objective(inputs, ppo(), None, 0.0, no_correction)
+    _, metrics = policy_objective(inputs, ppo(), None, 0.0, NO_CORRECTION)
     for name in ("high", "low", "dual"):
         assert metrics[f"train/clip_fraction_{name}"] == Mean(0.25, 4.0)
     assert metrics["train/ratio"].value == pytest.approx(7 / 4)
@@ -84,7 +83,7 @@ def test_a_huge_ratio_stays_finite():
         old_logprobs_N=torch.tensor([-200.0, -0.1]),
         advantages_N=torch.tensor([-1.0, 1.0]),
     )
-    loss, _ = policy_objective(inputs, ppo(dual_clip=None), None, 0.0, no_correction)
+    loss, _ = policy_objective(inputs, ppo(dual_clip=None), None, 0.0, NO_CORRECTION)
     loss.backward()
     assert loss.isfinite()
     assert inputs.logprobs_N.grad.isfinite().all()
@@ -100,7 +99,9 @@ def test_the_objective_by_hand():
         entropy_N=torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True),
         reference_logprobs_N=[-1.0, -1.5],
     )
-    loss, metrics = policy_objective(inputs, ppo(), KLTerm("k1", 0.1), 0.01, ImportanceWeight(cap=2.0))
+    loss, metrics = policy_objective(
+        inputs, ppo(), KLConfig(estimator="k1", coefficient=0.1), 0.01, CorrectionConfig(cap=2.0)
+    )
     # policy: 0.25·(−2.2)·1.5 + 0.5·1·2; KL: 0.1·(0.25·log 1.1 + 0.5·0.5); entropy: 0.01·(0.25·2 + 0.5·3)
     policy, kl = -0.825 + 1.0, 0.1 * (0.25 * math.log(1.1) + 0.25)
     assert loss.item() == pytest.approx(policy + kl - 0.02, abs=1e-12)
@@ -118,12 +119,20 @@ def test_the_objective_by_hand():
 
 def test_no_entropy_gradient_without_a_coefficient():
     inputs = make_inputs([-1.0])
-    loss, _ = policy_objective(inputs, ppo(), None, 0.0, no_correction)
+    loss, _ = policy_objective(inputs, ppo(), None, 0.0, NO_CORRECTION)
     loss.backward()
     assert inputs.entropy_N.grad is None
 
 
-@pytest.mark.parametrize("kl", [None, KLTerm("k1", 0.3), KLTerm("k2", 0.3), KLTerm("k3", 0.3)])
+@pytest.mark.parametrize(
+    "kl",
+    [
+        None,
+        KLConfig(estimator="k1", coefficient=0.3),
+        KLConfig(estimator="k2", coefficient=0.3),
+        KLConfig(estimator="k3", coefficient=0.3),
+    ],
+)
 def test_finite_differences_of_the_whole_objective(kl):
     fixed = make_inputs(
         ratios(1.1, 0.5, 1.6, 5.0, 0.9),
@@ -136,7 +145,7 @@ def test_finite_differences_of_the_whole_objective(kl):
 
     def objective(logprobs, entropy):
         inputs = dataclasses.replace(fixed, logprobs_N=logprobs, entropy_N=entropy)
-        return policy_objective(inputs, ppo(), kl, 0.2, ImportanceWeight(cap=2.0))[0]
+        return policy_objective(inputs, ppo(), kl, 0.2, CorrectionConfig(cap=2.0))[0]
 
     assert torch.autograd.gradcheck(objective, (fixed.logprobs_N, fixed.entropy_N))
 
@@ -161,7 +170,7 @@ def test_micro_batches_add_up(count, cut, seed):
         entropy_N=draw().requires_grad_(),
     )
     cut = min(cut, count)
-    arguments = (ppo(), KLTerm("k3", 0.1), 0.01, ImportanceWeight(cap=2.0))
+    arguments = (ppo(), KLConfig(estimator="k3", coefficient=0.1), 0.01, CorrectionConfig(cap=2.0))
     loss, metrics = policy_objective(whole, *arguments)
     parts = [policy_objective(part(whole, at), *arguments) for at in (slice(0, cut), slice(cut, count))]
     (expected,) = torch.autograd.grad(loss, whole.logprobs_N)
@@ -178,7 +187,7 @@ def test_filling_tokens_change_nothing():
     real = {"old_logprobs_N": [-1.0], "advantages_N": [1.0], "weights_N": [1.0]}
     filled = {"old_logprobs_N": [-1.0, -9.0], "advantages_N": [1.0, 5.0], "weights_N": [1.0, 0.0]}
     (loss, metrics), (filled_loss, filled_metrics) = (
-        policy_objective(make_inputs(ratios(*values), **inputs), ppo(), None, 0.0, no_correction)
+        policy_objective(make_inputs(ratios(*values), **inputs), ppo(), None, 0.0, NO_CORRECTION)
         for values, inputs in (((1.1,), real), ((1.1, 7.0), filled))
     )
     assert filled_loss.item() == loss.item()
@@ -187,14 +196,14 @@ def test_filling_tokens_change_nothing():
 
 def test_a_micro_batch_of_filling_reports_nothing():
     inputs = make_inputs([-1.0, -2.0], weights_N=[0.0, 0.0])
-    loss, metrics = policy_objective(inputs, ppo(), None, 0.0, no_correction)
+    loss, metrics = policy_objective(inputs, ppo(), None, 0.0, NO_CORRECTION)
     assert loss.item() == 0
     assert reduce(metrics) == {"train/loss": 0.0, "train/policy_loss": 0.0, "train/tokens": 0.0}
 
 
 def test_a_kl_term_without_a_reference_is_refused():
     with pytest.raises(EngineError, match=r"algorithm\.kl\.use: none"):
-        policy_objective(make_inputs([-1.0]), ppo(), KLTerm("k3", 0.1), 0.0, no_correction)
+        policy_objective(make_inputs([-1.0]), ppo(), KLConfig(estimator="k3", coefficient=0.1), 0.0, NO_CORRECTION)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +225,7 @@ def test_infinities_are_refused_and_named(field, name, value):
         inputs, sequences=2, **{field: torch.tensor([-1.0, -1.0, -1.0, value], dtype=torch.float64)}
     )
     with pytest.raises(EngineError, match=rf"{name}.* hold {value} at trained token 1 of sequence 1 \(of 2"):
-        policy_objective(inputs, ppo(), None, 0.0, no_correction)
+        policy_objective(inputs, ppo(), None, 0.0, NO_CORRECTION)
 
 
 def test_a_users_own_loss_and_correction(monkeypatch):
@@ -229,12 +238,6 @@ def test_a_users_own_loss_and_correction(monkeypatch):
             losses = -self.config.scale * inputs.advantages_N * inputs.logprobs_N
             return TokenLosses(losses, {"train/own": inputs.advantages_N})
 
-    def whole_sequence(inputs: LossInputs) -> Corrected:
-        log_ratio = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
-        totals = torch.zeros(inputs.sequences, dtype=log_ratio.dtype).index_add(0, inputs.sequence_N, log_ratio)
-        nowhere = torch.zeros_like(log_ratio, dtype=torch.bool)
-        return Corrected(totals.exp()[inputs.sequence_N], nowhere, nowhere)
-
     monkeypatch.setattr(LOSSES, "_plugins", dict(LOSSES._plugins))
     LOSSES.register("reinforce_test")(Reinforce)
     config = AlgorithmConfig.model_validate({"loss": {"type": "reinforce_test", "scale": 2.0}}).loss
@@ -244,6 +247,8 @@ def test_a_users_own_loss_and_correction(monkeypatch):
         sequence_N=torch.tensor([0, 0, 1]),
         sequences=2,
     )
-    loss, metrics = policy_objective(inputs, LOSSES.get(config.type)(config), None, 0.0, whole_sequence)
+    loss, metrics = policy_objective(
+        inputs, LOSSES.get(config.type)(config), None, 0.0, CorrectionConfig(level="sequence", cap=100.0)
+    )
     assert loss.item() == pytest.approx(2 * math.e * 3 + 2 * 3)
     assert metrics["train/own"] == Mean(1.0, 3.0)

@@ -12,9 +12,9 @@ import torch
 from algorithm_samples import make_inputs, make_policy_sample
 from torch import Tensor
 
-from roll_like.algorithms.correction import ImportanceWeight
 from roll_like.algorithms.kl import KLEstimator
-from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
+from roll_like.algorithms.losses import BatchTokens, LossInputs, PolicyLoss, policy_objective
+from roll_like.config.algorithm import CorrectionConfig, KLConfig
 from roll_like.errors import ConfigError, EngineError
 from roll_like.registry import LOSSES
 
@@ -407,7 +407,7 @@ def test_the_whole_objective_has_the_gradient_of_finite_differences(estimator: K
 
     def objective(values: Tensor) -> Tensor:
         given = make_inputs(logprobs, **case, logprobs_N=values)
-        kl, correction = KLTerm(estimator, 0.3), ImportanceWeight(level="geometric")
+        kl, correction = KLConfig(estimator=estimator, coefficient=0.3), CorrectionConfig(level="geometric")
         return policy_objective(given, loss_of("ppo"), kl, 0.0, correction)[0]
 
     objective(inputs.logprobs_N).backward()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from algorithm_samples import make_group
 
-from roll_like.algorithms.advantages.formulas import (
+from roll_like.algorithms.advantages.groups import (
     best_of_k_advantages,
     dr_grpo_advantages,
     gpg_scale,

@@ -1,7 +1,8 @@
 """What advantage estimators have in common: from a step's scored groups to samples that can be trained on.
 
-The formulas (`formulas.py`) are pure functions over NumPy arrays; an estimator is a small class that
-applies one of them to the groups of a step. A user's own comes in through the same registry:
+Formulas are pure functions over NumPy arrays in float64, each beside the estimator that applies it to the groups of a
+step. Those over tokens take one array for each sample with the values of its sampled tokens. A user's own estimator
+comes in through the same registry:
 
     @ADVANTAGES.register("best_of_group")
     class BestOfGroup(GroupEstimator):
@@ -22,20 +23,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from roll_like.algorithms.advantages.formulas import Rewards
-from roll_like.config.base import PluginConfig
+from roll_like.algorithms.base import Algorithm
 from roll_like.errors import EngineError, RewardError
 from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored
-from roll_like.values import Metrics
+from roll_like.values import Metrics, has_signal
 
+#: Rewards of one group [G], or values of one sample's sampled tokens; float64.
+Rewards: TypeAlias = npt.NDArray[np.float64]
 #: A step's groups.
 Groups: TypeAlias = Sequence[Group[Scored]]
 #: One array [T] for each sample, in the order of `flatten(groups)`.
 TokenValues: TypeAlias = Sequence[FloatArray]
+
+STD_EPSILON = 1e-6
+WHITEN_EPSILON = 1e-8
 
 
 class ValueFunction(Protocol):
@@ -124,14 +130,9 @@ def flatten(groups: Groups) -> list[Scored]:
     return [sample for group in groups for sample in group.samples]
 
 
-class AdvantageEstimator(ABC):
-    """Base of estimators, which give every sampled token of a step an advantage.
+class AdvantageEstimator(Algorithm, ABC):
+    """Base of estimators, which give every sampled token of a step an advantage."""
 
-    Args:
-        config: This estimator's own settings, an instance of its `Config`.
-    """
-
-    Config: ClassVar[type[PluginConfig]] = PluginConfig
     #: Fewest samples of a prompt that it can compare; fewer are refused before a run starts.
     minimum_samples_per_prompt: ClassVar[int] = 1
     #: What a sample is compared with, for the error message about too few samples.
@@ -140,9 +141,6 @@ class AdvantageEstimator(ABC):
     needs_critic: ClassVar[bool] = False
     #: Whether each group needs one greedy sample in `Group.baselines`.
     greedy_baseline: ClassVar[bool] = False
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
 
     def use(self, critic: ValueFunction) -> None:
         """Set the critic, for estimators with `needs_critic`."""
@@ -268,6 +266,20 @@ def spread_over_tokens(samples: Sequence[Scored], values: Sequence[Rewards]) -> 
     for sample, array_T, value in zip(samples, spread, values, strict=True):
         array_T[sample.trajectory.sampled] = value
     return spread
+
+
+def whiten(values: Sequence[Rewards]) -> list[Rewards]:
+    """Return (x − μ)/√(σ² + 1e-8), with mean and unbiased variance over the values of all sequences.
+
+    If all values are equal they become 0.
+    """
+    if not values:
+        return []
+    together = np.concatenate(values)
+    if not has_signal(together):
+        return [np.zeros_like(row) for row in values]
+    mean, scale = together.mean(), 1.0 / np.sqrt(together.var(ddof=1) + WHITEN_EPSILON)
+    return [(row - mean) * scale for row in values]
 
 
 def describe_sample(sample: Scored) -> str:

@@ -6,30 +6,39 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from roll_like.algorithms.advantages.base import (
+    STD_EPSILON,
     GroupEstimator,
     Groups,
+    Rewards,
     TokenValues,
     flatten,
     penalised_rewards,
     spread_over_tokens,
-)
-from roll_like.algorithms.advantages.formulas import (
-    Rewards,
-    best_of_k_advantages,
-    dr_grpo_advantages,
-    gpg_scale,
-    grpo_advantages,
-    opo_advantages,
-    rloo_advantages,
     whiten,
 )
 from roll_like.config.base import PluginConfig
 from roll_like.errors import RewardError
 from roll_like.registry import ADVANTAGES
 from roll_like.types import Scored
+from roll_like.values import has_signal
+
+
+def grpo_advantages(rewards: Rewards) -> Rewards:
+    """Return (reward − mean) / (unbiased std + 1e-6), shape [G] (Shao et al. 2024, GRPO, arXiv:2402.03300).
+
+    A group of one, or of equal rewards, has advantage 0.
+
+    >>> grpo_advantages(np.array([1.0, 0.0, 0.0, 0.0])).round(4).tolist()
+    [1.5, -0.5, -0.5, -0.5]
+    """
+    if not has_signal(rewards):
+        return np.zeros_like(rewards)
+    standardised: Rewards = (rewards - rewards.mean()) / (rewards.std(ddof=1) + STD_EPSILON)
+    return standardised
 
 
 @ADVANTAGES.register("grpo")
@@ -39,13 +48,21 @@ class GRPO(GroupEstimator):
     compares_with = "the group's mean"
 
     class Config(PluginConfig):
-        """GRPO: reward minus the group's mean, divided by its standard deviation."""
-
         type: Literal["grpo"] = "grpo"
 
-    def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the group's advantages, shape [G]."""
-        return grpo_advantages(rewards)
+    of_group = staticmethod(grpo_advantages)
+
+
+def dr_grpo_advantages(rewards: Rewards) -> Rewards:
+    """Return reward minus the group's mean, shape [G] (Liu et al. 2025, Dr. GRPO, arXiv:2503.20783).
+
+    >>> dr_grpo_advantages(np.array([1.0, 0.0, 0.0, 0.0])).tolist()
+    [0.75, -0.25, -0.25, -0.25]
+    """
+    if not has_signal(rewards):
+        return np.zeros_like(rewards)
+    centred: Rewards = rewards - rewards.mean()
+    return centred
 
 
 @ADVANTAGES.register("dr_grpo")
@@ -58,13 +75,23 @@ class DrGRPO(GroupEstimator):
     compares_with = "the group's mean"
 
     class Config(PluginConfig):
-        """Dr. GRPO: reward minus the group's mean, not divided by anything."""
-
         type: Literal["dr_grpo"] = "dr_grpo"
 
-    def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the group's advantages, shape [G]."""
-        return dr_grpo_advantages(rewards)
+    of_group = staticmethod(dr_grpo_advantages)
+
+
+def rloo_advantages(rewards: Rewards) -> Rewards:
+    """Return reward minus the mean of the group's other rewards, shape [G].
+
+    REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740). A group of one has advantage 0.
+
+    >>> rloo_advantages(np.array([1.0, 0.0, 0.0])).tolist()
+    [1.0, -0.5, -0.5]
+    """
+    if not has_signal(rewards):
+        return np.zeros_like(rewards)
+    others: Rewards = (rewards.sum() - rewards) / (len(rewards) - 1)
+    return rewards - others
 
 
 @ADVANTAGES.register("rloo")
@@ -74,13 +101,24 @@ class RLOO(GroupEstimator):
     compares_with = "the other samples' mean"
 
     class Config(PluginConfig):
-        """RLOO: reward minus the mean reward of the group's other samples."""
-
         type: Literal["rloo"] = "rloo"
 
-    def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the group's advantages, shape [G]."""
-        return rloo_advantages(rewards)
+    of_group = staticmethod(rloo_advantages)
+
+
+def opo_advantages(rewards: Rewards, lengths: npt.NDArray[np.int64]) -> Rewards:
+    """Return reward minus the length-weighted mean Σ n_i·r_i / Σ n_i, shape [G].
+
+    Hao et al. 2025, On-Policy RL with Optimal Reward Baseline, arXiv:2505.23585, equation 6: the baseline of least
+    variance if the squared gradient norm of a sample is proportional to its length.
+
+    >>> opo_advantages(np.array([1.0, 0.0]), np.array([1, 3])).tolist()
+    [0.75, -0.25]
+    """
+    if not has_signal(rewards) or lengths.sum() == 0:
+        return np.zeros_like(rewards)
+    baseline = float((rewards * lengths).sum() / lengths.sum())
+    return rewards - baseline
 
 
 @ADVANTAGES.register("opo")
@@ -90,17 +128,27 @@ class OPO(GroupEstimator):
     compares_with = "the group's length-weighted mean"
 
     class Config(PluginConfig):
-        """OPO: reward minus the group's mean reward weighted by response length."""
-
         type: Literal["opo"] = "opo"
 
     def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the advantages of responses of equal length, shape [G]."""
         return opo_advantages(rewards, np.ones(len(rewards), np.int64))
 
     def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
-        """Return the group's advantages, shape [G]."""
         return opo_advantages(rewards, np.array([sample.trajectory.response_length for sample in samples]))
+
+
+def gpg_scale(groups: Sequence[Rewards]) -> float:
+    """Return B/(B − M), by which GPG multiplies advantages (Chu et al. 2025, arXiv:2504.02546, section 3.2).
+
+    B is the number of samples, M the number in groups of equal rewards, whose gradient is zero: the size of the step
+    does not depend on how many such groups it has. 1 if rewards differ in no group.
+
+    >>> gpg_scale([np.array([1.0, 0.0]), np.array([1.0, 1.0])])
+    2.0
+    """
+    total = sum(len(rewards) for rewards in groups)
+    moving = sum(len(rewards) for rewards in groups if has_signal(rewards))
+    return total / moving if moving else 1.0
 
 
 @ADVANTAGES.register("gpg")
@@ -111,14 +159,30 @@ class GPG(DrGRPO):
     """
 
     class Config(PluginConfig):
-        """GPG: reward minus the group's mean, times samples / samples in groups of non-zero reward variance."""
-
         type: Literal["gpg"] = "gpg"
 
     def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
-        """Return one array [T] for each sample, constant over its tokens."""
         scale = gpg_scale([rewards for _, rewards in penalised_rewards(groups, token_penalties)])
         return [np.float32(scale) * advantages_T for advantages_T in super().advantages(groups, token_penalties)]
+
+
+def best_of_k_advantages(rewards: Rewards, *, divide_by_std: bool) -> Rewards:
+    """Return (best − second best) for the best sample of the group and 0 for the others, shape [G].
+
+    The leave-one-out advantage of pass@k (Tang et al. 2025, arXiv:2503.19595): without a sample that is not the best,
+    the maximum is the same. If several samples are best, all advantages are 0.
+
+    >>> best_of_k_advantages(np.array([0.2, 1.0, 0.5]), divide_by_std=False).tolist()
+    [0.0, 0.5, 0.0]
+    """
+    advantages = np.zeros_like(rewards)
+    if not has_signal(rewards):
+        return advantages
+    best = int(rewards.argmax())
+    second = float(np.delete(rewards, best).max())
+    gain = float(rewards[best]) - second if has_signal([rewards[best], second]) else 0.0
+    advantages[best] = gain / (float(rewards.std(ddof=1)) + STD_EPSILON) if divide_by_std else gain
+    return advantages
 
 
 @ADVANTAGES.register("grpo_passk")
@@ -131,13 +195,10 @@ class GRPOPassK(GroupEstimator):
     compares_with = "the group's second best"
 
     class Config(PluginConfig):
-        """Pass@k: the best sample of a group gets its distance to the second best; the others get 0."""
-
         type: Literal["grpo_passk"] = "grpo_passk"
         divide_by_std: bool = Field(default=True, description="Divide by the group's standard deviation, as GRPO does.")
 
     def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the group's advantages, shape [G]."""
         return best_of_k_advantages(rewards, divide_by_std=self.config.divide_by_std)
 
 
@@ -149,12 +210,9 @@ class ReinforcePlusPlusBaseline(DrGRPO):
     """
 
     class Config(PluginConfig):
-        """REINFORCE++ with the group's mean as baseline, whitened over the step."""
-
         type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
 
     def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
-        """Return one array [T] for each sample, constant over its tokens."""
         return whitened(groups, super().advantages(groups, token_penalties))
 
 
@@ -166,12 +224,9 @@ class GDPO(GRPO):
     """
 
     class Config(PluginConfig):
-        """GDPO: each reward standardised within the group, then their weighted sum whitened over the step."""
-
         type: Literal["gdpo"] = "gdpo"
 
     def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
-        """Return the group's advantages before whitening, shape [G]."""
         names = {tuple(sorted(sample.rewards)) for sample in samples}
         if len(names) != 1:
             raise RewardError(
@@ -185,7 +240,6 @@ class GDPO(GRPO):
         return total
 
     def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
-        """Return one array [T] for each sample, constant over its tokens."""
         return whitened(groups, super().advantages(groups, token_penalties))
 
 

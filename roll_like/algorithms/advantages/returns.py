@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from pydantic import Field
 from roll_like.algorithms.advantages.base import (
     AdvantageEstimator,
     Groups,
+    Rewards,
     TokenValues,
     ValueFunction,
     action_rewards,
@@ -19,13 +21,33 @@ from roll_like.algorithms.advantages.base import (
     policy_samples,
     split,
     spread_over_tokens,
+    whiten,
 )
-from roll_like.algorithms.advantages.formulas import Rewards, discounted_returns, gae, whiten
 from roll_like.config.base import Fraction, PluginConfig
 from roll_like.errors import EngineError
 from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 from roll_like.values import Metrics
+
+
+def discounted_returns(rewards: Sequence[Rewards], gamma: float) -> list[Rewards]:
+    """Return Σ_{k≥t} γ^(k−t)·r_k for each sequence of per-action rewards.
+
+    Args:
+        rewards: One array a sequence, of its length.
+        gamma: Discount of one action.
+
+    >>> [returns.tolist() for returns in discounted_returns([np.array([0.0, 0.0, 1.0])], 0.5)]
+    [[0.25, 0.5, 1.0]]
+    """
+    longest = max((len(row) for row in rewards), default=0)
+    # time-major and zero-padded: one vector operation for each time step of all sequences
+    returns_TS = np.zeros((longest, len(rewards)))
+    for index, row in enumerate(rewards):
+        returns_TS[: len(row), index] = row
+    for t in range(longest - 2, -1, -1):
+        returns_TS[t] += gamma * returns_TS[t + 1]
+    return [returns_TS[: len(row), index].copy() for index, row in enumerate(rewards)]
 
 
 class ReturnConfig(PluginConfig):
@@ -39,18 +61,14 @@ class Reinforce(AdvantageEstimator):
     """`reinforce`: each token's return-to-go, without a baseline and without groups (Williams 1992)."""
 
     class Config(ReturnConfig):
-        """REINFORCE: discounted return-to-go of every token, without a baseline."""
-
         type: Literal["reinforce"] = "reinforce"
 
     def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
-        """Return one array [T] for each sample."""
         samples = flatten(groups)
         returns = discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
         return spread_over_tokens(samples, self.compared(groups, returns))
 
     def compared(self, groups: Groups, returns: list[Rewards]) -> list[Rewards]:  # noqa: ARG002  (for subclasses)
-        """Return the advantage of each sampled token from its return-to-go; here they are the same."""
         return returns
 
 
@@ -62,12 +80,9 @@ class ReinforcePlusPlus(Reinforce):
     """
 
     class Config(ReturnConfig):
-        """REINFORCE++: discounted return-to-go of every token, whitened over the step."""
-
         type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
 
     def compared(self, groups: Groups, returns: list[Rewards]) -> list[Rewards]:  # noqa: ARG002
-        """Return the whitened returns."""
         return whiten(returns)
 
 
@@ -81,12 +96,9 @@ class ReMax(Reinforce):
     greedy_baseline = True
 
     class Config(ReturnConfig):
-        """ReMax: return-to-go of every token minus the reward of one greedy sample of the prompt."""
-
         type: Literal["remax"] = "remax"
 
     def compared(self, groups: Groups, returns: list[Rewards]) -> list[Rewards]:
-        """Return the returns minus the greedy rewards."""
         baselines = [_greedy_reward(group) for group in groups for _ in group.samples]
         return [values - baseline for values, baseline in zip(returns, baselines, strict=True)]
 
@@ -105,6 +117,28 @@ def _greedy_reward(group: Group[Scored]) -> float:
     return float(np.mean(rewards))
 
 
+def gae(rewards: Sequence[Rewards], values: Sequence[Rewards], *, gamma: float, lam: float) -> list[Rewards]:
+    """Return the generalised advantage of every action of each sequence.
+
+    Schulman et al. 2016, arXiv:1506.02438: δ_t = r_t + γ·V_{t+1} − V_t, A_t = Σ_k (γλ)^k·δ_{t+k}, with
+    value 0 after the last action.
+
+    Args:
+        rewards: Reward of each action, one array a sequence.
+        values: Value of the state before each action.
+        gamma: Discount of one action.
+        lam: λ; 0 is one-step differences, 1 is returns minus values.
+
+    >>> gae([np.array([0.0, 1.0])], [np.array([0.5, 0.5])], gamma=1.0, lam=1.0)[0].tolist()
+    [0.5, 0.5]
+    """
+    differences = [
+        row + gamma * np.append(value[1:], np.zeros(min(len(value), 1))) - value
+        for row, value in zip(rewards, values, strict=True)
+    ]
+    return discounted_returns(differences, gamma * lam)
+
+
 @ADVANTAGES.register("gae")
 class GAE(AdvantageEstimator):
     """`gae`: generalised advantage estimation with a learned value function, as in PPO.
@@ -117,8 +151,6 @@ class GAE(AdvantageEstimator):
     needs_critic = True
 
     class Config(ReturnConfig):
-        """GAE: advantages from a critic's values."""
-
         type: Literal["gae"] = "gae"
         lam: Fraction = Field(
             default=1.0, description="λ: 0 trusts the critic, 1 trusts the returns; 0.95 is usual in long episodes."
@@ -130,11 +162,9 @@ class GAE(AdvantageEstimator):
         self._batch: tuple[list[PolicySample], list[FloatArray], list[FloatArray]] | None = None
 
     def use(self, critic: ValueFunction) -> None:
-        """Set the critic."""
         self._critic = critic
 
     def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
-        """Return one array [T] for each sample."""
         if self._critic is None:
             raise EngineError("GAE has no critic", fix="add a `critic` section")
         samples = flatten(groups)

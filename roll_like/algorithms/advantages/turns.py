@@ -12,18 +12,15 @@ from roll_like.algorithms.advantages.base import (
     AdvantageEstimator,
     GroupEstimator,
     Groups,
+    Rewards,
     TokenValues,
     flatten,
     penalised_rewards,
     spread_over_tokens,
-)
-from roll_like.algorithms.advantages.formulas import (
-    Rewards,
-    discounted_returns,
-    dr_grpo_advantages,
-    grpo_advantages,
     whiten,
 )
+from roll_like.algorithms.advantages.groups import dr_grpo_advantages, grpo_advantages
+from roll_like.algorithms.advantages.returns import discounted_returns
 from roll_like.config.base import Fraction, PluginConfig
 from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Scored
@@ -59,13 +56,10 @@ class TurnReturns(AdvantageEstimator):
     """
 
     class Config(PluginConfig):
-        """Discounted returns of turns, whitened over the step."""
-
         type: Literal["turn_returns"] = "turn_returns"
         gamma: Fraction = Field(default=0.95, description="Discount of one turn; 1 is none.")
 
     def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
-        """Return one array [T] for each sample."""
         samples = flatten(groups)
         returns = [
             turn_returns(sample, self.config.gamma, penalties_T)
@@ -86,19 +80,15 @@ class GiGPO(GroupEstimator):
     compares_with = "the group's mean"
 
     class Config(PluginConfig):
-        """GiGPO: advantages of episodes and, among turns in the same state, of turns."""
-
         type: Literal["gigpo"] = "gigpo"
         gamma: Fraction = Field(default=0.95, description="Discount of one turn; 1 is none.")
         turn_weight: float = Field(default=1.0, ge=0, description="ω, the weight of a turn's advantage.")
         divide_by_std: bool = Field(default=True, description="Divide both advantages by their standard deviation.")
 
     def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the advantages of the group's episodes, shape [G]."""
         return grpo_advantages(rewards) if self.config.divide_by_std else dr_grpo_advantages(rewards)
 
     def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
-        """Return one array [T] for each sample, constant over the tokens of a turn."""
         values: list[Rewards] = []
         penalties = iter(token_penalties)
         for group, rewards in penalised_rewards(groups, token_penalties):

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from roll_like.algorithms.base import Algorithm
 from roll_like.config.base import Fraction, PluginConfig, PositiveFloat
 
 if TYPE_CHECKING:
@@ -61,17 +62,10 @@ class Outcomes:
     rest: bool = False
 
 
-class DistillationLoss(ABC):
-    """Base of distillation losses.
-
-    Args:
-        config: This loss's own settings, an instance of its `Config`.
-    """
+class DistillationLoss(Algorithm, ABC):
+    """Base of distillation losses."""
 
     Config: ClassVar[type[DistillationConfig]] = DistillationConfig
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
 
     @abstractmethod
     def divergence(self, outcomes: Outcomes) -> Tensor:

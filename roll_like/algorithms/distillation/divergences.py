@@ -45,12 +45,9 @@ class ForwardKL(DistillationLoss):
     """
 
     class Config(DistillationConfig):
-        """Forward KL, from teacher to student: the student covers the teacher's whole distribution."""
-
         type: Literal["forward_kl"] = "forward_kl"
 
     def divergence(self, outcomes: Outcomes) -> Tensor:
-        """Return KL(teacher‖student) of each token."""
         return kl(outcomes.teacher_NM, outcomes.student_NM)
 
 
@@ -62,12 +59,9 @@ class ReverseKL(DistillationLoss):
     """
 
     class Config(DistillationConfig):
-        """Reverse KL, from student to teacher: the student stays where the teacher has mass."""
-
         type: Literal["reverse_kl"] = "reverse_kl"
 
     def divergence(self, outcomes: Outcomes) -> Tensor:
-        """Return KL(student‖teacher) of each token."""
         return kl(outcomes.student_NM, outcomes.teacher_NM)
 
 
@@ -79,13 +73,10 @@ class SkewedForwardKL(DistillationLoss):
     """
 
     class Config(DistillationConfig):
-        """Forward KL to a mixture that holds some of the teacher: bounded where the student misses a token."""
-
         type: Literal["skewed_forward_kl"] = "skewed_forward_kl"
         skew: float = Field(default=0.1, ge=0, lt=1, description="λ, the teacher's share of the mixture; 0 is plain.")
 
     def divergence(self, outcomes: Outcomes) -> Tensor:
-        """Return KL(teacher‖mixture) of each token."""
         teacher_NM = outcomes.teacher_NM
         return kl(teacher_NM, mixture(teacher_NM, outcomes.student_NM, self.config.skew))
 
@@ -98,13 +89,10 @@ class SkewedReverseKL(DistillationLoss):
     """
 
     class Config(DistillationConfig):
-        """Reverse KL to a mixture that holds some of the student: bounded where the teacher excludes a token."""
-
         type: Literal["skewed_reverse_kl"] = "skewed_reverse_kl"
         skew: float = Field(default=0.1, ge=0, lt=1, description="λ, the student's share of the mixture; 0 is plain.")
 
     def divergence(self, outcomes: Outcomes) -> Tensor:
-        """Return KL(student‖mixture) of each token."""
         student_NM = outcomes.student_NM
         return kl(student_NM, mixture(student_NM, outcomes.teacher_NM, self.config.skew))
 
@@ -118,8 +106,6 @@ class JensenShannon(DistillationLoss):
     """
 
     class Config(DistillationConfig):
-        """Jensen-Shannon: between forward KL (β near 0) and reverse KL (β near 1), and bounded."""
-
         type: Literal["js"] = "js"
         beta: float = Field(
             default=0.5,
@@ -129,7 +115,6 @@ class JensenShannon(DistillationLoss):
         )
 
     def divergence(self, outcomes: Outcomes) -> Tensor:
-        """Return JSD_β of each token."""
         beta: float = self.config.beta
         middle_NM = mixture(outcomes.teacher_NM, outcomes.student_NM, beta)
         return beta * kl(outcomes.teacher_NM, middle_NM) + (1 - beta) * kl(outcomes.student_NM, middle_NM)
@@ -145,15 +130,12 @@ class AdaptiveKL(DistillationLoss):
     """
 
     class Config(DistillationConfig):
-        """Adaptive KL: more forward KL where the head differs, more reverse KL where the tail does."""
-
         type: Literal["adaptive_kl"] = "adaptive_kl"
         head_mass: Fraction = Field(
             default=0.5, description="The head is the teacher's most likely tokens of together at most this mass."
         )
 
     def divergence(self, outcomes: Outcomes) -> Tensor:
-        """Return the weighted divergence of each token."""
         forward_N = kl(outcomes.teacher_NM, outcomes.student_NM)
         reverse_N = kl(outcomes.student_NM, outcomes.teacher_NM)
         share_N = self.head_share(outcomes)

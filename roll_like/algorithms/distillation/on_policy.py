@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from roll_like.algorithms.advantages.formulas import discounted_returns
+from roll_like.algorithms.advantages.returns import discounted_returns
 from roll_like.algorithms.kl import KLEstimator, check_logprobs, divergence
 from roll_like.types import FloatArray, PolicySample
 

@@ -3,11 +3,10 @@
 from roll_like.algorithms.losses import clipped, covariance, gradient
 from roll_like.algorithms.losses.base import BatchTokens, LossInputs, PolicyLoss, TokenLosses, policy_ratio
 from roll_like.algorithms.losses.clipped import clipped_surrogate
-from roll_like.algorithms.losses.objective import KLTerm, policy_objective
+from roll_like.algorithms.losses.objective import policy_objective
 
 __all__ = [
     "BatchTokens",
-    "KLTerm",
     "LossInputs",
     "PolicyLoss",
     "TokenLosses",

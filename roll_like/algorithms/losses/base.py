@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from roll_like.algorithms.base import Algorithm
 from roll_like.algorithms.kl import MAX_LOG_RATIO
 from roll_like.algorithms.lazy import torch
-from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError
 from roll_like.types import PolicySample
 
@@ -132,23 +132,15 @@ class BatchTokens:
     draws_N: Tensor
 
 
-class PolicyLoss(ABC):
-    """Base of policy losses: from tokens to a loss for each token.
+class PolicyLoss(Algorithm, ABC):
+    """Base of policy losses: from tokens to a loss for each token."""
 
-    Args:
-        config: This loss's own settings, an instance of its `Config`.
-    """
-
-    Config: ClassVar[type[PluginConfig]] = PluginConfig
     #: Whether it needs statistics of the whole optimizer batch (`of_batch`); costs one more forward pass.
     needs_batch: ClassVar[bool] = False
     #: Whether tokens of advantage 0 change the gradient or the statistics; if not, their forward pass is skipped.
     zero_advantage_moves: ClassVar[bool] = False
     #: Its settings that act through the ratio of new to old policy: without effect where that ratio is always 1.
     ratio_settings: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
 
     @classmethod
     def uses_old_policy(cls, config: Any) -> bool:  # noqa: ARG003  (for losses whose settings decide)

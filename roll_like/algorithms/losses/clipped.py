@@ -53,8 +53,6 @@ class PPOLoss(PolicyLoss):
     ratio_settings = ("clip_low", "clip_high", "dual_clip")
 
     class Config(PluginConfig):
-        """PPO: the ratio of new to old policy, clipped."""
-
         type: Literal["ppo"] = "ppo"
         clip_low: float = Field(default=0.2, ge=0, lt=1, description="The ratio is clipped below at 1 − this.")
         clip_high: float = Field(
@@ -74,7 +72,6 @@ class PPOLoss(PolicyLoss):
             return self
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the clipped surrogate of each token."""
         low, high, dual = 1 - self.config.clip_low, 1 + self.config.clip_high, self.config.dual_clip
         advantages_N = inputs.advantages_N
         ratio_N = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
@@ -102,8 +99,6 @@ class GSPOLoss(PolicyLoss):
     ratio_settings = ("clip_low", "clip_high", "unit")
 
     class Config(PluginConfig):
-        """GSPO: the geometric mean ratio of the sequence, clipped; its bounds are much narrower than PPO's."""
-
         type: Literal["gspo"] = "gspo"
         unit: Literal["sequence", "turn"] = Field(
             default="sequence",
@@ -113,7 +108,6 @@ class GSPOLoss(PolicyLoss):
         clip_high: float = Field(default=4e-4, ge=0, description="The ratio is clipped above at 1 + this.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the clipped surrogate of each token."""
         low, high = 1 - self.config.clip_low, 1 + self.config.clip_high
         logprobs_N = inputs.logprobs_N
         mean_of = inputs.turn_mean if self.config.unit == "turn" else inputs.sequence_mean
@@ -133,14 +127,11 @@ class CISPOLoss(PolicyLoss):
     ratio_settings = ("clip_low", "clip_high")
 
     class Config(PluginConfig):
-        """CISPO: importance weights clipped on both sides, no token loses its gradient."""
-
         type: Literal["cispo"] = "cispo"
         clip_low: float = Field(default=0.2, ge=0, le=1, description="Weights are at least 1 − this; 1 is no bound.")
         clip_high: float = Field(default=0.28, ge=0, description="Weights are at most 1 + this.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the weighted policy gradient of each token."""
         low, high = 1 - self.config.clip_low, 1 + self.config.clip_high
         ratio_N = policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)
         losses_N = -ratio_N.clamp(low, high) * inputs.advantages_N * inputs.logprobs_N
@@ -163,14 +154,11 @@ class SAPOLoss(PolicyLoss):
     ratio_settings = ("tau_positive", "tau_negative")
 
     class Config(PluginConfig):
-        """SAPO: the ratio passes a sigmoid gate; a larger τ fades sooner."""
-
         type: Literal["sapo"] = "sapo"
         tau_positive: PositiveFloat = Field(default=1.0, description="τ where the advantage is positive.")
         tau_negative: PositiveFloat = Field(default=1.05, description="τ elsewhere.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the gated surrogate of each token."""
         advantages_N = inputs.advantages_N
         ratio_N = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
         positive, negative = (
@@ -193,14 +181,11 @@ class GMPOLoss(PolicyLoss):
     ratio_settings = ("clip_low", "clip_high")
 
     class Config(PluginConfig):
-        """GMPO: the geometric mean of token ratios, each clipped in log space."""
-
         type: Literal["gmpo"] = "gmpo"
         clip_low: PositiveFloat = Field(default=0.4, description="Log-ratios are clipped below at −this.")
         clip_high: PositiveFloat = Field(default=0.4, description="Log-ratios are clipped above at this.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the loss of each token's sequence."""
         low, high = -self.config.clip_low, self.config.clip_high
         sign_N = inputs.advantages_N.sign()
         log_ratio_N = bounded_log_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
@@ -236,7 +221,6 @@ class DPPOLoss(PolicyLoss):
         return too_high_N, too_low_N
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the masked policy gradient of each token."""
         too_high_N, too_low_N = self._moved_too_far(inputs)
         ratio_N = policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)
         kept_N = ~(too_high_N | too_low_N)
@@ -255,16 +239,13 @@ class DPPOTVLoss(DPPOLoss):
     """`dppo_tv`: DPPO with a bound on the binary total variation |π − π_old| (Qi et al. 2026, arXiv:2602.04879)."""
 
     class Config(PluginConfig):
-        """DPPO with total variation: tokens whose probability moved further than the bounds are masked."""
-
         type: Literal["dppo_tv"] = "dppo_tv"
         clip_low: PositiveFloat = Field(default=0.2, description="How far a probability may fall, A ≤ 0.")
         clip_high: PositiveFloat = Field(default=0.2, description="How far a probability may rise, A > 0.")
         ratio_cap: PositiveFloat = Field(default=20.0, description="Largest importance weight.")
 
     def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
-        """Return |π − π_old|, shape [N]."""
-        return (logprobs_N.exp() - old_logprobs_N.exp()).abs()
+        return (logprobs_N.exp() - old_logprobs_N.exp()).abs()  # |π − π_old|
 
 
 @LOSSES.register("dppo_kl")
@@ -272,8 +253,6 @@ class DPPOKLLoss(DPPOLoss):
     """`dppo_kl`: DPPO with a bound on the binary divergence KL(π_old‖π) (Qi et al. 2026, arXiv:2602.04879)."""
 
     class Config(PluginConfig):
-        """DPPO with KL: tokens whose binary divergence from the old policy is above the bounds are masked."""
-
         type: Literal["dppo_kl"] = "dppo_kl"
         clip_low: PositiveFloat = Field(default=0.05, description="Largest divergence where A ≤ 0, in nats.")
         clip_high: PositiveFloat = Field(default=0.05, description="Largest divergence where A > 0, in nats.")

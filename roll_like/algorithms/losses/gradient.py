@@ -21,8 +21,6 @@ class ReinforceLoss(PolicyLoss):
     ratio_settings = ("importance_weight",)
 
     class Config(PluginConfig):
-        """REINFORCE: the policy gradient, not clipped."""
-
         type: Literal["reinforce"] = "reinforce"
         importance_weight: bool = Field(
             default=False, description="Multiply by π/π_old, which is 1 in the first update on a sample."
@@ -30,11 +28,9 @@ class ReinforceLoss(PolicyLoss):
 
     @classmethod
     def uses_old_policy(cls, config: Config) -> bool:
-        """Return whether it weights by the ratio."""
         return config.importance_weight
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the policy gradient of each token."""
         losses_N = -inputs.advantages_N * inputs.logprobs_N
         if not self.config.importance_weight:
             return TokenLosses(losses_N, {})
@@ -47,17 +43,13 @@ class GPGLoss(PolicyLoss):
     """`gpg`: −A·log π (Chu et al. 2025, arXiv:2504.02546); goes with `advantage: gpg`."""
 
     class Config(PluginConfig):
-        """GPG: the plain policy gradient."""
-
         type: Literal["gpg"] = "gpg"
 
     @classmethod
     def uses_old_policy(cls, config: Config) -> bool:  # noqa: ARG003
-        """Return False: it is a plain likelihood."""
         return False
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the policy gradient of each token."""
         return TokenLosses(-inputs.advantages_N * inputs.logprobs_N, {})
 
 
@@ -73,13 +65,10 @@ class DROLoss(PolicyLoss):
     ratio_settings = ("beta",)
 
     class Config(PluginConfig):
-        """DRO: the policy gradient with a quadratic penalty on the log-ratio of each token."""
-
         type: Literal["dro"] = "dro"
         beta: PositiveFloat = Field(default=0.05, description="Weight of the penalty.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the penalised policy gradient of each token."""
         penalty_N = 0.5 * self.config.beta * (inputs.logprobs_N - inputs.old_logprobs_N).square()
         losses_N = -inputs.advantages_N * inputs.logprobs_N + penalty_N
         return TokenLosses(losses_N, {"train/ratio": policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)})
@@ -98,13 +87,10 @@ class KimiLoss(PolicyLoss):
     ratio_settings = ("tau",)
 
     class Config(PluginConfig):
-        """Kimi k1.5: the policy gradient with a quadratic penalty on the log-ratio of the sequence."""
-
         type: Literal["kimi"] = "kimi"
         tau: PositiveFloat = Field(default=0.05, description="Weight of the penalty.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the penalised policy gradient of each token."""
         log_ratio_N = inputs.sequence_sum(inputs.logprobs_N - inputs.old_logprobs_N)
         length_N = inputs.sequence_sum(torch.ones_like(inputs.weights_N))
         penalty_N = 0.5 * self.config.tau * log_ratio_N.square() / length_N
@@ -121,13 +107,10 @@ class TOPRLoss(PolicyLoss):
     """
 
     class Config(PluginConfig):
-        """TOPR: importance weights, tapered, for negative sequences only."""
-
         type: Literal["topr"] = "topr"
         negative_cap: PositiveFloat = Field(default=1.0, description="Largest weight of a token with A < 0.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the tapered policy gradient of each token."""
         log_ratio_N = inputs.sequence_sum(inputs.logprobs_N.detach() - inputs.old_logprobs_N)
         ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         negative_N = inputs.advantages_N < 0
@@ -150,8 +133,6 @@ class RAFTLoss(PolicyLoss):
     zero_advantage_moves = True
 
     class Config(PluginConfig):
-        """RAFT: likelihood of samples above a threshold."""
-
         type: Literal["raft"] = "raft"
         min_advantage: float = Field(
             default=0.0, description="Train on samples whose mean advantage is above this; the others are left out."
@@ -159,15 +140,12 @@ class RAFTLoss(PolicyLoss):
 
     @classmethod
     def uses_old_policy(cls, config: Config) -> bool:  # noqa: ARG003
-        """Return False: it is a plain likelihood."""
         return False
 
     def selects(self, sample: PolicySample) -> bool:
-        """Return whether the sample's mean advantage is above the threshold."""
         if not sample.loss_mask.any():
             return False
         return bool(sample.advantages[sample.loss_mask].mean() > self.config.min_advantage)
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the negative log-likelihood of each token."""
         return TokenLosses(-inputs.logprobs_N, {})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roll_like.algorithms.correction import Correction, mismatch, trainer_logprobs
-from roll_like.algorithms.kl import KLEstimator, divergence
+from roll_like.algorithms.correction import correct, mismatch, trainer_logprobs
+from roll_like.algorithms.kl import divergence
 from roll_like.algorithms.lazy import no_grad, torch
 from roll_like.algorithms.losses.base import LossInputs, PolicyLoss
 from roll_like.errors import EngineError
@@ -28,26 +27,17 @@ from roll_like.values import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from roll_like.config.algorithm import CorrectionConfig, KLConfig
+
 QUANTILES = {"mismatch/ratio_p01": 0.01, "mismatch/ratio_p50": 0.5, "mismatch/ratio_p99": 0.99}
 
 
-@dataclass(frozen=True, slots=True)
-class KLTerm:
-    """A KL penalty in the loss: coefficient · KL estimate per token.
-
-    Attributes:
-        estimator: Of the divergence from the reference model.
-        coefficient: β.
-        straight_through: Whether to use the gradient of k2 with the value of the estimator.
-    """
-
-    estimator: KLEstimator
-    coefficient: float
-    straight_through: bool = False
-
-
 def policy_objective(
-    inputs: LossInputs, loss: PolicyLoss, kl: KLTerm | None, entropy_coefficient: float, correction: Correction
+    inputs: LossInputs,
+    loss: PolicyLoss,
+    kl: KLConfig | None,
+    entropy_coefficient: float,
+    correction: CorrectionConfig,
 ) -> tuple[Tensor, dict[str, Metric]]:
     """Return Σ_t w_t·(ℓ_t·c_t + β·k_t − η·H_t) and its metrics.
 
@@ -69,15 +59,15 @@ def policy_objective(
     """
     _refuse_non_finite(inputs)
     token_losses = loss(inputs)
-    corrected = correction(inputs)
-    policy_term = (inputs.weights_N * token_losses.losses_N * corrected.weights_N).sum()
+    found = correct(inputs, correction)
+    policy_term = (inputs.weights_N * token_losses.losses_N * found.weights_N).sum()
     objective = policy_term
     sums = {"train/policy_loss": policy_term}
     figures: dict[str, Tensor] = {"train/entropy": inputs.entropy_N, **token_losses.metrics, **mismatch(inputs)}
     figures["train/old_kl"] = divergence(inputs.old_logprobs_N, inputs.logprobs_N.detach(), "k3")
-    figures["correction/weight"] = corrected.weights_N
-    figures["correction/capped_fraction"] = corrected.capped_N
-    figures["correction/rejected_fraction"] = corrected.rejected_N
+    figures["correction/weight"] = found.weights_N
+    figures["correction/capped_fraction"] = found.capped_N
+    figures["correction/rejected_fraction"] = found.rejected_N
     if inputs.reference_logprobs_N is not None:
         estimator = kl.estimator if kl is not None else "k3"
         through = kl is not None and kl.straight_through
@@ -93,7 +83,7 @@ def policy_objective(
         )
     if entropy_coefficient:
         objective = objective - entropy_coefficient * (inputs.weights_N * inputs.entropy_N).sum()
-    return objective, _metrics({"train/loss": objective, **sums}, figures, inputs, corrected.weights_N)
+    return objective, _metrics({"train/loss": objective, **sums}, figures, inputs, found.weights_N)
 
 
 @no_grad

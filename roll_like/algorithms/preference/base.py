@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from roll_like.algorithms.base import Algorithm
 from roll_like.algorithms.kl import MAX_LOG_RATIO
 from roll_like.algorithms.lazy import logsigmoid, torch
 from roll_like.config.base import PluginConfig
@@ -172,23 +173,15 @@ class PairConfig(PluginConfig):
     )
 
 
-class PreferenceLoss:
-    """Base of preference losses.
+class PreferenceLoss(Algorithm):
+    """Base of preference losses."""
 
-    Args:
-        config: This loss's own settings, an instance of its `Config`.
-    """
-
-    Config: ClassVar[type[PluginConfig]] = PluginConfig
     #: Whether it needs log-probabilities of a reference model.
     needs_reference: ClassVar[bool] = True
     #: Whether its items are pairs (`PairInputs`) or single samples (`UnpairedInputs`).
     paired: ClassVar[bool] = True
     #: Whether it needs statistics of the whole optimizer step (`of_batch`); costs one more forward pass.
     needs_batch: ClassVar[bool] = False
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
 
 
 class PairedLoss(PreferenceLoss, ABC):

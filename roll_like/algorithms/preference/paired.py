@@ -49,8 +49,6 @@ class DPOLoss(PairedLoss):
     """
 
     class Config(_ReferenceConfig):
-        """DPO: the logistic loss of the margin between implicit rewards."""
-
         type: Literal["dpo"] = "dpo"
         label_smoothing: float = Field(
             default=0.0, ge=0, le=0.5, description="ε: share of labels taken to be the wrong way round."
@@ -77,7 +75,6 @@ class DPOLoss(PairedLoss):
             return self
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the logistic loss of each pair."""
         log_ratios = inputs.log_ratios(length_normalised=self.config.length_normalised)
         chosen_P, rejected_P = (self.config.beta * self._score(log_ratio_P) for log_ratio_P in log_ratios)
         return PairLosses(logistic(chosen_P - rejected_P, self.config.label_smoothing), chosen_P, rejected_P)
@@ -111,15 +108,12 @@ class IPOLoss(PairedLoss):
     """
 
     class Config(_ReferenceConfig):
-        """IPO: the squared distance of the margin from 1/(2β)."""
-
         type: Literal["ipo"] = "ipo"
         length_normalised: bool = Field(
             default=True, description="Whether log-ratios are means over a response's tokens, in place of sums."
         )
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the squared loss of each pair."""
         beta = self.config.beta
         chosen_P, rejected_P = inputs.log_ratios(length_normalised=self.config.length_normalised)
         losses_P = (chosen_P - rejected_P - 1 / (2 * beta)).square()
@@ -134,12 +128,9 @@ class HingeLoss(PairedLoss):
     """
 
     class Config(_ReferenceConfig):
-        """SLiC's hinge loss on the margin between implicit rewards."""
-
         type: Literal["hinge"] = "hinge"
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the hinge loss of each pair."""
         chosen_P, rejected_P = _rewards(self.config, inputs)
         return PairLosses(torch.relu(1 - (chosen_P - rejected_P)), chosen_P, rejected_P)
 
@@ -153,13 +144,10 @@ class RobustLoss(PairedLoss):
     """
 
     class Config(_ReferenceConfig):
-        """Robust DPO: the logistic loss, corrected for a known share of flipped labels."""
-
         type: Literal["robust"] = "robust"
         label_smoothing: float = Field(default=0.1, ge=0, lt=0.5, description="ε: share of labels that are flipped.")
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the corrected logistic loss of each pair."""
         flipped = self.config.label_smoothing
         chosen_P, rejected_P = _rewards(self.config, inputs)
         margins_P = chosen_P - rejected_P
@@ -176,13 +164,10 @@ class SPPOLoss(PairedLoss):
     """
 
     class Config(PairConfig):
-        """SPPO: each response's log-ratio is drawn towards ±1/(2β)."""
-
         type: Literal["sppo"] = "sppo"
         beta: PositiveFloat = Field(default=0.001, description="β: log-ratios are drawn towards ±1/(2β).")
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return both squared distances of each pair."""
         beta = self.config.beta
         chosen_P, rejected_P = inputs.log_ratios()
         losses_P = (chosen_P - 0.5 / beta).square() + (rejected_P + 0.5 / beta).square()
@@ -198,12 +183,9 @@ class APOZeroLoss(PairedLoss):
     """
 
     class Config(_ReferenceConfig):
-        """APO-zero: chosen up and rejected down, each against the reference."""
-
         type: Literal["apo_zero"] = "apo_zero"
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the anchored loss of each pair."""
         chosen_P, rejected_P = _rewards(self.config, inputs)
         return PairLosses(torch.sigmoid(-chosen_P) + torch.sigmoid(rejected_P), chosen_P, rejected_P)
 
@@ -217,11 +199,8 @@ class APODownLoss(PairedLoss):
     """
 
     class Config(_ReferenceConfig):
-        """APO-down: chosen down, rejected further down."""
-
         type: Literal["apo_down"] = "apo_down"
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the anchored loss of each pair."""
         chosen_P, rejected_P = _rewards(self.config, inputs)
         return PairLosses(torch.sigmoid(chosen_P) + torch.sigmoid(rejected_P - chosen_P), chosen_P, rejected_P)

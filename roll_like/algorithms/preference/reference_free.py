@@ -30,8 +30,6 @@ class CPOLoss(PairedLoss):
     needs_reference = False
 
     class Config(PairConfig):
-        """CPO: the logistic loss of log-probabilities, with the likelihood of chosen responses."""
-
         type: Literal["cpo"] = "cpo"
         beta: PositiveFloat = Field(default=0.1, description="β: scale of the margin.")
         label_smoothing: float = Field(
@@ -45,7 +43,6 @@ class CPOLoss(PairedLoss):
         )
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the logistic loss of each pair."""
         logprobs = inputs.policy_logprobs(length_normalised=self.config.length_normalised)
         chosen_P, rejected_P = (self.config.beta * logprobs_P for logprobs_P in logprobs)
         return PairLosses(logistic(chosen_P - rejected_P, self.config.label_smoothing), chosen_P, rejected_P)
@@ -61,8 +58,6 @@ class SimPOLoss(PairedLoss):
     needs_reference = False
 
     class Config(PairConfig):
-        """SimPO: mean log-probabilities, a margin to reach, no reference."""
-
         type: Literal["simpo"] = "simpo"
         beta: PositiveFloat = Field(default=2.0, description="β: scale of mean log-probabilities.")
         gamma: float = Field(default=1.0, ge=0, description="γ: margin that a pair's rewards should reach.")
@@ -71,7 +66,6 @@ class SimPOLoss(PairedLoss):
         )
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the logistic loss of each pair."""
         chosen_P, rejected_P = (
             self.config.beta * logprobs_P for logprobs_P in inputs.policy_logprobs(length_normalised=True)
         )
@@ -90,8 +84,6 @@ class ORPOLoss(PairedLoss):
     needs_reference = False
 
     class Config(PairConfig):
-        """ORPO: the likelihood of chosen responses, and the odds ratio of chosen to rejected."""
-
         type: Literal["orpo"] = "orpo"
         beta: PositiveFloat = Field(default=0.1, description="Weight of the odds-ratio term, the paper's λ.")
         nll_coefficient: float = Field(
@@ -99,7 +91,6 @@ class ORPOLoss(PairedLoss):
         )
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
-        """Return the odds-ratio loss of each pair."""
         beta = self.config.beta
         chosen_P, rejected_P = inputs.policy_logprobs(length_normalised=True)
         log_odds_ratio_P = chosen_P - rejected_P - (_log_of_rest(chosen_P) - _log_of_rest(rejected_P))

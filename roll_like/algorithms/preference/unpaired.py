@@ -34,8 +34,6 @@ class KTOLoss(UnpairedLoss):
     needs_batch: ClassVar[bool] = True
 
     class Config(PluginConfig):
-        """KTO: samples that are desirable or not, without pairs."""
-
         type: Literal["kto"] = "kto"
         beta: PositiveFloat = Field(default=0.1, description="β: how strongly the policy is held to the reference.")
         desirable_weight: PositiveFloat = Field(default=1.0, description="λ_D: weight of desirable samples.")
@@ -71,7 +69,6 @@ class KTOLoss(UnpairedLoss):
         return KTOLoss(self.config, baseline.clamp(min=0))
 
     def __call__(self, inputs: UnpairedInputs) -> UnpairedLosses:
-        """Return the loss of each sample."""
         if self._baseline is None:
             raise EngineError("kto needs the KL baseline of its whole optimizer step: call of_batch first")
         beta = self.config.beta
