@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +14,8 @@ import pytest
 import torch
 from algorithm_samples import make_task
 from bigram_engine import OneRank
+from plain_backend import PlainBackend
 from rank_specs import cpu_rank
-from torch import Tensor, nn
 
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
@@ -28,26 +27,6 @@ from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "minimal_rl.py"
-
-
-class PlainBackend:
-    """A training backend of one process: AdamW on a module."""
-
-    sharded = False
-
-    def wrap(self, module: nn.Module) -> None:
-        self.module = self.forward = module
-        self.optimizer = torch.optim.AdamW(module.parameters(), weight_decay=0.0)
-
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        loss_of().backward()
-
-    def optimizer_step(self, learning_rate: float) -> float:
-        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), 1.0))
-        self.optimizer.param_groups[0]["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return norm
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +80,7 @@ def engine_of(
         updates_per_step=script.UPDATES_PER_STEP,
         kl={"use": "loss", "coefficient": script.KL_COEFFICIENT},
     )
-    optimizer = {"lr": script.LEARNING_RATE, "warmup_steps": 0, "schedule": "constant"}
+    optimizer = {"lr": script.LEARNING_RATE, "warmup_steps": 0, "schedule": "constant", "weight_decay": 0.0}
     objective = PolicyObjective(
         settings=TrainingConfig(optimizer=optimizer),
         algorithm=algorithm,
@@ -110,8 +89,8 @@ def engine_of(
     )
     model.save_pretrained(folder)
     spec = cpu_rank(objective, folder)
-    worker, backend = TrainingRank(spec, 0, 1), PlainBackend()
-    worker._backend = backend  # type: ignore[assignment]
+    worker = TrainingRank(spec, 0, 1)
+    worker._backend = backend = PlainBackend(objective.settings, dtype="float32", device="cpu", world_size=1)
     worker.take(objective.load(spec))
     cluster: Any = OneRank(worker)
     return backend, TrainingEngine(cluster, objective), algorithm

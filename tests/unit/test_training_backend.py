@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,103 +17,32 @@ import torch
 from bigram_engine import OneRank
 from config_files import MINIMAL, changed
 from model_families import make_family
+from plain_backend import PlainBackend  # type: ignore[import-not-found]
 from pydantic import ValidationError
 from rank_specs import cpu_rank
 from safetensors.torch import load_file, save_file
 from test_training_skipped import spoil
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
-from torch import Tensor, nn
+from torch import Tensor
 from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster.progress import Work
-from roll_like.config.base import Violation
-from roll_like.config.model import ModelConfig, Precision
+from roll_like.config.model import ModelConfig
 from roll_like.config.plan import plan
-from roll_like.config.training import TrainerConfig, TrainingConfig
+from roll_like.config.training import TrainingConfig
 from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.card import ModelCard
 from roll_like.models.identity import identity_of, same_model
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
-from roll_like.training.backend import LazyTensors, State, TrainingBackend
+from roll_like.training.backend import LazyTensors, TrainingBackend
 from roll_like.training.deepspeed import without
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.host_copies import tensors_within
-from roll_like.training.optimizer import adamw
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import trainer_environment
 from roll_like.values import reduce
-
-
-class PlainBackend(TrainingBackend):
-    """One rank of plain PyTorch."""
-
-    module: nn.Module
-    sharded = False
-    start_keys = ("optimizer",)
-
-    def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
-        assert (dtype, device, world_size) == ("float32", "cpu", 1)
-        self._settings = settings
-        self._boundaries: list[bool] = []
-
-    @staticmethod
-    def violations(settings: TrainerConfig) -> Iterator[Violation]:
-        if settings.workers > 1:
-            yield Violation(("workers",), "plain PyTorch has one rank; set it to 1")
-
-    @staticmethod
-    def merged(directory: Path) -> dict[str, Tensor]:
-        module, _ = torch.load(directory / "plain.pt")
-        return dict(module)
-
-    def join(self) -> None:
-        pass
-
-    def wrap(self, module: nn.Module) -> None:
-        for parameter in module.parameters():  # those of a file cannot be emptied
-            parameter.data = parameter.data.clone()
-        self.module = module
-        self._optimizer = adamw(module, self._settings.optimizer)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.module.train(torch.is_grad_enabled())(*inputs)
-
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        loss_of().backward()
-        self._boundaries.append(last)
-
-    def optimizer_step(self, learning_rate: float) -> float:
-        assert self._boundaries == [False] * (len(self._boundaries) - 1) + [True]
-        self._boundaries = []
-        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self._settings.optimizer.max_grad_norm))
-        if math.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
-            self._optimizer.step()
-        self._optimizer.zero_grad()
-        return norm
-
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Sequence[Tensor]]:
-        return nullcontext(parameters)
-
-    def save(self, directory: str) -> None:
-        torch.save([self.module.state_dict(), self._optimizer.state_dict()], Path(directory) / "plain.pt")
-
-    def load(self, directory: str) -> None:
-        module, optimizer = torch.load(Path(directory) / "plain.pt")
-        self.module.load_state_dict(module)
-        self._optimizer.load_state_dict(optimizer)
-
-    def tensors(self, part: State) -> Iterator[torch.Tensor]:
-        if part == "weights":
-            return iter(self.module.parameters())
-        return tensors_within(self._optimizer)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
