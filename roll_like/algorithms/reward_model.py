@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from roll_like.algorithms.base import item_metrics, refuse_bad_values
 from roll_like.algorithms.preference.base import widened
-from roll_like.algorithms.preference.objective import item_metrics, refuse_bad_values, share_above
+from roll_like.algorithms.preference.objective import share_above
 from roll_like.values import Metric
 
 
@@ -82,7 +83,6 @@ def reward_model_objective(
     refuse_bad_values(
         "pair",
         {"scores of chosen responses": (pairs.chosen_P, fix), "scores of rejected responses": (pairs.rejected_P, fix)},
-        {},
     )
     chosen_P, rejected_P = widened(pairs.chosen_P), widened(pairs.rejected_P)
     losses_P = bradley_terry_loss(chosen_P, rejected_P, pairs.margins_P, label_smoothing=label_smoothing)
@@ -99,4 +99,4 @@ def reward_model_objective(
         "preference/score_rejected": rejected_P,
     }
     of_pairs = {name: (figure_P, counted_P) for name, figure_P in figures.items()}
-    return objective, item_metrics({"train/loss": objective, **sums}, of_pairs, "preference/pairs", counted_P)
+    return objective, item_metrics({"train/loss": objective, **sums}, of_pairs, {"preference/pairs": counted_P})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from roll_like.algorithms.base import item_metrics
 from roll_like.algorithms.blocks import Cut
 from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import kl
@@ -18,7 +19,7 @@ from roll_like.algorithms.distillation.teacher import REST_FLOOR, Teacher, Teach
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
 from roll_like.types import PLAIN_LOGITS, LogitTransform
-from roll_like.values import Mean, Metric, Sum
+from roll_like.values import Metric
 
 
 def distillation_losses(
@@ -144,12 +145,8 @@ def distillation_objective(losses: TokenLosses, weights_N: Tensor) -> tuple[Tens
             "else lower training.optimizer.lr",
         )
     objective = (weights_N[counted_N] * losses_C).sum()
-    count = len(losses_C)
-    metrics: dict[str, Metric] = {"train/loss": Sum(float(objective.detach()))}
-    if count:
-        figures = torch.stack([figure.detach()[counted_N].double().mean() for figure in losses.metrics.values()])
-        metrics |= {name: Mean(value, count) for name, value in zip(losses.metrics, figures.tolist(), strict=True)}
-    return objective, metrics
+    figures = {name: (figure_N, counted_N) for name, figure_N in losses.metrics.items()}
+    return objective, item_metrics({"train/loss": objective}, figures, {})
 
 
 def _of_top_k(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from roll_like.algorithms.base import item_metrics, refuse_bad_values
 from roll_like.algorithms.correction import correct, mismatch, trainer_logprobs
 from roll_like.algorithms.kl import divergence
 from roll_like.algorithms.lazy import no_grad, torch
@@ -19,9 +20,7 @@ from roll_like.values import (
     EffectiveShare,
     LogQuantile,
     Max,
-    Mean,
     Metric,
-    Sum,
 )
 
 if TYPE_CHECKING:
@@ -90,27 +89,22 @@ def policy_objective(
 def _metrics(
     sums: Mapping[str, Tensor], figures: Mapping[str, Tensor], inputs: LossInputs, correction_N: Tensor
 ) -> dict[str, Metric]:
-    """Reduce to plain numbers with one transfer from the device."""
     counted = inputs.weights_N != 0
-    means = torch.stack([figure.detach()[counted].double().mean() for figure in figures.values()])
-    totals = torch.stack([total.detach().double() for total in sums.values()])
-    differences = figures["mismatch/logprob_difference"][counted].double()
-    largest = torch.cat([differences, differences.new_zeros(1)]).max()
-    weights = correction_N[counted].double()
+    metrics = item_metrics(
+        sums, {name: (figure, counted) for name, figure in figures.items()}, {"train/tokens": counted}
+    )
+    if not (count := metrics["train/tokens"].value):
+        return metrics
+    differences, weights = figures["mismatch/logprob_difference"][counted].double(), correction_N[counted].double()
     trainer, behaviour = trainer_logprobs(inputs)[counted].double(), inputs.behaviour_logprobs_N[counted].double()
-    counts = torch.stack([counted.sum().double(), largest, weights.sum(), weights.square().sum()])
-    parts = [counts, totals, means, _moments(trainer, behaviour), _log_histogram(trainer - behaviour)]
-    count, maximum, weight, squares, *values = torch.cat(parts).tolist()
-    metrics: dict[str, Metric] = {name: Sum(values.pop(0)) for name in sums}
-    metrics["train/tokens"] = Sum(count)
-    if count:
-        metrics |= {name: Mean(values.pop(0), count) for name in figures}
-        metrics["correction/ess"] = EffectiveShare(count, weight, squares)
-        metrics["mismatch/logprob_difference_max"] = Max(maximum)
-        metrics["mismatch/logprob_pearson"] = Correlation(count, *values[:5])
-        histogram = np.array(values[5:])
-        metrics |= {name: LogQuantile(quantile, histogram) for name, quantile in QUANTILES.items()}
-    return metrics
+    totals = torch.stack([differences.max(), weights.sum(), weights.square().sum()])
+    parts = [totals, _moments(trainer, behaviour), _log_histogram(trainer - behaviour)]
+    largest, weight, squares, *values = torch.cat(parts).tolist()
+    metrics["correction/ess"] = EffectiveShare(count, weight, squares)
+    metrics["mismatch/logprob_difference_max"] = Max(largest)
+    metrics["mismatch/logprob_pearson"] = Correlation(count, *values[:5])
+    histogram = np.array(values[5:])
+    return metrics | {name: LogQuantile(quantile, histogram) for name, quantile in QUANTILES.items()}
 
 
 def _moments(x_N: Tensor, y_N: Tensor) -> Tensor:
@@ -138,16 +132,10 @@ def _refuse_non_finite(inputs: LossInputs) -> None:
         "the advantages": (inputs.advantages_N, "check what algorithm.advantage returns"),
         "the weights": (inputs.weights_N, None),
     }
-    present = [(name, array.detach(), fix) for name, (array, fix) in arrays.items() if array is not None]
-    if torch.stack([array.isfinite().all() for _, array, _ in present]).all():
-        return
-    name, array, fix = next((name, array, fix) for name, array, fix in present if not array.isfinite().all())
-    bad = (~array.isfinite()).nonzero().flatten()
-    first = int(bad[0])
-    sequence = int(inputs.sequence_N[first])
-    token = int((inputs.sequence_N[:first] == sequence).sum())
-    raise EngineError(
-        f"{name} hold {float(array[first])} at trained token {token} of sequence {sequence} "
-        f"(of {inputs.sequences} in this micro-batch; {len(bad)} such tokens in all); finite numbers were expected",
-        fix=fix,
-    )
+
+    def place(token: int) -> str:
+        sequence = int(inputs.sequence_N[token])
+        before = int((inputs.sequence_N[:token] == sequence).sum())
+        return f"trained token {before} of sequence {sequence} (of {inputs.sequences}"
+
+    refuse_bad_values("token", arrays, place=place)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from roll_like.algorithms.lazy import no_grad, torch
+from roll_like.algorithms.base import item_metrics, refuse_bad_values
+from roll_like.algorithms.lazy import torch
 from roll_like.algorithms.preference.base import (
     PairedLoss,
     PairInputs,
@@ -15,13 +15,10 @@ from roll_like.algorithms.preference.base import (
     widened,
 )
 from roll_like.errors import EngineError
-from roll_like.values import Mean, Metric, Sum
+from roll_like.values import Metric
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-#: Figures by name: of each item, and which items they are of.
-Figures: TypeAlias = "Mapping[str, tuple[Tensor, Tensor]]"
 
 
 def preference_objective(inputs: PairInputs | UnpairedInputs, loss: PreferenceLoss) -> tuple[Tensor, dict[str, Metric]]:
@@ -86,7 +83,7 @@ def _of_pairs(inputs: PairInputs, loss: PairedLoss) -> tuple[Tensor, dict[str, M
         "preference/length_rejected": inputs.rejected_tokens_P,
     }
     of_pairs = {name: (figure_P, counted_P) for name, figure_P in figures.items()}
-    return objective, item_metrics({"train/loss": objective, **sums}, of_pairs, "preference/pairs", counted_P)
+    return objective, item_metrics({"train/loss": objective, **sums}, of_pairs, {"preference/pairs": counted_P})
 
 
 def share_above(values: Tensor, others: Tensor) -> Tensor:
@@ -130,51 +127,8 @@ def _of_samples(inputs: UnpairedInputs, loss: UnpairedLoss) -> tuple[Tensor, dic
         "preference/baseline": (baseline.expand_as(rewards_S), counted_S),
     }
     sums = {"train/loss": objective, "train/preference_loss": objective}
-    return objective, item_metrics(sums, figures, "preference/samples", counted_S)
-
-
-@no_grad
-def item_metrics(sums: Mapping[str, Tensor], figures: Figures, items: str, counted_I: Tensor) -> dict[str, Metric]:
-    """Reduce to plain numbers with one transfer from the device; what is of no item is left out."""
-    totals = [total.detach().double() for total in sums.values()]
-    counts = [of_I.sum().double() for _, of_I in figures.values()]
-    # a figure that is not of an item may be infinite, so it is left out rather than multiplied by 0
-    means = [figure_I.detach().double()[of_I].mean() for figure_I, of_I in figures.values()]
-    values = iter(torch.stack([*totals, counted_I.sum().double(), *counts, *means]).tolist())
-    metrics: dict[str, Metric] = {name: Sum(next(values)) for name in sums}
-    metrics[items] = Sum(next(values))
-    weights = {name: next(values) for name in figures}
-    for (name, weight), mean in zip(weights.items(), values, strict=True):
-        if weight:
-            metrics[name] = Mean(mean, weight)
-    return metrics
+    return objective, item_metrics(sums, figures, {"preference/samples": counted_S})
 
 
 _DIVERGED = "lower training.optimizer.lr, or set model.dtype: bfloat16 where it is float16"
 _REFERENCE = "check reference.path"
-
-
-def refuse_bad_values(
-    item: str, arrays: Mapping[str, tuple[Tensor | None, str | None]], lengths: Mapping[str, Tensor]
-) -> None:
-    """Raise where an array holds infinities or NaN, or a response has no token; one transfer from the device if not."""
-    present = [(name, array.detach(), fix) for name, (array, fix) in arrays.items() if array is not None]
-    fine = [array.isfinite().all() for _, array, _ in present] + [(tokens > 0).all() for tokens in lengths.values()]
-    if torch.stack(fine).all():
-        return
-    for name, array, fix in present:
-        bad = (~array.isfinite()).nonzero().flatten().tolist()
-        if bad:
-            raise EngineError(
-                f"{name} hold {float(array[bad[0]])} at {item} {bad[0]} (of {len(array)} in this micro-batch; "
-                f"{len(bad)} such {item}s in all); finite numbers were expected",
-                fix=fix,
-            )
-    for name, tokens in lengths.items():
-        empty = (tokens <= 0).nonzero().flatten().tolist()
-        if empty:
-            raise EngineError(
-                f"the {name} of {item} {empty[0]} has {int(tokens[empty[0]])} tokens "
-                f"(of {len(tokens)} {item}s in this micro-batch); at least 1 was expected",
-                fix="leave rows without a response token out of the data",
-            )
