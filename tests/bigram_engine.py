@@ -79,6 +79,8 @@ class BigramBackend:
 class OneRank:
     """A cluster of one worker in this process."""
 
+    name = "training"
+
     def __init__(self, worker: TrainingRank) -> None:
         self.worker = worker
 
