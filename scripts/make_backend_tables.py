@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from roll_like.config.model import Precision
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.config.training import StateSizes, TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
@@ -142,9 +142,7 @@ def devices(engine: str) -> list[str]:
     found = []
     for device in ("cpu", "cuda"):
         mapping = {"training": "0", "inference": "0"}
-        resources = SamplingResourcesConfig.model_validate(
-            {"device": device, "devices_per_node": 1, "device_mapping": mapping}
-        )
+        resources = ResourcesConfig.model_validate({"device": device, "devices_per_node": 1, "device_mapping": mapping})
         config = INFERENCE_ENGINES.get(engine).Config()
         if not list(config.violations(resources)):
             found.append(device)

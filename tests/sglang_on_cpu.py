@@ -9,7 +9,7 @@ from typing import Literal
 from sglang_engine import STAND_IN
 
 from roll_like.config.base import Violation
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.plugin import SGLangPlugin
@@ -21,7 +21,7 @@ class StandInConfig(SGLangConfig):
 
     type: Literal["sglang_stand_in"] = "sglang_stand_in"
 
-    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
+    def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
         yield from ()
 
 

@@ -32,7 +32,7 @@ class BareLoop(ABC, Generic[SampleT]):
         from roll_like.models.load import resolve_model
 
         config = work.config
-        torch.set_num_threads(len(config.resources.device_mapping.training))
+        torch.set_num_threads(len(config.resources.devices_of("training")))
         self.config = config
         self.device = torch.device(config.resources.device)
         self.model = AutoModelForCausalLM.from_pretrained(

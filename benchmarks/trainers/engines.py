@@ -58,7 +58,7 @@ def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) 
     from roll_like.training.start import rank_spec, start_engine
 
     config = work.config
-    devices = config.resources.device_mapping.training
+    devices = config.resources.devices_of("training")
     model = resolve_model(config.model)
     objective = PolicyObjective(
         settings=config.training,

@@ -8,17 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Violation
+from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Violation, repeated
 from roll_like.config.evaluation import EvaluationSchedule
-from roll_like.config.resources import ResourcesConfig
+from roll_like.config.resources import CriticResources
 from roll_like.config.rewards import RETURN, OptionalRewardsConfig, reported_name
 from roll_like.config.rollout import GroupRolloutConfig
-from roll_like.config.rules import POLICY_GRADIENT_RULES
-from roll_like.config.rules_rewards import REWARD_RULES
-from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.run import NAME_PATTERN
 from roll_like.config.sampling import PolicyGradientConfig, RewardedRunConfig
 from roll_like.registry import ADVANTAGES, PIPELINES
 from roll_like.types import EVALUATION_SEED
+
+#: Environment variables that a run sets for each episode of a program.
+SET_FOR_PROGRAMS = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ROLL_LIKE_SEED", "ROLL_LIKE_TASK", "ROLL_LIKE_EPISODE")
 
 
 class ProgramConfig(ConfigModel):
@@ -75,6 +76,28 @@ class EnvironmentConfig(ConfigModel):
     def played(self) -> tuple[str | None, dict[str, Any], ProgramConfig | None]:
         """What episodes of it are like, whatever it is called and wherever they begin."""
         return self.id, self.kwargs, self.program
+
+    def violations(self, path: tuple[str | int, ...]) -> Iterator[Violation]:
+        """Yield what cannot be played, or has no effect, in the section at a path."""
+        if self.id is None and self.program is None:
+            yield Violation(path, "neither `id` nor `program` is set; name an environment, or a program that plays")
+        if self.id is None and self.kwargs:
+            yield Violation(
+                (*path, "kwargs"), "these are an environment's options, and there is no `id`; add it or remove them"
+            )
+        if self.program is None:
+            return
+        if self.id is not None and self.program.changed("limit_reward"):
+            yield Violation(
+                (*path, "program", "limit_reward"),
+                f"{self.id!r} scores every episode of this program, so this has no effect; remove it, or "
+                "remove `id` and let the program post its rewards",
+            )
+        for name in sorted(self.program.env.keys() & set(SET_FOR_PROGRAMS)):
+            yield Violation(
+                (*path, "program", "env", name),
+                "the run sets this for every episode; remove it, or give it another name",
+            )
 
 
 class EpisodeRolloutConfig(GroupRolloutConfig):
@@ -151,163 +174,12 @@ class EpisodeEvaluationConfig(EvaluationSchedule):
     episodes_per_seed: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
 
 
-#: Environment variables that a run sets for each episode of a program.
-SET_FOR_PROGRAMS = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ROLL_LIKE_SEED", "ROLL_LIKE_TASK", "ROLL_LIKE_EPISODE")
-
-
-def _sections(config: AgenticConfig) -> dict[tuple[str, ...], tuple[EnvironmentConfig, ...]]:
-    """Return the lists of environments by their keys."""
-    sections: dict[tuple[str, ...], tuple[EnvironmentConfig, ...]] = {("environments",): config.environments}
-    if config.evaluation is not None and config.evaluation.environments:
-        sections["evaluation", "environments"] = config.evaluation.environments
-    return sections
-
-
-def _something_is_played(config: AgenticConfig) -> Iterator[Violation]:
-    for section, environments in _sections(config).items():
-        for index, environment in enumerate(environments):
-            path: tuple[str | int, ...] = (*section, index)
-            if environment.id is None and environment.program is None:
-                yield Violation(path, "neither `id` nor `program` is set; name an environment, or a program that plays")
-            if environment.id is None and environment.kwargs:
-                yield Violation(
-                    (*path, "kwargs"), "these are an environment's options, and there is no `id`; add it or remove them"
-                )
-
-
-def _programs_fit(config: AgenticConfig) -> Iterator[Violation]:
-    programs = False
-    for section, environments in _sections(config).items():
-        for index, environment in enumerate(environments):
-            if (program := environment.program) is None:
-                continue
-            programs = True
-            path: tuple[str | int, ...] = (*section, index, "program")
-            if (
-                environment.id is not None
-                and program.limit_reward != type(program).model_fields["limit_reward"].default
-            ):
-                yield Violation(
-                    (*path, "limit_reward"),
-                    f"{environment.id!r} scores every episode of this program, so this has no effect; remove it, or "
-                    "remove `id` and let the program post its rewards",
-                )
-            for name in sorted(program.env.keys() & set(SET_FOR_PROGRAMS)):
-                yield Violation(
-                    (*path, "env", name), "the run sets this for every episode; remove it, or give it another name"
-                )
-    if not programs and config.proxy is not None:
-        yield Violation(
-            ("proxy",),
-            "no environment has a `program` that would use this server; remove the section, or add a `program`",
-        )
-
-
-def _environments_have_names(config: AgenticConfig) -> Iterator[Violation]:
-    for path, section in _sections(config).items():
-        names = [environment.label for environment in section]
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            yield Violation(path, f"two environments are called {name!r}; give each a `name` of its own")
-
-
-def _no_name_means_two_things(config: AgenticConfig) -> Iterator[Violation]:
-    trained = {environment.label: environment for environment in config.environments}
-    for index, environment in enumerate(config.evaluation.environments if config.evaluation is not None else ()):
-        other = trained.get(environment.label)
-        if other is not None and other.played != environment.played:
-            yield Violation(
-                ("evaluation", "environments", index, "name"),
-                f"{environment.label!r} is also what an environment with other settings is called that is trained on; "
-                "give this one a `name` of its own",
-            )
-
-
-def _turns_fit(config: AgenticConfig) -> Iterator[Violation]:
-    rollout = config.rollout
-    limits = {("rollout", "max_response_tokens"): rollout.max_response_tokens}
-    if config.evaluation is not None and config.evaluation.max_response_tokens is not None:
-        limits["evaluation", "max_response_tokens"] = config.evaluation.max_response_tokens
-    for path, limit in limits.items():
-        if limit >= rollout.max_episode_tokens:
-            yield Violation(
-                path,
-                f"one turn of {limit} tokens would fill the whole conversation (rollout.max_episode_tokens: "
-                f"{rollout.max_episode_tokens}); raise that, or lower this",
-            )
-
-
-def _evaluation_is_of_other_seeds(config: AgenticConfig) -> Iterator[Violation]:
-    evaluation = config.evaluation
-    if evaluation is None:
-        return
-    for environment in config.evaluated:
-        for trained in config.environments:
-            if trained.played != environment.played:
-                continue
-            last = trained.first_seed + (trained.seeds or config.seeds_played)
-            if trained.first_seed < evaluation.first_seed + evaluation.seeds and evaluation.first_seed < last:
-                yield Violation(
-                    ("evaluation", "first_seed"),
-                    f"the seeds {evaluation.first_seed} to {evaluation.first_seed + evaluation.seeds - 1} of "
-                    f"{environment.label!r} are also trained on ({trained.first_seed} to {last - 1}); use others",
-                )
-
-
-def _evaluation_plays_every_seed(config: AgenticConfig) -> Iterator[Violation]:
-    why = {
-        "weight": "an evaluation runs every seed of each environment, so a weight has no effect; remove it",
-        "seeds": "how many seeds are evaluated is set once, by evaluation.seeds; set that and remove this",
-        "first_seed": "where evaluations begin is set once, by evaluation.first_seed; set that and remove this",
-    }
-    for index, environment in enumerate(config.evaluation.environments if config.evaluation is not None else ()):
-        for name, message in why.items():
-            if getattr(environment, name) != type(environment).model_fields[name].default:
-                yield Violation(("evaluation", "environments", index, name), message)
-
-
-def _no_greedy_baseline(config: AgenticConfig) -> Iterator[Violation]:
-    name = config.algorithm.advantage.type
-    if ADVANTAGES.get(name).greedy_baseline:
-        yield Violation(
-            ("algorithm", "advantage", "type"),
-            f"{name!r} compares with a greedy answer to the same prompt, and episodes have none; use grpo, rloo, "
-            "gigpo or turn_returns",
-        )
-
-
-def _rewards_are_used(config: AgenticConfig) -> Iterator[Violation]:
-    if config.rewards.use:
-        return
-    for name, field in type(config.rewards).model_fields.items():
-        if getattr(config.rewards, name) != field.get_default(call_default_factory=True):
-            yield Violation(
-                ("rewards", name), "there are no rewards beside the environment's; add `rewards.use`, or remove this"
-            )
-
-
-def _rewards_fit(config: AgenticConfig) -> Iterator[Violation]:
-    played = [environment.label for environment in (*config.environments, *config.evaluated)]
-    known = list(dict.fromkeys(played))
-    for index, reward in enumerate(config.rewards.use):
-        if reported_name(reward) == RETURN:
-            yield Violation(
-                ("rewards", "use", index),
-                f"the environment's own reward is called {RETURN!r}; give this one another `name`",
-            )
-        for name in getattr(reward, "sources", None) or ():
-            if name not in known:
-                yield Violation(
-                    ("rewards", "use", index, "sources"),
-                    f"no environment is called {name!r}; known: {', '.join(known)}",
-                )
-    if config.rewards.use and config.rewards.environment_weight == 0:
-        for environment in config.environments:
-            if not any(_weighs(reward, environment.label) for reward in config.rewards.use):
-                yield Violation(
-                    ("rewards", "environment_weight"),
-                    f"0, and no reward with a weight scores {environment.label!r}, so nothing can be learned there; "
-                    "add one to `rewards.use`, or raise this",
-                )
+#: Keys of environments that have no effect in an evaluation, and why.
+_SET_BY_EVALUATION = {
+    "weight": "an evaluation runs every seed of each environment, so a weight has no effect; remove it",
+    "seeds": "how many seeds are evaluated is set once, by evaluation.seeds; set that and remove this",
+    "first_seed": "where evaluations begin is set once, by evaluation.first_seed; set that and remove this",
+}
 
 
 def _weighs(reward: Any, environment: str) -> bool:
@@ -315,27 +187,11 @@ def _weighs(reward: Any, environment: str) -> bool:
     return getattr(reward, "weight", 1.0) != 0 and (sources is None or environment in sources)
 
 
-#: What to check between environments, rollout and evaluation.
-_RULES = (
-    _something_is_played,
-    _programs_fit,
-    _environments_have_names,
-    _no_name_means_two_things,
-    _turns_fit,
-    _evaluation_is_of_other_seeds,
-    _evaluation_plays_every_seed,
-    _no_greedy_baseline,
-    _rewards_are_used,
-    _rewards_fit,
-)
-
-
 @PIPELINES.register("agentic")
 class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
     """One agentic run: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.agentic.pipeline:AgenticPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *_RULES, *REWARD_RULES)
 
     pipeline: Literal["agentic"] = Field(default="agentic", description="This pipeline.")
     name: str = Field(default="agentic", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
@@ -353,7 +209,7 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
     )
 
     # pydantic takes a field from the first base that has it
-    resources: ResourcesConfig
+    resources: CriticResources
 
     @property
     def evaluated(self) -> tuple[EnvironmentConfig, ...]:
@@ -386,3 +242,103 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
         if self.replay is not None:
             return {}
         return {"environment workers": self.env_workers.workers, **super().processes}
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        for path, environments in self._sections().items():
+            for name in repeated(environment.label for environment in environments):
+                yield Violation(path, f"two environments are called {name!r}; give each a `name` of its own")
+            for index, environment in enumerate(environments):
+                yield from environment.violations((*path, index))
+        played = [environment for environments in self._sections().values() for environment in environments]
+        if self.proxy is not None and all(environment.program is None for environment in played):
+            yield Violation(
+                ("proxy",),
+                "no environment has a `program` that would use this server; remove the section, or add a `program`",
+            )
+        name = self.algorithm.advantage.type
+        if ADVANTAGES.get(name).greedy_baseline:
+            yield Violation(
+                ("algorithm", "advantage", "type"),
+                f"{name!r} compares with a greedy answer to the same prompt, and episodes have none; use grpo, rloo, "
+                "gigpo or turn_returns",
+            )
+        yield from self._turns_fit()
+        yield from self._evaluation_is_of_others()
+        yield from self._rewards_fit()
+
+    def _sections(self) -> dict[tuple[str, ...], tuple[EnvironmentConfig, ...]]:
+        """Return the lists of environments by their keys."""
+        sections: dict[tuple[str, ...], tuple[EnvironmentConfig, ...]] = {("environments",): self.environments}
+        if self.evaluation is not None and self.evaluation.environments:
+            sections["evaluation", "environments"] = self.evaluation.environments
+        return sections
+
+    def _turns_fit(self) -> Iterator[Violation]:
+        rollout = self.rollout
+        limits = {("rollout", "max_response_tokens"): rollout.max_response_tokens}
+        if self.evaluation is not None and self.evaluation.max_response_tokens is not None:
+            limits["evaluation", "max_response_tokens"] = self.evaluation.max_response_tokens
+        for path, limit in limits.items():
+            if limit >= rollout.max_episode_tokens:
+                yield Violation(
+                    path,
+                    f"one turn of {limit} tokens would fill the whole conversation (rollout.max_episode_tokens: "
+                    f"{rollout.max_episode_tokens}); raise that, or lower this",
+                )
+
+    def _evaluation_is_of_others(self) -> Iterator[Violation]:
+        """Yield what is trained on too, and names that mean two things."""
+        evaluation = self.evaluation
+        if evaluation is None:
+            return
+        named = {environment.label: environment for environment in self.environments}
+        for index, environment in enumerate(evaluation.environments):
+            path = ("evaluation", "environments", index)
+            if (other := named.get(environment.label)) is not None and other.played != environment.played:
+                yield Violation(
+                    (*path, "name"),
+                    f"{environment.label!r} is also what an environment with other settings is called that is trained "
+                    "on; give this one a `name` of its own",
+                )
+            for name in environment.changed(*_SET_BY_EVALUATION):
+                yield Violation((*path, name), _SET_BY_EVALUATION[name])
+        for environment in self.evaluated:
+            for trained in self.environments:
+                if trained.played != environment.played:
+                    continue
+                last = trained.first_seed + (trained.seeds or self.seeds_played)
+                if trained.first_seed < evaluation.first_seed + evaluation.seeds and evaluation.first_seed < last:
+                    yield Violation(
+                        ("evaluation", "first_seed"),
+                        f"the seeds {evaluation.first_seed} to {evaluation.first_seed + evaluation.seeds - 1} of "
+                        f"{environment.label!r} are also trained on ({trained.first_seed} to {last - 1}); use others",
+                    )
+
+    def _rewards_fit(self) -> Iterator[Violation]:
+        known = list(dict.fromkeys(environment.label for environment in (*self.environments, *self.evaluated)))
+        for name in () if self.rewards.use else self.rewards.changed():
+            yield Violation(
+                ("rewards", name), "there are no rewards beside the environment's; add `rewards.use`, or remove this"
+            )
+        for index, reward in enumerate(self.rewards.use):
+            if reported_name(reward) == RETURN:
+                yield Violation(
+                    ("rewards", "use", index),
+                    f"the environment's own reward is called {RETURN!r}; give this one another `name`",
+                )
+            for name in getattr(reward, "sources", None) or ():
+                if name not in known:
+                    yield Violation(
+                        ("rewards", "use", index, "sources"),
+                        f"no environment is called {name!r}; known: {', '.join(known)}",
+                    )
+        if self.rewards.use and self.rewards.environment_weight == 0:
+            for environment in self.environments:
+                if not any(_weighs(reward, environment.label) for reward in self.rewards.use):
+                    yield Violation(
+                        ("rewards", "environment_weight"),
+                        f"0, and no reward with a weight scores {environment.label!r}, so nothing can be learned "
+                        "there; add one to `rewards.use`, or raise this",
+                    )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt, Violation
 from roll_like.config.data import ConversationData, ConversationSource
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.resources import RolePlan
-from roll_like.config.rules import budget_holds_a_sample
-from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.teachers import TeacherConfigs, teacher_roles, teachers_fit
+from roll_like.config.run import NAME_PATTERN
+from roll_like.config.teachers import TeacherConfigs, teacher_roles, teacher_violations
 from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 
 
@@ -63,7 +63,6 @@ class DistillConfig(OfflineRunConfig):
     """One run of distillation on given data: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.distill.pipeline:DistillPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_sample, teachers_fit)
 
     pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")
     name: str = Field(default="distill", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
@@ -79,5 +78,12 @@ class DistillConfig(OfflineRunConfig):
     @property
     def roles(self) -> tuple[RolePlan, ...]:
         """The trainer and the teachers."""
-        teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)
-        return (*super().roles, *teachers)
+        return (*super().roles, *teacher_roles(self.resources, self.teachers))
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        longest, terms = self.longest_sample, self.longest_sample_terms
+        yield from self.training.budget_violations("training", longest, terms)
+        sources = [*self.data.sources, *(() if self.evaluation is None else self.evaluation.sources)]
+        yield from teacher_violations(self.teachers, [each.domain_label for each in sources], longest, terms)

@@ -12,17 +12,8 @@ from roll_like.config.data import ConversationSource, PairData, PairSource, RowL
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelConfig
 from roll_like.config.offline import OfflineRunConfig
-from roll_like.config.resources import (
-    DeviceRange,
-    RolePlan,
-    SamplingResourcesConfig,
-    TrainerDeviceMappingConfig,
-    TrainerResourcesConfig,
-    model_role,
-)
-from roll_like.config.rules import budget_holds_a_pair, budget_holds_a_sample
-from roll_like.config.rules_algorithm import adapter_off_means_something
-from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule, RunConfig
+from roll_like.config.resources import ReferencedResources, ResourcesConfig, RolePlan
+from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, RunConfig
 from roll_like.config.training import ReferenceSection
 from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
 
@@ -106,18 +97,6 @@ PreferenceEvaluation = Annotated[
 ]
 
 
-class PreferenceDeviceMappingConfig(TrainerDeviceMappingConfig):
-    """Which devices each role has. Equal device ranges are colocated (time-shared), disjoint ones run side by side."""
-
-    reference: DeviceRange | None = Field(
-        default=None, description="Devices of the reference model; default: `training`."
-    )
-
-
-class PreferenceResourcesConfig(TrainerResourcesConfig):
-    """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
-
-    device_mapping: PreferenceDeviceMappingConfig = Field(description="Devices of each role.")
 
 
 class PreferenceRunConfig(RunConfig):
@@ -127,7 +106,7 @@ class PreferenceRunConfig(RunConfig):
 
     if TYPE_CHECKING:  # declared by each pipeline, with the modes that it has
         reference: ReferenceSection | None
-        resources: PreferenceResourcesConfig | SamplingResourcesConfig
+        resources: ResourcesConfig
 
     #: What the reference model starts from, where `model` is another one to measure.
     _starting_model: ModelConfig | None = PrivateAttr(default=None)
@@ -150,81 +129,30 @@ class PreferenceRunConfig(RunConfig):
         return measured
 
     @property
-    def reference_devices(self) -> DeviceRange:
-        """Devices of a reference model of its own."""
-        device_mapping = self.resources.device_mapping
-        return device_mapping.reference or device_mapping.training
-
-    @property
     def roles(self) -> tuple[RolePlan, ...]:
         """The same, with the reference model where it has ranks of its own."""
         if self.reference is None or self.reference.mode != "cluster":
             return super().roles
-        workers, devices = self.reference.workers, self.reference_devices
-        return (*super().roles, model_role(self.resources, "reference", workers, "reference.workers", devices))
+        return (*super().roles, self.resources.role("reference", self.reference.workers, "reference.workers"))
 
-
-def _budget_holds_a_row(config: DPOConfig) -> Iterator[Violation]:
-    """Yield a micro-batch that is too small for the two answers of a pair, or for one answer."""
-    if PREFERENCE_LOSSES.get(config.algorithm.loss.type).paired:
-        yield from budget_holds_a_pair(config)
-    else:
-        yield from budget_holds_a_sample(config)
-
-
-def _loss_suits_rows(config: DPOConfig) -> Iterator[Violation]:
-    """Yield what a loss on pairs cannot learn from or be measured on, and steps too small for a baseline."""
-    name = config.algorithm.loss.type
-    loss = PREFERENCE_LOSSES.get(name)
-    unpaired = [other for other in PREFERENCE_LOSSES.names() if not PREFERENCE_LOSSES.get(other).paired]
-    if loss.paired:
-        for section, rows in {"data": config.data, "evaluation": config.evaluation}.items():
-            if rows is not None and rows.type == "labels":
-                yield Violation(
-                    (section, "type"),
-                    f"{name!r} compares two answers to one prompt, and rows of `type: labels` have one each; use rows "
-                    f"of `type: pairs`, or a loss on single answers: algorithm.loss.type = {' or '.join(unpaired)}",
-                )
-    elif loss.needs_batch and config.items_per_step[0] < 2:
-        count, what = config.items_per_step
-        yield Violation(
-            ("data", f"{what}_per_step"),
-            f"one step has {count} {what.removesuffix('s')}, and {name!r} compares it with answers to other prompts of "
-            "the same step; set it to 2 or more, better 16 or more",
-        )
-
-
-def loss_and_reference_agree(config: PreferenceRunConfig) -> Iterator[Violation]:
-    """Yield a reference model that the loss does not need, or the lack of one that it does."""
-    loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
-    if not loss.needs_reference and config.reference is not None:
-        yield Violation(
-            ("reference",),
-            f"{config.algorithm.loss.type!r} compares with no reference model, so it would be computed for nothing; "
-            "remove the section",
-        )
-    if loss.needs_reference and config.reference is None:
-        yield Violation(
-            ("reference",),
-            f"{config.algorithm.loss.type!r} compares with a reference model; add `reference: {{}}`"
-            + (", or choose simpo, cpo or orpo" if loss.paired else ""),
-        )
-
-
-def _streams_have_a_live_reference(config: DPOConfig) -> Iterator[Violation]:
-    """Yield a reference that is computed before the first step, of data that is read as steps need it."""
-    streams = [index for index, source in enumerate(config.data.sources) if source.streaming]
-    if streams and config.reference is not None and config.reference.mode == "precomputed":
-        yield Violation(
-            ("reference", "mode"),
-            f"a precomputed reference reads all data before the first step, and data.sources.{streams[0]} is read as "
-            "steps need it; set mode: cluster, or with training.lora mode: adapter_off",
-        )
-
-
-def adapters_can_be_switched_off(config: PreferenceRunConfig) -> Iterator[Violation]:
-    """Yield what does not go with `reference.mode: adapter_off`."""
-    yield from adapter_off_means_something(config.reference, config.training, config.resources.device_mapping.reference)
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        name, reference = self.algorithm.loss.type, self.reference
+        loss = PREFERENCE_LOSSES.get(name)
+        if not loss.needs_reference and reference is not None:
+            yield Violation(
+                ("reference",),
+                f"{name!r} compares with no reference model, so it would be computed for nothing; remove the section",
+            )
+        if loss.needs_reference and reference is None:
+            yield Violation(
+                ("reference",),
+                f"{name!r} compares with a reference model; add `reference: {{}}`"
+                + (", or choose simpo, cpo or orpo" if loss.paired else ""),
+            )
+        if reference is not None:
+            yield from reference.violations(self.training, self.resources.own_devices("reference"))
 
 
 @PIPELINES.register("dpo")
@@ -233,14 +161,6 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.dpo.pipeline:DPOPipeline"
     takes_images: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = (
-        *OfflineRunConfig.rules,
-        _budget_holds_a_row,
-        _loss_suits_rows,
-        _streams_have_a_live_reference,
-        loss_and_reference_agree,
-        adapters_can_be_switched_off,
-    )
 
     pipeline: Literal["dpo"] = Field(default="dpo", description="This pipeline.")
     name: str = Field(default="dpo", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
@@ -248,10 +168,46 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
     reference: PreferenceReferenceConfig | None = Field(
         default=None, description="What losses compare with that need a reference; none by default."
     )
-    resources: PreferenceResourcesConfig
+    resources: ReferencedResources
     evaluation: PreferenceEvaluation | None = Field(
         default=None, description="How progress is measured, on rows that are not trained on; none by default."
     )
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        paired, reference = PREFERENCE_LOSSES.get(self.algorithm.loss.type).paired, self.reference
+        longest, terms = self.longest_sample, self.longest_sample_terms
+        yield from self.training.budget_violations("training", longest, terms, pairs=paired)
+        yield from self._row_violations()
+        streams = [index for index, source in enumerate(self.data.sources) if source.streaming]
+        if streams and reference is not None and reference.mode == "precomputed":
+            yield Violation(
+                ("reference", "mode"),
+                f"a precomputed reference reads all data before the first step, and data.sources.{streams[0]} is read "
+                "as steps need it; set mode: cluster, or with training.lora mode: adapter_off",
+            )
+
+    def _row_violations(self) -> Iterator[Violation]:
+        """Yield rows that the loss cannot learn from or be measured on, and steps too small for its baseline."""
+        name, (count, what) = self.algorithm.loss.type, self.items_per_step
+        loss = PREFERENCE_LOSSES.get(name)
+        if not loss.paired:
+            if loss.needs_batch and count < 2:
+                yield Violation(
+                    ("data", f"{what}_per_step"),
+                    f"one step has {count} {what.removesuffix('s')}, and {name!r} compares it with answers to other "
+                    "prompts of the same step; set it to 2 or more, better 16 or more",
+                )
+            return
+        unpaired = [other for other in PREFERENCE_LOSSES.names() if not PREFERENCE_LOSSES.get(other).paired]
+        for section, rows in {"data": self.data, "evaluation": self.evaluation}.items():
+            if rows is not None and rows.type == "labels":
+                yield Violation(
+                    (section, "type"),
+                    f"{name!r} compares two answers to one prompt, and rows of `type: labels` have one each; use rows "
+                    f"of `type: pairs`, or a loss on single answers: algorithm.loss.type = {' or '.join(unpaired)}",
+                )
 
     @property
     def evaluated_rows(self) -> PairData | LabelledData | None:

@@ -182,7 +182,7 @@ def start_reference(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
-    devices = config.reference_devices
+    devices = config.resources.devices_of("reference")
     objective = PairedObjective(settings=training, loss_config=config.algorithm.loss)
     spec = rank_spec(config, model, devices, objective, total_updates=None)
     return start_engine("reference", spec, resources, devices, stack=stack, timer=timer)

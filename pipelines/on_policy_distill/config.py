@@ -11,12 +11,9 @@ from roll_like.config.algorithm import AlgorithmConfig, KLConfig
 from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, Violation
 from roll_like.config.resources import RolePlan
 from roll_like.config.rewards import OptionalRewardsConfig
-from roll_like.config.rules import POLICY_GRADIENT_RULES
-from roll_like.config.rules_algorithm import groups_can_be_compared
-from roll_like.config.rules_rewards import PROMPT_RULES
-from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.run import NAME_PATTERN
 from roll_like.config.sampling import PromptConfig
-from roll_like.config.teachers import TeacherConfigs, teacher_roles, teachers_fit
+from roll_like.config.teachers import TeacherConfigs, teacher_roles, teacher_violations
 from roll_like.registry import PIPELINES
 
 
@@ -42,90 +39,11 @@ class TeacherSignalConfig(ConfigModel):
     )
 
 
-def _with_rewards(rule: Rule) -> Rule:
-    """Return a rule that holds where the run has rewards."""
-
-    def when_there_are_rewards(config: OnPolicyDistillConfig) -> Iterator[Violation]:
-        if config.rewards.use:
-            yield from rule(config)
-
-    return when_there_are_rewards
-
-
-def _rewards_are_used(config: OnPolicyDistillConfig) -> Iterator[Violation]:
-    signal, has_rewards = config.distillation, bool(config.rewards.use)
-    if signal.reward_weight and not has_rewards:
-        yield Violation(
-            ("distillation", "reward_weight"),
-            f"{signal.reward_weight:g} of the advantages of rewards, and there are none; add `rewards.use`, or set it "
-            "to 0",
-        )
-    if has_rewards:
-        return
-    if config.critic is not None or config.algorithm.kl.use == "reward":
-        path = ("critic",) if config.critic is not None else ("algorithm", "kl", "use")
-        yield Violation(path, "it belongs to rewards, and this run has none; remove it, or add `rewards.use`")
-    filtering: list[tuple[str, ...]] = [
-        ("domains", name) for name, domain in config.domains.items() if domain.drop_zero_variance_groups
-    ]
-    if config.rollout.drop_zero_variance_groups:
-        filtering.append(("rollout", "drop_zero_variance_groups"))
-    for key in filtering:
-        yield Violation(
-            key, "without rewards no group has a signal of its own, so that all would be dropped; set it to false"
-        )
-
-
-def _teacher_has_its_place(config: OnPolicyDistillConfig) -> Iterator[Violation]:
-    signal = config.distillation
-    if signal.use == "loss":
-        if config.algorithm.kl.use != "none":
-            yield Violation(
-                ("distillation", "use"),
-                "there is room for one divergence beside the advantages, and algorithm.kl has taken it; use "
-                "`advantage`, or set algorithm.kl.use: none",
-            )
-        if signal.discount:
-            yield Violation(
-                ("distillation", "discount"),
-                "a loss looks at each token alone; remove it, or set distillation.use: advantage",
-            )
-        if config.rollout.schedule.type == "async":
-            yield Violation(
-                ("rollout", "schedule", "type"),
-                "with distillation.use: loss the teachers' divergence is not weighted for samples of older policies; "
-                "set distillation.use: advantage, or type: sync",
-            )
-    if config.rollout.temperature == 0:
-        yield Violation(
-            ("rollout", "temperature"),
-            "0 is greedy: there is no distribution to compare with a teacher's; use 1.0",
-        )
-    evaluation = config.evaluation
-    if evaluation is not None and evaluation.temperature != config.rollout.temperature:
-        yield Violation(
-            ("evaluation", "temperature"),
-            f"teachers score at the temperature that training samples at, {config.rollout.temperature:g}, and "
-            f"{evaluation.temperature:g} would be another distribution; make them equal",
-        )
-
-
-#: Rules about rewards, for runs that have some.
-_REWARD_RULES = tuple(_with_rewards(rule) for rule in (groups_can_be_compared, *PROMPT_RULES))
-
-
 @PIPELINES.register("on_policy_distill")
 class OnPolicyDistillConfig(PromptConfig):
     """One run of on-policy distillation: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.on_policy_distill.pipeline:OnPolicyDistillPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (
-        *(rule for rule in POLICY_GRADIENT_RULES if rule is not groups_can_be_compared),
-        *_REWARD_RULES,
-        _rewards_are_used,
-        _teacher_has_its_place,
-        teachers_fit,
-    )
 
     pipeline: Literal["on_policy_distill"] = Field(default="on_policy_distill", description="This pipeline.")
     name: str = Field(
@@ -140,8 +58,72 @@ class OnPolicyDistillConfig(PromptConfig):
     @property
     def roles(self) -> tuple[RolePlan, ...]:
         """The same, with the teachers."""
-        teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)
-        return (*super().roles, *teachers)
+        return (*super().roles, *teacher_roles(self.resources, self.teachers))
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages compare the samples of a group by their rewards: where there are some."""
+        return bool(self.rewards.use)
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        yield from self._reward_violations()
+        yield from self._teacher_violations()
+        domains = [source.domain_label for source in self.sources]
+        yield from teacher_violations(self.teachers, domains, self.longest_sample, self.longest_sample_terms)
+
+    def _reward_violations(self) -> Iterator[Violation]:
+        weight = self.distillation.reward_weight
+        if self.rewards.use:
+            return
+        if weight:
+            yield Violation(
+                ("distillation", "reward_weight"),
+                f"{weight:g} of the advantages of rewards, and there are none; add `rewards.use`, or set it to 0",
+            )
+        if self.critic is not None or self.algorithm.kl.use == "reward":
+            path = ("critic",) if self.critic is not None else ("algorithm", "kl", "use")
+            yield Violation(path, "it belongs to rewards, and this run has none; remove it, or add `rewards.use`")
+        filtering = [("domains", name) for name, domain in self.domains.items() if domain.drop_zero_variance_groups]
+        if self.rollout.drop_zero_variance_groups:
+            filtering.append(("rollout", "drop_zero_variance_groups"))
+        for key in filtering:
+            yield Violation(
+                key, "without rewards no group has a signal of its own, so that all would be dropped; set it to false"
+            )
+
+    def _teacher_violations(self) -> Iterator[Violation]:
+        signal, temperature = self.distillation, self.rollout.temperature
+        if signal.use == "loss":
+            if self.algorithm.kl.use != "none":
+                yield Violation(
+                    ("distillation", "use"),
+                    "there is room for one divergence beside the advantages, and algorithm.kl has taken it; use "
+                    "`advantage`, or set algorithm.kl.use: none",
+                )
+            if signal.discount:
+                yield Violation(
+                    ("distillation", "discount"),
+                    "a loss looks at each token alone; remove it, or set distillation.use: advantage",
+                )
+            if self.rollout.schedule.type == "async":
+                yield Violation(
+                    ("rollout", "schedule", "type"),
+                    "with distillation.use: loss the teachers' divergence is not weighted for samples of older "
+                    "policies; set distillation.use: advantage, or type: sync",
+                )
+        if temperature == 0:
+            yield Violation(
+                ("rollout", "temperature"),
+                "0 is greedy: there is no distribution to compare with a teacher's; use 1.0",
+            )
+        if self.evaluation is not None and self.evaluation.temperature != temperature:
+            yield Violation(
+                ("evaluation", "temperature"),
+                f"teachers score at the temperature that training samples at, {temperature:g}, and "
+                f"{self.evaluation.temperature:g} would be another distribution; make them equal",
+            )
 
     def with_teacher_in_loss(self) -> Self:
         """Return the configuration whose loss has the teachers' divergence, where that is their place.

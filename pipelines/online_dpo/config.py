@@ -7,21 +7,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from roll_like.builtin.pipelines.dpo.config import (
-    PreferenceRunConfig,
-    adapters_can_be_switched_off,
-    loss_and_reference_agree,
-)
+from roll_like.builtin.pipelines.dpo.config import PreferenceRunConfig
 from roll_like.config.base import ConfigModel, Epochs, PositiveInt, Steps, Violation
 from roll_like.config.data import PairData
 from roll_like.config.evaluation import EvaluationConfig, ScheduleConfig
 from roll_like.config.offline import steps_of
 from roll_like.config.rollout import AnswerRolloutConfig
-from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair, ranks_have_work
-from roll_like.config.rules_effect import prompts_are_shared_anyway
-from roll_like.config.rules_rewards import PROMPT_RULES
-from roll_like.config.rules_schedule import only_synchronous
-from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.run import NAME_PATTERN, shared_prompt_violations
 from roll_like.config.sampling import PromptRunConfig
 from roll_like.config.training import ReferenceSection
 from roll_like.errors import ConfigError
@@ -86,101 +78,11 @@ class PairEvaluationConfig(ScheduleConfig, PairData):
     """How progress is measured by given pairs: how often the policy prefers the chosen answer."""
 
 
-def _iterations_last(config: OnlineDPOConfig) -> Iterator[Violation]:
-    if config.pairs.epochs is not None and config.pairs.steps is not None:
-        yield Violation(
-            ("pairs", "steps"),
-            "an iteration lasts a number of `steps`, or of `epochs`, and both are set; set one of them to null",
-        )
-
-
-def _loss_takes_pairs(config: OnlineDPOConfig) -> Iterator[Violation]:
-    name = config.algorithm.loss.type
-    if not PREFERENCE_LOSSES.get(name).paired:
-        yield Violation(
-            ("algorithm", "loss", "type"),
-            f"the policy's answers become pairs, and {name!r} learns from single answers; use a loss on pairs, such as "
-            "dpo",
-        )
-
-
-def _groups_make_pairs(config: OnlineDPOConfig) -> Iterator[Violation]:
-    rollout, size = config.rollout, config.rollout.samples_per_prompt
-    if size < 2:
-        yield Violation(
-            ("rollout", "samples_per_prompt"),
-            "a pair takes two answers to one prompt; set it to 2 or more (8 is usual)",
-        )
-    if rollout.temperature == 0:
-        yield Violation(
-            ("rollout", "temperature"), "0 is greedy: all answers to a prompt are equal, so there is no pair; use 1.0"
-        )
-    if rollout.max_in_flight < size:
-        yield Violation(
-            ("rollout", "max_in_flight"),
-            f"{rollout.max_in_flight} samples at a time cannot hold one group of {size}; set it to {size} or more",
-        )
-    for name, domain in config.domains.items():
-        if domain.difficulty is not None:
-            yield Violation(
-                ("domains", name, "difficulty"),
-                "every group whose rewards differ makes pairs, whatever its difficulty; remove the key, or use "
-                "pairs.min_margin",
-            )
-
-
-def _ranks_have_work(config: OnlineDPOConfig) -> Iterator[Violation]:
-    yield from ranks_have_work(
-        config.training, config.pairs.pairs_per_step, "step", "pairs", "raise pairs.pairs_per_step"
-    )
-
-
-def _iteration_reference_is_the_policy(config: OnlineDPOConfig) -> Iterator[Violation]:
-    reference = config.reference
-    if reference is not None and reference.mode == "iteration" and reference.path is not None:
-        yield Violation(
-            ("reference", "path"),
-            "with mode: iteration the reference is the policy at the start of each iteration, and no other model; "
-            "remove the path, or set mode: cluster",
-        )
-
-
-def _answers_are_sampled(config: OnlineDPOConfig) -> Iterator[Violation]:
-    if config.replay is not None:
-        yield Violation(
-            ("rollout", "schedule", "type"),
-            "a step of online DPO trains on pairs of its iteration, which are not recorded; use sync",
-        )
-    if config.rollout.save_tokens:
-        yield Violation(
-            ("rollout", "save_tokens"),
-            "rollouts with tokens are recorded to be replayed, and online DPO cannot replay them; remove it and "
-            "save_logprobs",
-        )
-
-
 @PIPELINES.register("online_dpo")
 class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
     """One run of preference training on the policy's own answers: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.online_dpo.pipeline:OnlineDPOPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (
-        *SAMPLING_RULES,
-        *PROMPT_RULES,
-        budget_holds_a_pair,
-        prompts_are_shared_anyway,
-        loss_and_reference_agree,
-        adapters_can_be_switched_off,
-        _iterations_last,
-        _loss_takes_pairs,
-        _groups_make_pairs,
-        _ranks_have_work,
-        _iteration_reference_is_the_policy,
-        only_synchronous(
-            "an iteration trains many steps on pairs of one policy, so its answers are sampled at once; set type: sync"
-        ),
-        _answers_are_sampled,
-    )
 
     pipeline: Literal["online_dpo"] = Field(default="online_dpo", description="This pipeline.")
     name: str = Field(default="online_dpo", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
@@ -195,6 +97,73 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
     pair_evaluation: PairEvaluationConfig | None = Field(
         default=None, description="How progress is measured by given pairs; none by default."
     )
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        pairs, reference = self.pairs, self.reference
+        longest, terms = self.longest_sample, self.longest_sample_terms
+        yield from self.training.budget_violations("training", longest, terms, pairs=True)
+        yield from self.training.ranks_have_work(pairs.pairs_per_step, "step", "pairs", "raise pairs.pairs_per_step")
+        yield from shared_prompt_violations(self.pipeline, self.training)
+        if pairs.epochs is not None and pairs.steps is not None:
+            yield Violation(
+                ("pairs", "steps"),
+                "an iteration lasts a number of `steps`, or of `epochs`, and both are set; set one of them to null",
+            )
+        name = self.algorithm.loss.type
+        if not PREFERENCE_LOSSES.get(name).paired:
+            yield Violation(
+                ("algorithm", "loss", "type"),
+                f"the policy's answers become pairs, and {name!r} learns from single answers; use a loss on pairs, "
+                "such as dpo",
+            )
+        if reference is not None and reference.mode == "iteration" and reference.path is not None:
+            yield Violation(
+                ("reference", "path"),
+                "with mode: iteration the reference is the policy at the start of each iteration, and no other model; "
+                "remove the path, or set mode: cluster",
+            )
+        yield from self._rollout_violations()
+
+    def _rollout_violations(self) -> Iterator[Violation]:
+        """Yield answers that cannot become pairs of an iteration."""
+        rollout = self.rollout
+        if rollout.samples_per_prompt < 2:
+            yield Violation(
+                ("rollout", "samples_per_prompt"),
+                "a pair takes two answers to one prompt; set it to 2 or more (8 is usual)",
+            )
+        if rollout.temperature == 0:
+            yield Violation(
+                ("rollout", "temperature"),
+                "0 is greedy: all answers to a prompt are equal, so there is no pair; use 1.0",
+            )
+        yield from rollout.flight_violations()
+        for name, domain in self.domains.items():
+            if domain.difficulty is not None:
+                yield Violation(
+                    ("domains", name, "difficulty"),
+                    "every group whose rewards differ makes pairs, whatever its difficulty; remove the key, or use "
+                    "pairs.min_margin",
+                )
+        if rollout.schedule.type == "async":
+            yield Violation(
+                ("rollout", "schedule", "type"),
+                "an iteration trains many steps on pairs of one policy, so its answers are sampled at once; set type: "
+                "sync",
+            )
+        if self.replay is not None:
+            yield Violation(
+                ("rollout", "schedule", "type"),
+                "a step of online DPO trains on pairs of its iteration, which are not recorded; use sync",
+            )
+        if rollout.save_tokens:
+            yield Violation(
+                ("rollout", "save_tokens"),
+                "rollouts with tokens are recorded to be replayed, and online DPO cannot replay them; remove it and "
+                "save_logprobs",
+            )
 
     def evaluating(self, model: str) -> Self:
         """Return the same configuration for another model, which is compared with the reference of this one.

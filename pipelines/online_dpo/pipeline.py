@@ -62,17 +62,17 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
     @classmethod
     def build(cls, config: OnlineDPOConfig, run: RunContext) -> Self:
         """Start trainer, engines and reward workers side by side, and put the parts together."""
-        state, mapping, evaluated = run.state, config.resources.device_mapping, _evaluated_pairs(config)
+        state, resources, evaluated = run.state, config.resources, _evaluated_pairs(config)
         prompts = PromptWorkers(config, run.resources, run.stack)
         with starting_workers(config, run, prompts) as workers:
             add = workers.gpu_sharing.add
             workers.actor = trainer = start_trainer(
                 config, workers.model, objective_of(config), run.resources, run.stack, timer=state.timer
             )
-            add(trainer, mapping.training)
+            add(trainer, resources.devices_of("training"))
             refreshed = RefreshedReference(partial(whole_logprobs, trainer)) if _refreshes(config) else None
             reference = refreshed or live_reference(
-                config, run, trainer, lambda engine: add(engine, mapping.reference or mapping.training)
+                config, run, trainer, lambda engine: add(engine, resources.devices_of("reference"))
             )
             # given pairs are compared with the starting policy throughout
             asked = [] if evaluated is None else evaluated.sequences

@@ -12,9 +12,7 @@ from roll_like.config.data import PairSource, RowLimits
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelTask
 from roll_like.config.offline import OfflineRunConfig
-from roll_like.config.rules import budget_holds_a_pair
-from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.training import TrainingConfig
+from roll_like.config.run import NAME_PATTERN
 from roll_like.registry import PIPELINES
 
 
@@ -64,23 +62,11 @@ class RewardModelEvaluationConfig(RowsEvaluationConfig[ScoredPairSource]):
     """How progress is measured: on pairs that are not trained on."""
 
 
-def scores_have_no_vocabulary(config: RewardModelRunConfig) -> Iterator[Violation]:
-    """Yield chunks of logits, which a model with one score does not have."""
-    for name in ("logprob_chunk_tokens", "logprob_chunk_vocab"):
-        if getattr(config.training, name) != TrainingConfig.model_fields[name].default:
-            yield Violation(
-                ("training", name),
-                "a reward model has one output, a score, and computes no logits that could be cut into chunks; remove "
-                "it (max_tokens_per_micro_batch bounds the memory of a forward pass)",
-            )
-
-
 @PIPELINES.register("reward_model")
 class RewardModelRunConfig(OfflineRunConfig):
     """One run that trains a reward model: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.reward_model.pipeline:RewardModelPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_pair, scores_have_no_vocabulary)
     task: ClassVar[ModelTask] = "text-classification"
 
     pipeline: Literal["reward_model"] = Field(default="reward_model", description="This pipeline.")
@@ -92,3 +78,15 @@ class RewardModelRunConfig(OfflineRunConfig):
     evaluation: RewardModelEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on pairs that are not trained on; none by default."
     )
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        longest, terms = self.longest_sample, self.longest_sample_terms
+        yield from self.training.budget_violations("training", longest, terms, pairs=True)
+        for name in self.training.changed("logprob_chunk_tokens", "logprob_chunk_vocab"):
+            yield Violation(
+                ("training", name),
+                "a reward model has one output, a score, and computes no logits that could be cut into chunks; remove "
+                "it (max_tokens_per_micro_batch bounds the memory of a forward pass)",
+            )

@@ -6,9 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.rules import POLICY_GRADIENT_RULES
-from roll_like.config.rules_rewards import PROMPT_RULES
-from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.run import NAME_PATTERN
 from roll_like.config.sampling import PromptConfig
 from roll_like.registry import PIPELINES
 
@@ -19,7 +17,6 @@ class RLVRConfig(PromptConfig):
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.rlvr.pipeline:RLVRPipeline"
     takes_images: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *PROMPT_RULES)
 
     pipeline: Literal["rlvr"] = Field(default="rlvr", description="This pipeline.")
     name: str = Field(default="rlvr", pattern=NAME_PATTERN, description="Name of the run and of its folder.")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import PositiveInt
+from roll_like.config.base import PositiveInt, Violation
 from roll_like.config.data import ConversationData, ConversationSource
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.offline import OfflineRunConfig
-from roll_like.config.rules import budget_holds_a_sample
-from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.run import NAME_PATTERN
 from roll_like.registry import PIPELINES
 
 
@@ -35,7 +35,6 @@ class SFTConfig(OfflineRunConfig):
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.sft.pipeline:SFTPipeline"
     takes_images: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_sample)
 
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")
     name: str = Field(default="sft", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
@@ -43,3 +42,8 @@ class SFTConfig(OfflineRunConfig):
     evaluation: SFTEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."
     )
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        yield from self.training.budget_violations("training", self.longest_sample, self.longest_sample_terms)

@@ -175,7 +175,7 @@ def _in_transit(config: RunConfig, shapes: Mapping[str, ModelShape]) -> Parts:
         bucket = GPU_BUCKET_BYTES + largest
         sent = {("training", "tensors in transit"): bucket, ("training", "transfer buffers"): 2 * bucket}
         return sent | {("inference", "transfer buffers"): 2 * bucket}
-    if _shared(config, config.resources.device_mapping.training):
+    if _shared(config, config.resources.devices_of("training")):
         buffers = 2 * max(GPU_BUCKET_BYTES, largest)
         return {("training", "tensor in transit"): largest, ("training", "transfer buffers"): buffers}
     return {("training", "tensor in transit"): largest, ("inference", "tensor in transit"): largest}
@@ -199,7 +199,7 @@ def _shared(config: RunConfig, devices: DeviceRange) -> bool:
     """Return whether engines take turns with the models on these GPUs."""
     if not isinstance(config, SamplingRunConfig) or config.replay is not None:
         return False
-    return engines_share_gpus(config.resources) and devices.overlaps(config.resources.device_mapping.inference)
+    return engines_share_gpus(config.resources) and devices.overlaps(config.resources.devices_of("inference"))
 
 
 def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | None:

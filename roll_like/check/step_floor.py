@@ -61,7 +61,7 @@ def step_floor(config: RunConfig, made: Plan, shape: ModelShape, moved: int, gpu
 
 def generation_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) -> float:
     """Return the least seconds of sampling: each decoding step reads the weights and the cache of what is running."""
-    gpus = len(config.resources.device_mapping.inference) // config.inference.replicas
+    gpus = len(config.resources.devices_of("inference")) // config.inference.replicas
     samples = math.ceil(config.rollout.groups * config.rollout.samples_per_group / config.inference.replicas)
     running = min(config.inference.max_running, samples)
     response = config.rollout.max_response_tokens
@@ -100,6 +100,6 @@ def sync_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) ->
         return adapters / (kind.host_gb_per_second * 1e9)
     size = shape.parameters * bytes_per_value(config)
     if engines_share_gpus(config.resources):
-        gpus = len(config.resources.device_mapping.inference) // config.inference.replicas
+        gpus = len(config.resources.devices_of("inference")) // config.inference.replicas
         return 2 * size / gpus / (kind.memory_gb_per_second * 1e9)
     return size / (kind.link_gb_per_second * 1e9)

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll_like.cluster.address import node_address
 from roll_like.cluster.worker_restarts import RestartCallback, to_stderr
-from roll_like.config.resources import DeviceRange, HardwareConfig
+from roll_like.config.resources import DeviceRange, ResourcesConfig
 from roll_like.errors import ResourceError
 
 
@@ -79,7 +79,7 @@ class ResourceManager:
         config: The `resources` section.
     """
 
-    def __init__(self, config: HardwareConfig) -> None:
+    def __init__(self, config: ResourcesConfig) -> None:
         self.config = config
         self._groups: list[PlacementGroup] = []
         #: The GPUs of the run in the order of its devices, once they are allocated; none on CPU.

@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 
 from roll_like.cluster import guardian
 from roll_like.cluster.resources import INSTALL_FOR_GPUS, torch_without_gpus
-from roll_like.config.resources import HardwareConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import STOPPING, ResourceError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -86,7 +86,7 @@ class RaySession:
 
     def __init__(
         self,
-        config: HardwareConfig,
+        config: ResourcesConfig,
         log_dir: Path,
         *,
         checkpoints: Path | None = None,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveFloat, PositiveInt
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveFloat, PositiveInt, Violation
+from roll_like.config.resources import ResourcesConfig
+from roll_like.config.rollout import AsyncSchedule, GroupRolloutConfig
+from roll_like.config.training import CriticConfig, ReferenceConfig, TrainingConfig
 from roll_like.registry import ADVANTAGES, LOSSES
 
 Statistics = Literal["none", "group", "batch", "running"]
@@ -103,13 +107,12 @@ class CorrectionConfig(ConfigModel):
     def _bounds_are_read(self) -> Self:
         if self.type != "masked" and self.floor is not None:
             raise ValueError("floor is read with type: masked only; set that, or remove floor")
-        for name in ("level", "cap") if self.type == "none" else ():
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"found {name}: {value} with type: none, which has no importance weights; set type: truncated (or "
-                    f"masked), or remove {name}{' (reject has a level of its own)' if name == 'level' else ''}"
-                )
+        for name in self.changed("level", "cap") if self.type == "none" else ():
+            raise ValueError(
+                f"found {name}: {getattr(self, name)} with type: none, which has no importance weights; set type: "
+                f"truncated (or masked), or remove {name}"
+                + (" (reject has a level of its own)" if name == "level" else "")
+            )
         if self.floor is not None and self.floor >= self.cap:
             raise ValueError(f"the band [{self.floor:g}, {self.cap:g}] is empty; set floor below cap")
         return self
@@ -230,3 +233,134 @@ class AlgorithmConfig(ConfigModel):
         description="For mixtures of experts: compute each token in training with the experts that the inference "
         "engine computed it with (docs/moe.md).",
     )
+
+    def violations(self, rollout: GroupRolloutConfig, longest_response: int) -> Iterator[Violation]:
+        """Yield settings that cannot work together, or have no effect.
+
+        Args:
+            rollout: What a step samples.
+            longest_response: Most tokens that are sampled of one sample.
+        """
+        if self.loss.type == "topr" and self.updates_per_step == 1 and self.old_logprobs != "behaviour":
+            yield Violation(
+                ("algorithm", "old_logprobs"),
+                "topr tapers by the ratio to the policy that sampled, but with one update the old policy is the "
+                "current one and every ratio is 1; set old_logprobs: behaviour",
+            )
+        correction = self.correction
+        if self.old_logprobs == "behaviour" and correction.type != "none":
+            for name in correction.changed():
+                yield Violation(
+                    ("algorithm", "correction", name),
+                    "with old_logprobs: behaviour the old policy is the one that sampled, so each importance weight "
+                    "π_old/μ is 1 and `correction` has no effect; remove it, or set old_logprobs: recompute",
+                )
+        for name in self.kl.changed("coefficient", "estimator") if self.kl.use == "none" else ():
+            yield Violation(
+                ("algorithm", "kl", name),
+                "there is no KL penalty with use: none, so this has no effect; set algorithm.kl.use: loss or reward, "
+                "or remove it",
+            )
+        yield from self._shaping_violations(rollout, longest_response)
+        if isinstance(rollout.schedule, AsyncSchedule):
+            yield from self._staleness_violations(rollout.schedule)
+
+    def _shaping_violations(self, rollout: GroupRolloutConfig, longest_response: int) -> Iterator[Violation]:
+        shaping, key = self.reward_shaping, ("algorithm", "reward_shaping")
+        if rollout.samples_per_group == 1:
+            for name in ("mean", "std"):
+                if getattr(shaping.normalise, name) == "group":
+                    yield Violation(
+                        (*key, "normalise", name),
+                        "a group of one has no statistics of its own; use batch or running, or more "
+                        f"{rollout.samples_key}",
+                    )
+            if shaping.length_penalty is not None and shaping.length_penalty.type == "group":
+                yield Violation(
+                    (*key, "length_penalty", "type"),
+                    f"a group of one has no shortest and longest response; use linear, or more {rollout.samples_key}",
+                )
+        if shaping.overlong is not None and shaping.overlong.buffer_tokens > longest_response:
+            yield Violation(
+                (*key, "overlong", "buffer_tokens"),
+                f"{shaping.overlong.buffer_tokens} tokens before the limit is before the start: a sample has at most "
+                f"{longest_response} sampled tokens; set it to that or less",
+            )
+        if self.advantage.type == "gdpo":
+            why = "gdpo standardises every configured reward on its own and never looks at their sum"
+            if self.kl.use == "reward":
+                yield Violation(("algorithm", "kl", "use"), f"{why}, so a penalty in the reward is lost; set use: loss")
+            if shaping.clip is not None or {shaping.normalise.mean, shaping.normalise.std} != {"none"}:
+                yield Violation(key, f"{why}, so normalise and clip have no effect; remove them")
+
+    def _staleness_violations(self, schedule: AsyncSchedule) -> Iterator[Violation]:
+        """Yield a loss that takes samples of older policies for the current policy's own."""
+        old = f"with rollout.schedule: async samples are up to {schedule.max_staleness} versions old, and"
+        if self.old_logprobs == "behaviour" and not LOSSES.get(self.loss.type).uses_old_policy(self.loss):
+            yield Violation(
+                ("algorithm", "old_logprobs"),
+                f"{old} `behaviour` leaves their correction to the loss's ratio, which {self.loss.type} does not use; "
+                "set auto with algorithm.correction.type: truncated (or masked)",
+            )
+        if self.correction.type == "none" and self.old_logprobs != "behaviour":
+            yield Violation(
+                ("algorithm", "correction", "type"),
+                f"{old} `none` treats them as the current policy's own, which is biased; set truncated (or masked), or "
+                "algorithm.old_logprobs: behaviour",
+            )
+
+    def update_violations(self, rollout: GroupRolloutConfig, training: TrainingConfig) -> Iterator[Violation]:
+        """Yield a step that cannot be divided into equal updates, or updates among ranks."""
+        updates, what = self.updates_per_step, rollout.groups_key.removesuffix("_per_step")
+        if rollout.groups % updates:
+            near = [n for n in range(1, rollout.groups + 1) if rollout.groups % n == 0]
+            yield Violation(
+                ("algorithm", "updates_per_step"),
+                f"{rollout.groups} {what} cannot be divided into {updates} equal "
+                f"updates; use one of {', '.join(map(str, near))}, or change rollout.{rollout.groups_key}",
+            )
+            return
+        samples = rollout.groups // updates * rollout.samples_per_group
+        yield from training.ranks_have_work(samples, "update", "samples", f"more {what} or samples per update")
+
+    def model_violations(
+        self, reference: ReferenceConfig | None, critic: CriticConfig | None, resources: ResourcesConfig
+    ) -> Iterator[Violation]:
+        """Yield models beside the policy that are needed and not there, or there and not needed."""
+        use, name = self.kl.use, self.advantage.type
+        needed = ADVANTAGES.get(name).needs_critic
+        if use != "none" and reference is None:
+            yield Violation(
+                ("algorithm", "kl", "use"),
+                f"{use!r} compares with a reference model, but there is no `reference` section; "
+                "add `reference: {}`, or set algorithm.kl.use: none",
+            )
+        if use == "none" and reference is not None:
+            yield Violation(
+                ("reference",),
+                "a reference model would be loaded and never used, because algorithm.kl.use is none; "
+                "remove the section, or set algorithm.kl.use: loss (or reward)",
+            )
+        if needed and critic is None:
+            yield Violation(
+                ("algorithm", "advantage", "type"),
+                f"{name!r} compares rewards with the values of a critic, but there is no `critic` section; add "
+                "`critic: {}`, or use an estimator without one (grpo, rloo, reinforce_plus_plus)",
+            )
+        if not needed and critic is not None:
+            yield Violation(
+                ("critic",),
+                f"a critic would be trained and never used, because algorithm.advantage {name!r} needs none; remove "
+                "the section, or use algorithm.advantage: gae",
+            )
+        further = {
+            "reference": (reference, "and a KL term"),
+            "critic": (critic, "and an advantage estimator that learns values"),
+        }
+        for role, (section, also) in further.items():
+            if section is None and resources.own_devices(role) is not None:
+                yield Violation(
+                    ("resources", "device_mapping", role),
+                    f"these devices would stay idle, because there is no `{role}` section; remove the key, "
+                    f"or add `{role}: {{}}` {also}",
+                )

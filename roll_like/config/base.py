@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,11 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.level}: {self.key}: {self.message}"
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once, sorted."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def raise_violations(title: str, violations: Iterable[Violation]) -> None:
@@ -109,6 +115,13 @@ class ConfigModel(BaseModel):
             ValidationError: Everything that is wrong with it, as pydantic lists it.
         """
         return super().model_validate(values)
+
+    def changed(self, *keys: str) -> list[str]:
+        """Return which of some keys, or of all, do not have their defaults."""
+        fields = type(self).model_fields
+        return [
+            key for key in keys or fields if getattr(self, key) != fields[key].get_default(call_default_factory=True)
+        ]
 
     @field_validator("*", mode="before")
     @classmethod

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt
+from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Violation, repeated
 
 
 def is_dataset(value: Any) -> bool:
@@ -132,6 +132,37 @@ class SourceConfig(ConfigModel):
                 raise ValueError(f"`rows` are here as they are, and have no {useless[0]}; remove it, or set a `path`")
         return self
 
+    def violations(self, section: str, index: int, epochs: float | None) -> Iterator[Violation]:
+        """Yield what has no meaning for a source that is trained on, or that is measured on.
+
+        What is read as steps need it has no end: neither a pass over it nor an evaluation on all of it is possible.
+
+        Args:
+            section: `data`, or the key of an evaluation.
+            index: The source's place there.
+            epochs: Passes that the run makes over its data; None where it counts steps.
+        """
+        if section == "data":
+            if self.streaming and epochs is not None:
+                yield Violation(
+                    ("epochs",),
+                    f"data.sources.{index} is read as steps need it, and how many rows it has is not known; set "
+                    "`steps`, and epochs: null",
+                )
+            return
+        if self.streaming:
+            yield Violation(
+                (section, "sources", index, "streaming"),
+                "an evaluation measures all rows; remove it, and take a part of the rows where they are many "
+                "(`split: test[:1000]` of a hub dataset)",
+            )
+        if self.weight != 1.0:
+            yield Violation(
+                (section, "sources", index, "weight"),
+                "an evaluation goes through every row once, so a weight has no effect; remove it (the weights of "
+                "data.sources have one)",
+            )
+
     @property
     def label(self) -> str:
         """Its `name`, or the stem of its path."""
@@ -207,9 +238,7 @@ class DataConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        names = [source.label for source in self.sources]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := repeated(source.label for source in self.sources):
             raise ValueError(f"two sources are called {twice[0]!r}; give each a `name` of its own")
         return self
 

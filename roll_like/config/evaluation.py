@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Generic
 
 from pydantic import Field, field_validator, model_validator
 
-from roll_like.config.base import ConfigModel, PositiveInt
+from roll_like.config.base import ConfigModel, PositiveInt, Violation, repeated
 from roll_like.config.data import DataSource, SourceT, as_section
 from roll_like.config.inference import BASE, POLICY
 
@@ -17,6 +18,13 @@ class ScheduleConfig(ConfigModel):
     every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
     before: bool = Field(default=True, description="Evaluate before the first step.")
     after: bool = Field(default=True, description="Evaluate after the last step.")
+
+    def violations(self, key: str) -> Iterator[Violation]:
+        """Yield what keeps the evaluation at a key from measuring something."""
+        if not (self.before or self.after or self.every):
+            yield Violation(
+                (key,), "it would never run: before and after are false and every is 0; set one, or remove it"
+            )
 
     def due(self, finished: int, steps: int) -> bool:
         """Return whether to evaluate after so many of all steps."""
@@ -43,6 +51,16 @@ class EvaluationSchedule(ScheduleConfig):
         """K of avg@k and pass@k."""
         return int(getattr(self, self.samples_key))
 
+    def violations(self, key: str) -> Iterator[Violation]:
+        """Yield what keeps the evaluation at a key from measuring something."""
+        yield from super().violations(key)
+        if self.temperature == 0 and self.samples_per_group > 1:
+            yield Violation(
+                (key, self.samples_key),
+                f"at temperature 0 all {self.samples_per_group} samples of a group are equal; set it to 1, or "
+                f"{key}.temperature above 0",
+            )
+
 
 class EvaluationConfig(EvaluationSchedule):
     """How progress is measured on tasks that are not trained on."""
@@ -68,6 +86,14 @@ class EvaluationConfig(EvaluationSchedule):
         "`eval/adapter/NAME/…`, as `base_model` is. Each is a directory in PEFT's format, such as the `model/adapter` "
         "of a run.",
     )
+
+    def violations(self, key: str) -> Iterator[Violation]:
+        """Yield what keeps the evaluation at a key from measuring something."""
+        yield from super().violations(key)
+        for name in repeated(source.label for source in self.sources):
+            yield Violation(
+                (key, "sources"), f"two evaluation sources are called {name!r}; give each a `name` of its own"
+            )
 
     @field_validator("adapters")
     @classmethod

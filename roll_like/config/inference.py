@@ -6,7 +6,7 @@ under `roll_like/inference/` or by a user's module. Nothing outside that folder 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -14,7 +14,8 @@ from pydantic import Field
 
 from roll_like.config.base import PluginConfig, PluginSetting, PositiveFloat, PositiveInt, Violation
 from roll_like.config.model import Precision
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
+from roll_like.config.training import LoRAConfig
 from roll_like.registry import INFERENCE_ENGINES
 
 #: What a request is computed with: the model in training, or what its adapter is beside, without any adapter. Other
@@ -36,11 +37,11 @@ class WeightTransport:
     """
 
     name: str
-    works: Callable[[SamplingResourcesConfig], bool]
+    works: Callable[[ResourcesConfig], bool]
 
 
-def _same_gpus(resources: SamplingResourcesConfig) -> bool:
-    return resources.device_mapping.training.overlaps(resources.device_mapping.inference)
+def _same_gpus(resources: ResourcesConfig) -> bool:
+    return resources.devices_of("training").overlaps(resources.devices_of("inference"))
 
 
 #: From a trainer on the same GPUs.
@@ -123,7 +124,7 @@ class EngineConfig(PluginConfig):
         del device
         return None
 
-    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
+    def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
         """Yield what cannot work on a run's hardware."""
         del resources
         yield from ()
@@ -166,7 +167,7 @@ def default_engine() -> EngineConfig:
     return config
 
 
-def weight_backend(engine: EngineConfig, resources: SamplingResourcesConfig, *, adapters: bool = False) -> str | None:
+def weight_backend(engine: EngineConfig, resources: ResourcesConfig, *, adapters: bool = False) -> str | None:
     """Return the name of the engine's fastest transport that works on a run's hardware; None where none does.
 
     Args:
@@ -178,7 +179,113 @@ def weight_backend(engine: EngineConfig, resources: SamplingResourcesConfig, *, 
     return next((transport.name for transport in transports if transport.works(resources)), None)
 
 
-def engines_share_gpus(resources: SamplingResourcesConfig) -> bool:
+def engines_share_gpus(resources: ResourcesConfig) -> bool:
     """Return whether other models compute on the engines' GPUs, so that they take turns; never on CPU."""
-    mapping = resources.device_mapping
-    return resources.device != "cpu" and any(devices.overlaps(mapping.inference) for devices in mapping.models)
+    engines, models = resources.devices_of("inference"), ("training", "reference", "critic")
+    return resources.device != "cpu" and any(resources.devices_of(model).overlaps(engines) for model in models)
+
+
+def engine_violations(engine: EngineConfig, resources: ResourcesConfig) -> Iterator[Violation]:
+    """Yield what an engine cannot do on a run's hardware, and settings of it that have no effect."""
+    per_engine = len(resources.devices_of("inference")) // engine.replicas
+    if resources.device == "cuda" and per_engine > 1 and not engine.capabilities.tensor_parallel:
+        yield Violation(
+            ("inference", "replicas"),
+            f"the engine {engine.type!r} cannot divide a model among GPUs, and each replica would have {per_engine}; "
+            f"set it to {len(resources.devices_of('inference'))}, or use inference.type: {DEFAULT_ENGINE}",
+        )
+    if weight_backend(engine, resources) is None:
+        here = [transport.name for transport in WEIGHT_TRANSPORTS if transport.works(resources)]
+        taken = sorted(transport.name for transport in engine.capabilities.weight_transports)
+        yield Violation(
+            ("inference", "type"),
+            f"weights would travel to the engines by {' or '.join(here)} here, and the engine "
+            f"{engine.type!r} takes them by {', '.join(taken)}; use inference.type: {DEFAULT_ENGINE}, or one node",
+        )
+    if not engine.capabilities.prompt_logprobs:
+        for key in engine.changed("probe_every", "probe_tolerance"):
+            yield Violation(
+                ("inference", key),
+                f"the engine {engine.type!r} does not tell the log-probabilities of given tokens, so nothing is "
+                f"probed and this has no effect; remove it, or use inference.type: {DEFAULT_ENGINE}",
+            )
+    yield from engine.violations(resources)
+
+
+def adapter_violations(
+    engine: EngineConfig, lora: LoRAConfig | None, keys: Sequence[str], *, alone: bool
+) -> Iterator[Violation]:
+    """Yield what asks for adapters, or for the base model beside them, of engines that have merged weights.
+
+    Args:
+        engine: The `inference` section.
+        lora: `training.lora`.
+        keys: Keys that need the base model beside the policy's adapter.
+        alone: Whether adapters may be sent alone.
+    """
+    if engine.sends_adapters and lora is None:
+        yield Violation(
+            ("inference", "lora"),
+            "true sends adapters, and the trainer has none; add `training.lora: {}`, or remove the key",
+        )
+    elif engine.sends_adapters and not alone:
+        yield Violation(
+            ("inference", "lora"),
+            "true sends adapters alone, to engines that load the base unquantised, and the trainer computes with it in "
+            "4 bits (training.lora.quantization), so log-probabilities would differ; set it to false, which sends the "
+            "dequantised base with adapters merged, or remove the key",
+        )
+    for key in () if alone else keys:
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        if lora is None:
+            yield Violation(
+                path,
+                "engines have the base model beside the policy only where adapters are trained; add "
+                "`training.lora: {}`, or change this (`roll-like eval --model` measures other models)",
+            )
+        else:
+            way_out = "use inference.type: vllm without `lora: false`"
+            if lora.quantization is not None:
+                way_out = "remove training.lora.quantization"
+            yield Violation(
+                path,
+                "adapters are merged into the weights of these engines, which have no base model then; "
+                f"{way_out}, or change this",
+            )
+
+
+def window_violations(window: int | None, longest: int, terms: str, what: str) -> Iterator[Violation]:
+    """Yield a window (`inference.max_model_len`) that is shorter than the longest sample of a kind.
+
+    Args:
+        window: In tokens; None where it follows from the samples.
+        longest: In tokens.
+        terms: The keys that this follows from.
+        what: What is meant: `sample`.
+    """
+    if window is not None and window < longest:
+        yield Violation(
+            ("inference", "max_model_len"),
+            f"{window} tokens cannot hold the longest {what} ({terms}); set it to {longest} or more, or leave it out",
+        )
+
+
+def pause_violations(engine: EngineConfig, resources: ResourcesConfig) -> Iterator[Violation]:
+    """Yield an engine that cannot freeze requests while the trainer works on its devices, as `async` asks for."""
+    devices = resources.devices_of("inference")
+    if resources.devices_of("training").overlaps(devices) and not engine.capabilities.pause:
+        yield Violation(
+            ("rollout", "schedule", "type"),
+            f"trainer and engines share the devices {devices}, so requests under way have to pause while it "
+            f"trains, and the engine {engine.type!r} cannot; give resources.device_mapping.inference devices "
+            "of its own, or set type: sync",
+        )
+    elif engines_share_gpus(resources) and not engine.sleeps(shares_gpus=True):
+        able = engine.capabilities.sleep
+        awake = "inference.sleep: false" if able else f"the engine {engine.type!r} cannot free it"
+        yield Violation(
+            ("rollout", "schedule", "type"),
+            f"engines share the GPUs {devices} with models, and keep their memory and requests there while "
+            f"these compute ({awake}); give resources.device_mapping.inference GPUs of its "
+            "own, or set type: sync",
+        )

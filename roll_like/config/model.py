@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from roll_like.config.base import ConfigModel
+from roll_like.config.base import ConfigModel, Violation
 from roll_like.types import ReasoningTags
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -88,6 +89,13 @@ class ModelConfig(ConfigModel):
         if isinstance(self.reasoning, ReasoningConfig):
             return ReasoningTags(open=self.reasoning.open, close=self.reasoning.close)
         return self.reasoning
+
+    def violations(self, device: str) -> Iterator[Violation]:
+        """Yield a precision that the device does not compute in."""
+        if device == "cpu" and self.dtype == "float16":
+            yield Violation(
+                ("model", "dtype"), "float16 is slow and overflows on CPU; use bfloat16, or float32 on CPUs without it"
+            )
 
     def at(self, path: str) -> ModelConfig:
         """Return the section for another model as it is: with all its layers, and no revision of this one's."""

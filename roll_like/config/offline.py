@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction as Ratio
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
 from roll_like.config.base import Epochs, Steps, Violation
 from roll_like.config.data import RowLimits
 from roll_like.config.evaluation import RowsEvaluationConfig
-from roll_like.config.resources import TrainerResourcesConfig
-from roll_like.config.rules import RUN_RULES, ranks_have_work
-from roll_like.config.rules_effect import prompts_are_shared_anyway
-from roll_like.config.run import ALWAYS_SHARED, Rule, RunConfig
+from roll_like.config.resources import TrainerResources
+from roll_like.config.run import ALWAYS_SHARED, RunConfig, shared_prompt_violations
 
 
 def steps_of(epochs: float, items: int, per_step: int) -> int:
@@ -27,36 +25,15 @@ def steps_of(epochs: float, items: int, per_step: int) -> int:
     return math.ceil(Ratio(str(epochs)) * items / per_step)
 
 
-def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
-    if config.steps is None and config.epochs is None:
-        found = "neither is set; set one of them"
-    elif config.steps is not None and config.epochs is not None:
-        found = (
-            f"both are set; keep steps: {config.steps} with epochs: null, or epochs: {config.epochs:g} with steps: null"
-        )
-    else:
-        return
-    yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}")
-
-
-def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
-    count, what = config.items_per_step
-    yield from ranks_have_work(config.training, count, "step", what, f"raise data.{what}_per_step")
-
-
 class OfflineRunConfig(RunConfig):
     """A run that learns from given data, a step at a time."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (*RUN_RULES, _steps_or_epochs, _ranks_have_work, prompts_are_shared_anyway)
 
     steps: Steps | None = Field(default=None, description="Steps to train; or set `epochs`.")
     epochs: Epochs | None = Field(
         default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
     )
     data: RowLimits = Field(description="What the model learns from, and how much of it in a step.")
-    resources: TrainerResourcesConfig = Field(
-        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
-    )
+    resources: TrainerResources
 
     if TYPE_CHECKING:  # declared by each pipeline, with sources of its own kind
         evaluation: RowsEvaluationConfig[Any] | None
@@ -99,6 +76,21 @@ class OfflineRunConfig(RunConfig):
         if self.steps is None:
             raise ValueError("the steps of `epochs` follow from the data; use `lasting`")
         return self.steps
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        if (self.steps is None) == (self.epochs is None):
+            found = "neither is set; set one of them"
+            if self.steps is not None:
+                found = (
+                    f"both are set; keep steps: {self.steps} with epochs: null, or epochs: {self.epochs:g} with steps: "
+                    "null"
+                )
+            yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}")
+        count, what = self.items_per_step
+        yield from self.training.ranks_have_work(count, "step", what, f"raise data.{what}_per_step")
+        yield from shared_prompt_violations(self.pipeline, self.training)
 
     def steps_for(self, items: int) -> int:
         """Return the steps of a run whose data has so many samples or pairs."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt
+from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
+from roll_like.registry import ADVANTAGES
 
 
 class SamplingConfig(ConfigModel):
@@ -127,6 +128,72 @@ class GroupRolloutConfig(SamplingConfig):
         "advantage, for the page of `roll-like rollouts RUN -o PAGE.html`. Costs one more forward pass a step, and 8 "
         "bytes a token.",
     )
+
+    def replacement_violations(self, domains: Iterable[bool]) -> Iterator[Violation]:
+        """Yield room for further groups where no group is ever turned down.
+
+        Args:
+            domains: Which domains replace groups by a setting of their own.
+        """
+        if self.max_oversampling != 1.0 and not (self.drop_zero_variance_groups or any(domains)):
+            yield Violation(
+                ("rollout", "max_oversampling"),
+                f"{self.max_oversampling:g} makes room for groups that replace others, and no filter turns one down; "
+                "remove it, or set drop_zero_variance_groups: true",
+            )
+
+    def ratio_violations(self) -> Iterator[Violation]:
+        """Yield sampling from another distribution than the one that the trainer computes ratios with."""
+        for name in self.changed("top_p", "top_k"):
+            whole = type(self).model_fields[name].default
+            yield Violation(
+                ("rollout", name),
+                f"{getattr(self, name):g} leaves tokens out when answers are sampled, and the trainer computes "
+                "probabilities over the whole vocabulary: importance ratios and KL terms would compare different "
+                "distributions, and no weight corrects for tokens that are never sampled; set it to "
+                f"{whole:g}. For less exploration lower rollout.temperature, which the trainer follows "
+                "(evaluation.top_p may be below 1)",
+            )
+        if isinstance(self.schedule, AsyncSchedule) and getattr(self, "redundant_samples", None):
+            yield Violation(
+                ("rollout", "redundant_samples"),
+                "keeping the first samples of a group prefers short answers, and with rollout.schedule: async no step "
+                "waits for the slow ones; set it to 0",
+            )
+
+    def comparison_violations(self, estimator: str) -> Iterator[Violation]:
+        """Yield groups that leave an advantage estimator nothing to compare a sample with."""
+        least, compared = ADVANTAGES.get(estimator).minimum_samples_per_prompt, ADVANTAGES.get(estimator).compares_with
+        size, key = self.samples_per_group, self.samples_key
+        if size < least:
+            yield Violation(
+                ("rollout", key),
+                f"algorithm.advantage {estimator!r} compares a sample with {compared}, and a group of "
+                f"{'one' if size == 1 else size} has nothing to compare with: every advantage would be 0; set "
+                f"{key} to {least} or more (8 is usual), or use algorithm.advantage: reinforce_plus_plus",
+            )
+        if size == 1 and self.drop_zero_variance_groups:
+            yield Violation(
+                ("rollout", "drop_zero_variance_groups"),
+                f"a group of one always has equal rewards, so every group would be dropped; set {key} to 2 or "
+                "more, or drop_zero_variance_groups: false",
+            )
+        if self.temperature == 0:
+            yield Violation(
+                ("rollout", "temperature"),
+                "0 is greedy: nothing is explored and all samples of a prompt are equal, so every advantage would be "
+                "0; use 1.0 for training (evaluation.temperature may be 0)",
+            )
+        yield from self.flight_violations()
+
+    def flight_violations(self) -> Iterator[Violation]:
+        """Yield a limit of samples at a time that is less than one group."""
+        size = self.samples_per_group
+        if self.max_in_flight < size:
+            yield Violation(
+                ("rollout", "max_in_flight"),
+                f"{self.max_in_flight} samples at a time cannot hold one group of {size}; set it to {size} or more",
+            )
 
     @property
     @abstractmethod

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -22,7 +22,7 @@ from roll_like.config.base import (
 )
 from roll_like.config.evaluation import ScheduleConfig
 from roll_like.config.model import ModelConfig, ModelTask
-from roll_like.config.resources import RolePlan, TrainerResourcesConfig, model_role
+from roll_like.config.resources import ResourcesConfig, RolePlan
 from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.registry import TRACKERS
@@ -37,10 +37,6 @@ NAME_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 
 #: What puts several samples into one row in pipelines that always do.
 ALWAYS_SHARED = "the pipeline"
-
-
-#: Looks at a whole configuration and yields what cannot work together.
-Rule: TypeAlias = Callable[..., Iterator[Violation]]
 
 
 def _of_known_home(path: Path) -> Path:
@@ -123,11 +119,19 @@ class GuardsConfig(ConfigModel):
     )
 
 
+def shared_prompt_violations(pipeline: str, training: TrainingConfig) -> Iterator[Violation]:
+    """Yield `share_prompts: false` in a pipeline whose rows are always packed with their common prompts."""
+    if not training.share_prompts:
+        yield Violation(
+            ("training", "share_prompts"),
+            f"pipeline: {pipeline} lays out its rows itself and computes a common prompt once "
+            "(gradients are the same), so false has no effect; remove it",
+        )
+
+
 class RunConfig(PipelineConfig):
     """What runs have in common: a name, a model, a trainer, hardware, checkpoints, metrics."""
 
-    #: Run after a configuration was read; each yields every violation that it finds.
-    rules: ClassVar[tuple[Rule, ...]]
     #: What the trained model is for.
     task: ClassVar[ModelTask] = "text-generation"
     #: Whether rows may have images, where the model sees them.
@@ -150,7 +154,7 @@ class RunConfig(PipelineConfig):
     guards: GuardsConfig = Field(default_factory=GuardsConfig)
 
     if TYPE_CHECKING:  # declared by each pipeline, with more in them, among its own keys
-        resources: TrainerResourcesConfig
+        resources: ResourcesConfig
         evaluation: ScheduleConfig | None
 
     @property
@@ -191,9 +195,7 @@ class RunConfig(PipelineConfig):
     @property
     def roles(self) -> tuple[RolePlan, ...]:
         """Where the workers of each role are: the trainer; subclasses append theirs."""
-        resources, workers = self.resources, self.training.workers
-        trainer = model_role(resources, "training", workers, "training.workers", resources.device_mapping.training)
-        return (trainer,)
+        return (self.resources.role("training", self.training.workers, "training.workers"),)
 
     def starts_alone(self, name: str) -> bool:
         """Return whether a role that measures free GPU memory at its start has GPUs of other roles as well.
@@ -206,8 +208,22 @@ class RunConfig(PipelineConfig):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        raise_violations(type(self).__name__, (violation for rule in self.rules for violation in rule(self)))
+        raise_violations(type(self).__name__, self.violations())
         return self
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work; a subclass adds its own to those of its base."""
+        device = self.resources.device
+        yield from self.model.violations(device)
+        yield from self.resources.violations(self.roles)
+        for key, section in self.trained.items():
+            yield from section.violations(key, device)
+        for key in ("data", "evaluation", "pair_evaluation"):
+            rows = getattr(self, key, None)
+            if isinstance(rows, ScheduleConfig):
+                yield from rows.violations(key)
+            for index, source in enumerate(getattr(rows, "sources", ())):
+                yield from source.violations(key, index, getattr(self, "epochs", None))
 
     def evaluating(self, model: str) -> Self:
         """Return the same configuration for another model, to evaluate it.

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import Field
 
 from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
-from roll_like.config.base import Steps
-from roll_like.config.data import DataConfig
+from roll_like.config.base import Steps, Violation
+from roll_like.config.data import DataConfig, DataSource
 from roll_like.config.evaluation import EvaluationConfig, EvaluationSchedule
-from roll_like.config.inference import InferenceConfig, JudgeServerConfig, default_engine
-from roll_like.config.resources import ResourcesConfig, RolePlan, SamplingResourcesConfig, model_role
+from roll_like.config.inference import (
+    InferenceConfig,
+    JudgeServerConfig,
+    adapter_violations,
+    default_engine,
+    engine_violations,
+    pause_violations,
+    window_violations,
+)
+from roll_like.config.resources import CriticResources, RolePlan, SamplingResources
 from roll_like.config.rewards import BASE_JUDGE_URL, DomainConfig, RewardsConfig, reported_name
-from roll_like.config.rollout import AnswerRolloutConfig, GroupRolloutConfig, ReplaySchedule, RolloutConfig
+from roll_like.config.rollout import (
+    AnswerRolloutConfig,
+    AsyncSchedule,
+    GroupRolloutConfig,
+    ReplaySchedule,
+    RolloutConfig,
+)
 from roll_like.config.run import RunConfig
-from roll_like.config.training import CriticConfig, ReferenceConfig, TrainerConfig
+from roll_like.config.training import CriticConfig, ReferenceConfig, TrainerConfig, budget_violations
 from roll_like.errors import ConfigError
 from roll_like.registry import ADVANTAGES
 
@@ -27,7 +42,7 @@ class SamplingRunConfig(RunConfig):
     steps: Steps = Field(description="Steps to train.")
     rollout: GroupRolloutConfig
     inference: InferenceConfig = Field(default_factory=default_engine, description="The engine that samples.")
-    resources: SamplingResourcesConfig
+    resources: SamplingResources
     evaluation: EvaluationSchedule | None
 
     @property
@@ -89,15 +104,32 @@ class SamplingRunConfig(RunConfig):
         """Where the workers of each role are: trainer and engines; a replay has no engines."""
         if self.replay is not None:
             return super().roles
-        resources, engines = self.resources, self.resources.device_mapping.inference
-        inference = model_role(resources, "inference", self.inference.replicas, "inference.replicas", engines)
         trainer, *others = super().roles
-        return (trainer, inference, *others)
+        return (trainer, self.resources.role("inference", self.inference.replicas, "inference.replicas"), *others)
 
     @property
     def processes(self) -> dict[str, int]:
         """Worker processes without a device of their own, by what they are."""
         return {}
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        domains = getattr(self, "domains", {}).values()
+        yield from self.rollout.replacement_violations(bool(domain.drop_zero_variance_groups) for domain in domains)
+        if self.replay is None:
+            engine, lora, window = self.inference, self.training.lora, self.inference.max_model_len
+            yield from window_violations(window, self.longest_sample, self.longest_sample_terms, "sample")
+            if self.longest_evaluated is not None:
+                yield from window_violations(window, *self.longest_evaluated, "evaluated sample")
+            yield from engine_violations(engine, self.resources)
+            yield from adapter_violations(engine, lora, self.adapter_keys, alone=self.may_send_adapters)
+        elif self.evaluation is not None:
+            yield Violation(
+                ("evaluation",),
+                "an evaluation samples with inference engines, and a replay starts none; set evaluation: null, or "
+                "rollout.schedule: {type: sync}",
+            )
 
 
 class RewardedRunConfig(SamplingRunConfig):
@@ -111,11 +143,7 @@ class RewardedRunConfig(SamplingRunConfig):
     @property
     def base_judges(self) -> tuple[int, ...]:
         """Places in `rewards.use` of the rewards that ask the base model in the policy's engines."""
-        return tuple(
-            index
-            for index, reward in enumerate(self.rewards.use)
-            if any(getattr(judge, "url", None) == BASE_JUDGE_URL for judge in getattr(reward, "judges", ()))
-        )
+        return tuple(self.rewards.asking(BASE_JUDGE_URL))
 
     @property
     def adapter_keys(self) -> tuple[str, ...]:
@@ -143,12 +171,11 @@ class RewardedRunConfig(SamplingRunConfig):
         if self.replay is not None:
             return tuple(roles)
         if self.judge is not None:
-            devices = resources.device_mapping.judge or resources.device_mapping.inference
-            roles.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
+            roles.append(resources.role("judge", self.judge.replicas, "judge.replicas"))
         for name, pool in self.rewards.pools.items():
             if pool.devices is not None:
                 key, path = f"rewards.pools.{name}.workers", ("rewards", "pools", name, "devices")
-                roles.append(model_role(resources, f"rewards {name}", pool.workers, key, pool.devices, path))
+                roles.append(resources.role(f"rewards {name}", pool.workers, key, pool.devices, path))
         return tuple(roles)
 
     @property
@@ -166,6 +193,18 @@ class RewardedRunConfig(SamplingRunConfig):
     def domain_rewards(self) -> dict[str, tuple[str, ...]]:
         """The names of the rewards of each domain that names its own."""
         return {}
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        yield from self.rewards.violations()
+        yield from self.rewards.judge_violations(self.judge, self.resources)
+        if self.base_judges and self.inference.max_model_len is None:
+            yield Violation(
+                ("inference", "max_model_len"),
+                f"the judge `url: {BASE_JUDGE_URL}` reads prompt and answer in a prompt of its own, longer than the "
+                f"longest sample ({self.context_window} tokens); set a window for that and the judge's `max_tokens`",
+            )
 
 
 class PromptRunConfig(RewardedRunConfig):
@@ -253,6 +292,19 @@ class PromptRunConfig(RewardedRunConfig):
         settings = {name: domain.drop_zero_variance_groups for name, domain in self.domains.items()}
         return {name: setting for name, setting in settings.items() if setting is not None}
 
+    @property
+    def sources(self) -> list[DataSource]:
+        """The sources of the data, and of its evaluation."""
+        return [*self.data.sources, *(() if self.evaluation is None else self.evaluation.sources)]
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        if self.rewards.use:
+            yield from self.rewards.source_violations(self.sources, self.domains)
+            for name, domain in self.domains.items():
+                yield from domain.violations(name, self.sources, self.rewards, self.rollout)
+
 
 class PolicyGradientConfig(SamplingRunConfig):
     """What runs have in common that move the policy by the rewards of its samples."""
@@ -262,7 +314,7 @@ class PolicyGradientConfig(SamplingRunConfig):
     critic: CriticConfig | None = Field(
         default=None, description="Needed by advantage estimators that learn values; none by default."
     )
-    resources: ResourcesConfig
+    resources: CriticResources
 
     @property
     def updates_per_step(self) -> int:
@@ -288,12 +340,43 @@ class PolicyGradientConfig(SamplingRunConfig):
     def roles(self) -> tuple[RolePlan, ...]:
         """The same, with reference model and critic, where they have ranks of their own."""
         reference = self.reference if self.reference is not None and self.reference.mode == "cluster" else None
-        device_mapping, found = self.resources.device_mapping, []
-        for name, section in {"reference": reference, "critic": self.critic}.items():
-            if section is not None:
-                devices = getattr(device_mapping, name) or device_mapping.training
-                found.append(model_role(self.resources, name, section.workers, f"{name}.workers", devices))
+        found = [
+            self.resources.role(name, section.workers, f"{name}.workers")
+            for name, section in {"reference": reference, "critic": self.critic}.items()
+            if section is not None
+        ]
         return (*super().roles, *found)
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages compare the samples of a group by their rewards."""
+        return True
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        algorithm, reference, longest = self.algorithm, self.reference, self.longest_sample
+        yield from algorithm.violations(self.rollout, self.longest_response)
+        yield from algorithm.update_violations(self.rollout, self.training)
+        yield from algorithm.model_violations(reference, self.critic, self.resources)
+        if self.compares_groups:
+            yield from self.rollout.comparison_violations(algorithm.advantage.type)
+        yield from self.rollout.ratio_violations()
+        if isinstance(self.rollout.schedule, AsyncSchedule):
+            yield from pause_violations(self.inference, self.resources)
+        for key, section in self.trained.items():
+            yield from section.budget_violations(key, longest, self.longest_sample_terms)
+        if reference is not None:
+            yield from reference.violations(self.training, self.resources.own_devices("reference"))
+            if reference.mode == "cluster":
+                budget = reference.max_tokens_per_micro_batch
+                yield from budget_violations(("reference",), budget, longest, self.longest_sample_terms)
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            yield Violation(
+                ("critic", "warmup_steps"),
+                f"the policy does not learn in the first {self.critic.warmup_steps} steps, and the run has "
+                f"{self.steps}; set it below steps",
+            )
 
 
 class PromptConfig(PromptRunConfig, PolicyGradientConfig):
@@ -301,7 +384,7 @@ class PromptConfig(PromptRunConfig, PolicyGradientConfig):
 
     rollout: RolloutConfig
     # pydantic takes a field from the first base that has it
-    resources: ResourcesConfig
+    resources: CriticResources
 
     @property
     def greedy_baseline(self) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel, PositiveInt, Violation
 from roll_like.config.model import ModelConfig
-from roll_like.config.resources import DeviceRange, HardwareConfig, RolePlan, model_role
+from roll_like.config.resources import DeviceRange, ResourcesConfig, RolePlan
+from roll_like.config.training import budget_violations
 
 
 class TeacherConfig(ConfigModel):
@@ -50,27 +51,28 @@ def teacher_model(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
     return model.at(teacher.path).model_copy(update={"tokenizer": None})
 
 
-def teacher_roles(
-    resources: HardwareConfig, training: DeviceRange, teachers: Mapping[str, TeacherConfig]
-) -> list[RolePlan]:
+def teacher_roles(resources: ResourcesConfig, teachers: Mapping[str, TeacherConfig]) -> list[RolePlan]:
     """Return where teachers sit."""
     roles = []
     for name, teacher in teachers.items():
-        key, devices = f"teachers.{name}.workers", teacher.devices or training
+        key, devices = f"teachers.{name}.workers", teacher.devices or resources.devices_of("training")
         path = ("resources", "device_mapping", "training") if teacher.devices is None else ("teachers", name, "devices")
-        roles.append(model_role(resources, f"teacher {name}", teacher.workers, key, devices, path))
+        roles.append(resources.role(f"teacher {name}", teacher.workers, key, devices, path))
     return roles
 
 
-def teachers_fit(config: Any) -> Iterator[Violation]:
+def teacher_violations(
+    teachers: Mapping[str, TeacherConfig], domains: Iterable[str], longest: int, terms: str
+) -> Iterator[Violation]:
     """Yield domains without a teacher or with several, names that no data has, and budgets that are too small.
 
     Args:
-        config: Of a run with `teachers`; the sources of its `data` and `evaluation` have domains.
+        teachers: The section.
+        domains: Those of the sources that are trained or measured on.
+        longest: Longest sample, in tokens.
+        terms: The keys that this follows from.
     """
-    teachers: Mapping[str, TeacherConfig] = config.teachers
-    sources = [*config.data.sources, *(() if config.evaluation is None else config.evaluation.sources)]
-    known = sorted({source.domain_label for source in sources})
+    known = sorted(set(domains))
     named = [(domain, name) for name, teacher in teachers.items() for domain in teacher.domains or ()]
     for domain, name in named:
         others = [other for found, other in named if found == domain and other != name]
@@ -98,9 +100,4 @@ def teachers_fit(config: Any) -> Iterator[Violation]:
             "out of one teacher",
         )
     for name, teacher in teachers.items():
-        if teacher.max_tokens_per_micro_batch < config.longest_sample:
-            yield Violation(
-                ("teachers", name, "max_tokens_per_micro_batch"),
-                f"{teacher.max_tokens_per_micro_batch} tokens cannot hold one longest sample "
-                f"({config.longest_sample_terms}); set it to {config.longest_sample} or more",
-            )
+        yield from budget_violations(("teachers", name), teacher.max_tokens_per_micro_batch, longest, terms)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt
+from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
+from roll_like.config.resources import DeviceRange
 from roll_like.errors import PluginError
 from roll_like.registry import TRAINING_BACKENDS
 
@@ -17,6 +19,29 @@ Attention = Literal["auto", "dense", "varlen", "flex"]
 
 #: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+def budget_violations(
+    section: tuple[str, ...], budget: int, longest: int, terms: str, *, sharing: int = 1, pairs: bool = False
+) -> Iterator[Violation]:
+    """Yield a token budget of a micro-batch that is less than one sample, or the two answers of a pair.
+
+    Args:
+        section: The model's section.
+        budget: Of one rank, in tokens.
+        longest: Longest sample, in tokens.
+        terms: The keys that this follows from.
+        sharing: Ranks that compute a row together.
+        pairs: Whether two samples have to fit.
+    """
+    needed = 2 * longest if pairs else longest
+    if budget * sharing < needed:
+        found = f"{budget} tokens" + ("" if sharing == 1 else f" on each of {sharing} ranks")
+        held = f"the two answers of one pair: 2 × {longest} = {needed}" if pairs else "one longest sample"
+        yield Violation(
+            (*section, "max_tokens_per_micro_batch"),
+            f"{found} cannot hold {held} ({terms}); set it to {-(-needed // sharing)} or more",
+        )
 
 
 class OptimizerConfig(ConfigModel):
@@ -116,6 +141,104 @@ class TrainerConfig(ConfigModel):
         "Default: yes. No effect if no GPU is shared.",
     )
 
+    def violations(self, key: str, device: str) -> Iterator[Violation]:
+        """Yield what cannot work in the section at a key, or has no effect.
+
+        Args:
+            key: `training` or `critic`.
+            device: `resources.device`.
+        """
+        if device == "cpu" and self.offload != "none":
+            yield Violation(
+                (key, "offload"),
+                f"{self.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
+                "where they are already; set offload: none",
+            )
+        if device == "cpu" and self.attention == "flex":
+            yield Violation(
+                (key, "attention"),
+                "'flex' has a backward pass on GPUs only, and resources.device is cpu; use varlen, or dense",
+            )
+        if self.optimizer.schedule == "constant" and self.optimizer.min_lr_ratio:
+            yield Violation(
+                (key, "optimizer", "min_lr_ratio"),
+                "a constant schedule keeps the peak learning rate to the end, so this has no effect; remove it, or set "
+                "schedule: cosine (or linear)",
+            )
+        yield from self._ranks_divide_rows_and_experts(key)
+        yield from self._backend_takes_it(key)
+
+    def _ranks_divide_rows_and_experts(self, key: str) -> Iterator[Violation]:
+        sharing, ranks = self.sequence_parallel, self.expert_parallel
+        if self.workers % sharing:
+            yield Violation(
+                (key, "sequence_parallel"),
+                f"{self.workers} workers cannot be divided into groups of {sharing} that share rows; set {key}.workers "
+                f"to a multiple of {sharing}",
+            )
+        if sharing > 1 and self.attention == "dense":
+            yield Violation(
+                (key, "attention"),
+                f"'dense' computes whole rows with masks, and sequence_parallel: {sharing} divides rows; use varlen, "
+                "or leave it out",
+            )
+        if ranks > 1 and not TRAINING_BACKENDS.get(self.backend).divides_experts:
+            able = [name for name in sorted(TRAINING_BACKENDS.names()) if TRAINING_BACKENDS.get(name).divides_experts]
+            yield Violation(
+                (key, "expert_parallel"),
+                f"{self.backend} divides no experts among ranks; set {key}.backend: {' or '.join(able)}, or "
+                "remove the key: zero_stage 3 shards experts like other weights",
+            )
+        elif self.workers % ranks:
+            yield Violation(
+                (key, "expert_parallel"),
+                f"{self.workers} workers cannot be divided into groups of {ranks} that divide experts; set "
+                f"{key}.workers to a multiple of {ranks}",
+            )
+
+    def _backend_takes_it(self, key: str) -> Iterator[Violation]:
+        backend = TRAINING_BACKENDS.get(self.backend)
+        for violation in backend.violations(self):
+            yield Violation((key, *violation.path), violation.message)
+        quantization = None if self.lora is None else self.lora.quantization
+        if quantization is not None and "weights" in backend.divided(self):
+            yield Violation(
+                (key, "lora", "quantization"),
+                f"{quantization!r} keeps 4-bit weights whole on each rank, and {key}.zero_stage: "
+                f"{self.zero_stage} of {self.backend!r} shards weights; use {key}.backend: deepspeed with "
+                "zero_stage 2 or less, or remove the key",
+            )
+
+    def budget_violations(self, key: str, longest: int, terms: str, *, pairs: bool = False) -> Iterator[Violation]:
+        """Yield a budget of the micro-batches at a key that one sample, or the two answers of a pair, do not fit into.
+
+        Args:
+            key: `training` or `critic`.
+            longest: Longest sample, in tokens.
+            terms: The keys that this follows from.
+            pairs: Whether two samples have to fit.
+        """
+        budget, sharing = self.max_tokens_per_micro_batch, self.sequence_parallel
+        yield from budget_violations((key,), budget, longest, terms, sharing=sharing, pairs=pairs)
+
+    def ranks_have_work(self, count: int, of: str, what: str, more: str) -> Iterator[Violation]:
+        """Yield more ranks of the policy than there are rows to compute.
+
+        Args:
+            count: Samples, pairs or tokens that ranks divide among themselves.
+            of: What they are of: a step or an update.
+            what: What they are.
+            more: What would give every rank something to do.
+        """
+        sharing, workers = self.sequence_parallel, self.workers
+        if count < workers // sharing:
+            computing = f"{workers} workers" if sharing == 1 else f"{workers // sharing} times {sharing} workers"
+            yield Violation(
+                ("training", "workers"),
+                f"one {of} has {count} {what}, fewer than {computing}, so some would have nothing to do; use at most "
+                f"{count * sharing} workers, or {more}",
+            )
+
     @field_validator("backend")
     @classmethod
     def _known_backend(cls, name: str) -> str:
@@ -178,6 +301,40 @@ class ReferenceSection(ConfigModel):
     path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
     workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
     max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
+
+    def violations(self, training: TrainingConfig, devices: DeviceRange | None) -> Iterator[Violation]:
+        """Yield what does not go with `mode: adapter_off`.
+
+        Args:
+            training: The `training` section.
+            devices: `resources.device_mapping.reference`.
+        """
+        if self.mode != "adapter_off":
+            return
+        if training.lora is None:
+            yield Violation(
+                ("reference", "mode"),
+                "'adapter_off' uses the trainer with its adapters switched off, and it has none; add "
+                "`training.lora: {}`, or use mode: cluster",
+            )
+        if self.path is not None:
+            yield Violation(
+                ("reference", "path"),
+                f"{self.path} would never be loaded: without adapters the trainer is model.path; remove the key, or "
+                "use mode: cluster",
+            )
+        for key in self.changed("workers", "max_tokens_per_micro_batch"):
+            yield Violation(
+                ("reference", key),
+                f"the trainer's own ranks are the reference, so training.{key} holds; remove the key, or use mode: "
+                "cluster",
+            )
+        if devices is not None:
+            yield Violation(
+                ("resources", "device_mapping", "reference"),
+                "these devices would stay idle, because the trainer is its own reference; remove the key, or use "
+                "reference.mode: cluster",
+            )
 
 
 class ReferenceConfig(ReferenceSection):

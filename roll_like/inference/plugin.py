@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from roll_like.config.base import Finding
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY, EngineConfig, JudgeConfig
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.models.vision import is_vision_model
 from roll_like.registry import INFERENCE_ENGINES
@@ -131,7 +131,7 @@ class EnginePlugin:
         return "this engine does not tell them"
 
     @classmethod
-    def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+    def check(cls, config: EngineConfig, resources: ResourcesConfig) -> Iterator[Finding]:
         """Yield for `--check` what is wrong with the settings on this machine, or has no effect."""
         del config, resources
         yield from ()

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from roll_like.config.base import ConfigModel, Finding, Violation
 from roll_like.config.inference import EngineConfig, engines_share_gpus
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 
 #: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
 MOST_KEPT = 0.6
@@ -55,9 +55,9 @@ class SleepingEngineConfig(EngineConfig):
         """Return whether the engine frees its GPU memory while the trainer works."""
         return shares_gpus and self.sleep is not False
 
-    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
+    def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
         """Yield an engine that leaves a colocated trainer too little memory, or has no GPUs to divide experts among."""
-        equal = resources.device_mapping.training == resources.device_mapping.inference
+        equal = resources.devices_of("training") == resources.devices_of("inference")
         share = self.gpu_share
         if share is not None and share > MOST_KEPT and self.sleep is False and engines_share_gpus(resources) and equal:
             yield Violation(
@@ -65,7 +65,7 @@ class SleepingEngineConfig(EngineConfig):
                 f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
                 f"trains; set sleep: true, {self.gpu_memory_key} to {MOST_KEPT} or less, or disjoint device ranges",
             )
-        gpus = 0 if resources.device == "cpu" else len(resources.device_mapping.inference) // self.replicas
+        gpus = 0 if resources.device == "cpu" else len(resources.devices_of("inference")) // self.replicas
         if self.expert_parallel and gpus < 2:
             has = "resources.device is cpu" if gpus == 0 else "each engine has one GPU"
             yield Violation(
@@ -79,7 +79,7 @@ class SleepingEngineConfig(EngineConfig):
         if self.expert_parallel and not experts:
             yield Violation(("inference", "expert_parallel"), "the model has no experts to divide; set it to false")
 
-    def without_effect(self, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+    def without_effect(self, resources: ResourcesConfig) -> Iterator[Finding]:
         """Yield a `sleep` without effect."""
         if self.sleep is None or engines_share_gpus(resources):
             return

@@ -50,7 +50,7 @@ def planned_teachers(config: RunConfig, teachers: Mapping[str, TeacherConfig]) -
             training=config.training.frozen(
                 workers=teacher.workers, max_tokens_per_micro_batch=teacher.max_tokens_per_micro_batch
             ),
-            devices=teacher.devices or config.resources.device_mapping.training,
+            devices=teacher.devices or config.resources.devices_of("training"),
         )
 
 

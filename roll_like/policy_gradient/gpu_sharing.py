@@ -12,7 +12,7 @@ from typing import Any, get_args
 from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.inference import engines_share_gpus
-from roll_like.config.resources import DeviceRange, SamplingResourcesConfig
+from roll_like.config.resources import DeviceRange, ResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState
@@ -76,7 +76,7 @@ class GPUSharing:
 
     runner: DriverLoop
     engines: EnginePool | None
-    resources: SamplingResourcesConfig
+    resources: ResourcesConfig
     pushed: bool = False
     takes_turns: bool = False
     timer: Timer = untimed
@@ -108,7 +108,7 @@ class GPUSharing:
     def add(self, engine: TrainingEngine[Any], devices: DeviceRange) -> None:
         """Take in a model that has just started, if it is to make room for the engines: then it does so at once."""
         engine.rebuilding = partial(self._rebuilding, None)
-        shared = self.shares_gpus and devices.overlaps(self.resources.device_mapping.inference)
+        shared = self.shares_gpus and devices.overlaps(self.resources.devices_of("inference"))
         if not shared or engine.objective.settings.sleep is False:
             return
         model = _SharedModel(engine, devices, set(get_args(State)), self.timer)

@@ -209,7 +209,7 @@ def _start_judge(
     if judge is None:
         return None
     model = resolve_model(judge_model(config, judge), key=JUDGE)
-    devices = config.resources.device_mapping.judge or config.resources.device_mapping.inference
+    devices = config.resources.devices_of("judge")
     device = config.resources.device
     share = len(devices) // judge.replicas
     spec = EngineSpec(

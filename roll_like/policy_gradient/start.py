@@ -37,7 +37,7 @@ def start_actor(
     config: PolicyGradientConfig, run: RunContext, model: ResolvedModel, kl: KLController, gpu_sharing: GPUSharing
 ) -> TrainingEngine[Sequence[PolicySample]]:
     """Start the policy that is trained; `kl` sets the weight of a KL penalty in its loss."""
-    devices = config.resources.device_mapping.training
+    devices = config.resources.devices_of("training")
     objective = PolicyObjective(
         settings=config.training,
         temperature=config.rollout.temperature,
@@ -73,7 +73,7 @@ def start_reference(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
-    devices = config.resources.device_mapping.reference or config.resources.device_mapping.training
+    devices = config.resources.devices_of("reference")
     # of another model the layers have other experts
     replays = config.algorithm.router_replay and path is None
     objective = LanguageModelObjective[Any, Any](
@@ -93,7 +93,7 @@ def start_critic(
     if critic is None:
         return None
     model = actor_model if critic.path is None else resolve_model(config.model.at(critic.path))
-    devices = config.resources.device_mapping.critic or config.resources.device_mapping.training
+    devices = config.resources.devices_of("critic")
     objective = ValueObjective(settings=critic)
     spec = rank_spec(config, model, devices, objective, total_updates=config.steps * critic.updates_per_step)
     engine = start_engine("critic", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
@@ -125,7 +125,7 @@ def start_inference(
     """
     refuse_unserved_images(config.inference.type, model.path)
     refuse_unknown_routes(config, model.path)
-    devices, device = config.resources.device_mapping.inference, config.resources.device
+    devices, device = config.resources.devices_of("inference"), config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
     adapter = adapter_choice(config, model.path).adapter if follows else None
@@ -185,7 +185,7 @@ class _Sender:
         transfer = plugin.weight_transfer(
             _weight_backend(config, adapters=self._inference.takes_adapters),
             self._inference.engines(),
-            len(config.resources.device_mapping.inference) // config.inference.replicas,
+            len(config.resources.devices_of("inference")) // config.inference.replicas,
             lambda: ranks.on(0, TrainingRank.address),
         )
         with self._trained.resident("weights"):

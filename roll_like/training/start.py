@@ -103,7 +103,7 @@ def start_trainer(
     Raises:
         EngineError: A rank did not start.
     """
-    devices = config.resources.device_mapping.training
+    devices = config.resources.devices_of("training")
     spec = rank_spec(config, model, devices, objective, total_updates=None if frozen else config.total_steps)
     return start_engine("training", spec, resources, devices, stack=stack, timer=timer)
 

@@ -19,7 +19,7 @@ from ray._private import worker
 
 from roll_like.cluster import RaySession, guardian
 from roll_like.cluster.session import AUTH_MODE, STARTS, RayProcesses
-from roll_like.config.resources import HardwareConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import STOPPING, ResourceError
 from roll_like.metrics import files
 
@@ -50,8 +50,8 @@ class StrayingRay:
             self.processes[-1].wait(60)
 
 
-def hardware(address: str | None = None) -> HardwareConfig:
-    return HardwareConfig.model_validate({"device": "cpu", "devices_per_node": 1, "address": address})
+def hardware(address: str | None = None) -> ResourcesConfig:
+    return ResourcesConfig.model_validate({"device": "cpu", "devices_per_node": 1, "address": address})
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from roll_like.check.gpus import require_capable, require_room
 from roll_like.cluster import RaySession, ResourceManager, resources
 from roll_like.cluster.resources import Gpu, _own_gpu
 from roll_like.config.load import load_config
-from roll_like.config.resources import DeviceRange, HardwareConfig
+from roll_like.config.resources import DeviceRange, ResourcesConfig
 from roll_like.errors import ResourceError
 from roll_like.run import launch
 
@@ -37,8 +37,8 @@ A100 = Gpu(
 )
 
 
-def hardware(**changes: Any) -> HardwareConfig:
-    return HardwareConfig(**{"device": "cuda", "devices_per_node": 2, **changes})
+def hardware(**changes: Any) -> ResourcesConfig:
+    return ResourcesConfig(**{"device": "cuda", "devices_per_node": 2, **changes})
 
 
 @pytest.fixture

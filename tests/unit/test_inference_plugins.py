@@ -23,7 +23,7 @@ from roll_like.config.inference import (
 )
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.settings import SleepingEngineConfig
@@ -146,7 +146,7 @@ def test_weights_travel_by_what_it_declares(users_engine: Path, monkeypatch: pyt
 )
 def test_transports_follow_from_the_hardware(device: str, nodes: int, inference: str, expected: list[str]) -> None:
     mapping = {"training": "0-1", "inference": inference}
-    resources = SamplingResourcesConfig.model_validate(
+    resources = ResourcesConfig.model_validate(
         {"device": device, "nodes": nodes, "devices_per_node": 4, "device_mapping": mapping}
     )
     assert [transport.name for transport in WEIGHT_TRANSPORTS if transport.works(resources)] == expected
@@ -160,7 +160,7 @@ def test_the_transformers_engine_takes_weights_of_gpus_through_host_memory(
     nodes: int, inference: str, expected: str
 ) -> None:
     mapping = {"training": "0-1", "inference": inference}
-    resources = SamplingResourcesConfig.model_validate(
+    resources = ResourcesConfig.model_validate(
         {"device": "cuda", "nodes": nodes, "devices_per_node": 4, "device_mapping": mapping}
     )
     plugin = INFERENCE_ENGINES.get("hf")

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from roll_like.config.base import Fraction, PositiveInt, Violation
 from roll_like.config.inference import NCCL, OBJECT_STORE, SHARED_MEMORY, EngineCapabilities
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.settings import PassedThrough, SleepingEngineConfig
 
 #: SGLang's arguments that a key of ours sets.
@@ -88,7 +88,7 @@ class SGLangConfig(PassedThrough, SleepingEngineConfig):
         """Share of a GPU's memory that SGLang takes, weights included."""
         return self.mem_fraction_static
 
-    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
+    def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
         """Yield a run on CPU, and an engine that stays awake and leaves a colocated trainer too little memory."""
         if resources.device == "cpu":
             yield Violation(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from roll_like.config.base import Finding
 from roll_like.config.inference import NCCL, EngineConfig, JudgeConfig
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.sglang.arguments import (
@@ -69,7 +69,7 @@ class SGLangPlugin(EnginePlugin):
         del config, device
 
     @classmethod
-    def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+    def check(cls, config: EngineConfig, resources: ResourcesConfig) -> Iterator[Finding]:
         """Yield a missing or unknown version, names in `engine_args` that it does not know, settings without effect."""
         assert isinstance(config, SGLangConfig)
         found = installed_version()

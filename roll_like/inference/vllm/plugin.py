@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from roll_like.config.base import Finding
 from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
-from roll_like.config.resources import SamplingResourcesConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.vllm.arguments import ADAPTER_RANKS, DOCUMENTED, known_arguments, vllm_environment
@@ -101,7 +101,7 @@ class VLLMPlugin(EnginePlugin):
         return "vLLM tells them with its second model runner, which has no CPU version" if device == "cpu" else None
 
     @classmethod
-    def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+    def check(cls, config: EngineConfig, resources: ResourcesConfig) -> Iterator[Finding]:
         """Yield names in `engine_args` that vLLM does not know, and a `sleep` without effect."""
         assert isinstance(config, VLLMConfig)
         known = known_arguments() if config.engine_args else ()
