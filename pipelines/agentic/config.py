@@ -43,6 +43,8 @@ class ProgramConfig(ConfigModel):
 class EnvironmentConfig(ConfigModel):
     """One environment or program that the policy plays."""
 
+    common: ClassVar[tuple[str, ...]] = ("id", "program", "weight")
+
     id: str | None = Field(
         default=None,
         description="Its id in Gymnasium's registry, such as `roll_like/FrozenLake-v0`. With `program` it gives the "

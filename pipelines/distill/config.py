@@ -42,6 +42,8 @@ class DistillationDataConfig(ConversationData):
 class DistillationAlgorithmConfig(ConfigModel):
     """How a teacher's distributions become a gradient."""
 
+    common: ClassVar[tuple[str, ...]] = ("loss",)
+
     loss: Annotated[PluginConfig, PluginSetting(DISTILLATION_LOSSES)] = Field(
         default_factory=lambda: DISTILLATION_LOSSES.get("forward_kl").Config(),
         description="A distillation loss.",

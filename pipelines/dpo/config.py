@@ -66,6 +66,8 @@ class PreferenceReferenceConfig(ReferenceSection):
 class PreferenceAlgorithmConfig(ConfigModel):
     """How preferences become a gradient."""
 
+    common: ClassVar[tuple[str, ...]] = ("loss",)
+
     loss: Annotated[PluginConfig, PluginSetting(PREFERENCE_LOSSES)] = Field(
         default_factory=lambda: PREFERENCE_LOSSES.get("dpo").Config(),
         description="A preference loss: on pairs, or on single answers (`kto`).",

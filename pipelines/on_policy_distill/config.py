@@ -20,6 +20,8 @@ from roll_like.registry import PIPELINES
 class TeacherSignalConfig(ConfigModel):
     """How the teachers' opinion of sampled tokens becomes a gradient."""
 
+    common: ClassVar[tuple[str, ...]] = ("use",)
+
     use: Literal["advantage", "loss"] = Field(
         default="advantage",
         description="`advantage`: the negative reverse KL of each token is its advantage, for the policy loss of "
@@ -42,6 +44,8 @@ class TeacherSignalConfig(ConfigModel):
 @PIPELINES.register("on_policy_distill")
 class OnPolicyDistillConfig(PromptConfig):
     """One run of on-policy distillation: everything a YAML file may say."""
+
+    common: ClassVar[tuple[str, ...]] = ("distillation", "rewards")
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.on_policy_distill.pipeline:OnPolicyDistillPipeline"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,8 @@ class AdaptiveKLConfig(ConfigModel):
 
 class KLConfig(ConfigModel):
     """A penalty for leaving the reference model."""
+
+    common: ClassVar[tuple[str, ...]] = ("use", "coefficient")
 
     use: Literal["none", "loss", "reward"] = Field(default="none", description="Where the penalty goes.")
     estimator: Literal["k1", "abs", "k2", "k3"] = Field(
@@ -200,6 +202,8 @@ ROUTER_REPLAY = "algorithm.router_replay"
 
 class AlgorithmConfig(ConfigModel):
     """How rewards become a gradient."""
+
+    common: ClassVar[tuple[str, ...]] = ("advantage", "loss", "kl", "updates_per_step")
 
     reward_shaping: RewardShapingConfig = Field(default_factory=RewardShapingConfig)
     advantage: Annotated[PluginConfig, PluginSetting(ADVANTAGES)] = Field(

@@ -20,13 +20,13 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from roll_like.config.explain import explain
-from roll_like.config.keys import union_members
+from roll_like.config.explain import NOTHING, explain
+from roll_like.config.keys import is_common, union_members
 from roll_like.config.source import Source
-from roll_like.config.value_hints import NOTHING
 from roll_like.errors import PluginError
 from roll_like.registry import Registry
 
@@ -72,6 +72,14 @@ def raise_violations(title: str, violations: Iterable[Violation]) -> None:
         raise ValidationError.from_exception_data(title, errors)
 
 
+def _mark_common(schema: JsonDict, section: type[BaseModel]) -> None:
+    """Say in a section's JSON Schema which keys are common."""
+    properties = schema.get("properties")
+    for key, entry in properties.items() if isinstance(properties, dict) else ():
+        if is_common(section, key) and isinstance(entry, dict):
+            entry["common"] = True
+
+
 class ConfigModel(BaseModel):
     """Base of every section: unknown keys are errors, values are frozen.
 
@@ -80,8 +88,16 @@ class ConfigModel(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        json_schema_extra=_mark_common,
     )
+    #: Keys that most files have, beside those that are required; some may be a subclass's. Reference pages begin with
+    #: them, and messages name them first.
+    common: ClassVar[tuple[str, ...]] = ()
 
     if not TYPE_CHECKING:  # type checkers know the fields
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
@@ -72,6 +72,8 @@ Rows: TypeAlias = Annotated[
 
 class SourceConfig(ConfigModel):
     """One dataset."""
+
+    common: ClassVar[tuple[str, ...]] = ("path", "name", "split", "prompt_field", "system_prompt", "answer_field")
 
     path: str = Field(
         default="",
@@ -227,6 +229,8 @@ class DataSource(SourceConfig):
 class DataConfig(ConfigModel):
     """What the policy is trained on."""
 
+    common: ClassVar[tuple[str, ...]] = ("max_prompt_tokens",)
+
     @model_validator(mode="before")
     @classmethod
     def _rows_alone(cls, value: Any) -> Any:
@@ -255,6 +259,8 @@ class RowSource(SourceConfig):
 class ConversationSource(RowSource):
     """Conversations: rows of messages, or of a prompt and its completion."""
 
+    common: ClassVar[tuple[str, ...]] = ("messages_field", "completion_field")
+
     messages_field: str = Field(
         default="messages", description="Field with a list of messages; rows without it have prompt and completion."
     )
@@ -269,6 +275,8 @@ class PairSource(RowSource):
     Rows without the prompt's field hold two conversations, and what they begin with alike is the prompt.
     """
 
+    common: ClassVar[tuple[str, ...]] = ("chosen_field", "rejected_field")
+
     chosen_field: str = Field(
         default="chosen", description="Field with the preferred response: a string, or messages with or without prompt."
     )
@@ -277,6 +285,8 @@ class PairSource(RowSource):
 
 class RowLimits(ConfigModel):
     """What happens to rows that are too long, or bad."""
+
+    common: ClassVar[tuple[str, ...]] = ("max_tokens", "pairs_per_step", "samples_per_step")
 
     @model_validator(mode="before")
     @classmethod

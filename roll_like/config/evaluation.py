@@ -15,6 +15,8 @@ from roll_like.config.inference import BASE, POLICY
 class ScheduleConfig(ConfigModel):
     """When progress is measured."""
 
+    common: ClassVar[tuple[str, ...]] = ("every", "temperature", "samples_per_prompt", "seeds")
+
     every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
     before: bool = Field(default=True, description="Evaluate before the first step.")
     after: bool = Field(default=True, description="Evaluate after the last step.")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -21,33 +22,20 @@ from roll_like.config.keys import (
     MAPPINGS,
     all_keys,
     field_at,
+    is_common,
     key_path,
     keys_of,
     meaning_of,
     section_at,
     union_members,
 )
-from roll_like.config.other_names import translated
+from roll_like.config.other_names import other_names, translated
 from roll_like.config.source import KeyPath, Source, dotted
-from roll_like.config.value_hints import NOTHING, as_list, listed, meant_number
 from roll_like.errors import ConfigError
 from roll_like.registry import likely
 
-#: Keys of earlier versions, and what became of each. They are looked up before any guess at a misspelt key.
-RENAMED = {
-    "spans": "it is now called `resources.device_mapping`",
-    "span": "it is now called `devices`",
-    "pairing": "it is now called `pairs.select`",
-    "refresh": "`iteration` is now `pipeline: online_dpo` with `reference.mode: iteration` (its default); for `never` "
-    "remove the key, or with `pipeline: online_dpo` set `reference.mode: cluster`",
-    "drop_groups_without_signal": "it is now called `drop_zero_variance_groups`",
-    "iterations": "pairs of the policy's own answers are now `pipeline: online_dpo`, with its sections at the top: "
-    "`iterations.prompts` is `data`; `iterations.rollout`, `rewards`, `judge`, `inference` and `evaluation` are "
-    "`rollout`, `rewards`, `judge`, `inference` and `evaluation`; `data.pairs_per_step`, `data.shuffle`, "
-    "`iterations.pairing`, `min_margin`, `truncated`, `epochs` and `steps` are `pairs_per_step`, `shuffle`, `select`, "
-    "`min_margin`, `truncated`, `epochs` and `steps` of `pairs`; `reference.refresh: iteration` is "
-    "`reference.mode: iteration`; an `evaluation` on given pairs is `pair_evaluation`",
-}
+#: What some write for "nothing". Where text is expected too, it is taken for that.
+NOTHING = ("None", "none", "NONE")
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: Source) -> ConfigError:
@@ -88,18 +76,6 @@ def _merged(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 #: A word in a message of pydantic.
 _WORD = re.compile(r"'[^']*'")
-#: What some write for a precision or a device.
-_SYNONYMS = {
-    "fp16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "float": "float32",
-    "gpu": "cuda",
-    "nvidia": "cuda",
-}
-
-
 #: Kinds of pydantic's errors, and what was expected.
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
@@ -154,7 +130,7 @@ def _problem(details: ErrorDetails, root: type[BaseModel], source: Source) -> st
 def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], source: Source) -> str:
     kind, found, values = details["type"], details["input"], source.values
     if kind == "extra_forbidden":
-        renamed = RENAMED.get(str(path[-1]))
+        renamed = other_names().renamed.get(str(path[-1]))
         return f"unknown key; {renamed}" if renamed else f"unknown key{_nearest(path, root, values)}"
     if kind == "missing":
         return _missing(path, field_at(path, root, values))
@@ -201,8 +177,8 @@ def _expected(details: ErrorDetails, path: KeyPath) -> str:
         expected = "expected a list"
     if kind == "literal_error":
         words = [word.strip("'") for word in _WORD.findall(message)]
-        near = [_SYNONYMS.get(str(found), "")] if _SYNONYMS.get(str(found)) in words else []
-        near = near or likely(str(found), words)
+        meant = other_names().values.get(str(found))
+        near = [meant] if meant in words else likely(str(found), words)
         expected += f"; did you mean {near[0]!r}?" if near else ""
     return expected
 
@@ -267,15 +243,6 @@ def _nothing_hint(kind: str, info: FieldInfo | None) -> str:
     return "" if info is None or info.is_required() else "; for the default remove the key"
 
 
-def _list_hint(found: Any) -> str:
-    if isinstance(found, str | int | float):
-        return f"; write `{as_list(str(found))}`"
-    if not isinstance(found, Mapping) or not found:
-        return ""
-    first = str(next(iter(found))).lstrip("-")
-    return f"; write a dash and a blank before the first key of each: `- {first}: …`"
-
-
 def _number_hint(path: KeyPath, found: Any, values: Mapping[str, Any]) -> str:
     if isinstance(found, str):
         meant = meant_number(found)
@@ -321,7 +288,8 @@ def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) ->
     """Return `; did you mean …` for the unknown key at the end of `path`."""
     key, section = str(path[-1]), path[:-1]
     parent = section_at(section, root, values)
-    siblings = list(keys_of(parent)) if parent is not None else []
+    known_here = keys_of(parent) if parent is not None else {}
+    siblings = sorted(known_here, key=lambda name: not (known_here[name].is_required() or is_common(parent, name)))
     keys = list(all_keys(root, values))
     everywhere = [known for known in keys if known[:-1] != section]
     same_name = [dotted(known) for known in everywhere if known[-1] == key]
@@ -340,3 +308,65 @@ def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) ->
     if far:
         return f"; did you mean `{next(dotted(known) for known in everywhere if known[-1] == far[0])}`?"
     return f"; known here: {', '.join(siblings)}" if siblings else ""
+
+
+_DIGITS = r"[-+]?\d+(?:\.\d+)?"
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:[, '_]\d{3})+(?:\.\d+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_PERCENT = re.compile(rf"({_DIGITS})\s*%")
+_POWER = re.compile(rf"(?:({_DIGITS})\s*[*x×·]\s*)?10\s*(?:\^|\*\*)\s*\(?([-+]?\d+)\)?")
+_SCALED = re.compile(rf"({_DIGITS})\s*([kKmMbB])")
+_WITH_UNIT = re.compile(rf"({_DIGITS}(?:[eE][-+]?\d+)?)\s*[^\W\d_]+")
+_SCALES = {"k": 1e3, "m": 1e6, "b": 1e9}
+#: How people write numbers, and what each is.
+_SPELLINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], float]], ...] = (
+    (_PERCENT, lambda match: float(match[1]) / 100),
+    (_THOUSANDS, lambda match: float(re.sub(r"[, '_]", "", match[0]))),
+    (_DECIMAL_COMMA, lambda match: float(match[0].replace(",", "."))),
+    (_POWER, lambda match: float(f"{match[1] or 1}e{match[2]}")),
+    (_SCALED, lambda match: float(match[1]) * _SCALES[match[2].lower()]),
+)
+
+
+def meant_number(text: str) -> str | None:
+    """Return how YAML writes the number that a text means; None where it means none.
+
+    >>> [meant_number(text) for text in ("80%", "1,000", "0,5", "10k", "2*10^-5", "1GB", "many")]
+    ['0.8', '1000', '0.5', '10000', '2e-05', '1', None]
+    """
+    text = text.strip()
+    for pattern, value in _SPELLINGS:
+        if match := pattern.fullmatch(text):
+            return _written(value(match))
+    match = _WITH_UNIT.fullmatch(text)
+    return match[1] if match else None
+
+
+def _written(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.12g}"
+
+
+def as_list(text: str) -> str:
+    """Return a text as YAML's list of what stands between its commas.
+
+    >>> as_list("tensorboard, mlflow"), as_list("(0.9, 0.95)"), as_list("###")
+    ('[tensorboard, mlflow]', '[0.9, 0.95]', "['###']")
+    """
+    inner = text.strip()
+    if len(inner) > 1 and inner[0] + inner[-1] in ("()", "[]", "{}"):
+        inner = inner[1:-1]
+    parts = [part.strip().strip("'\"") for part in inner.split(",")]
+    return f"[{', '.join(_as_item(part) for part in parts if part)}]"
+
+
+def _as_item(text: str) -> str:
+    try:
+        plain = yaml.safe_load(f"[{text}]") in ([text], [meant := yaml.safe_load(text)]) and not isinstance(meant, dict)
+    except yaml.YAMLError:
+        plain = False
+    return text if plain else "'" + text.replace("'", "''") + "'"
+
+
+def listed(words: Sequence[str], last: str = "or") -> str:
+    """Return words as a sentence lists them: `a, b or c`."""
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)

@@ -6,40 +6,31 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 GPUName: TypeAlias = Literal[
-    "A10",
-    "A100-40GB",
-    "A100-80GB",
-    "H100",
-    "H100-PCIe",
-    "H20",
-    "H200",
-    "L4",
-    "L40S",
-    "RTX-4090",
+    "A10", "A100-40GB", "A100-80GB", "H100", "H100-PCIe", "H20", "H200", "L4", "L40S", "RTX-4090"
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GPUKind:
     """What a kind of GPU has.
 
     Attributes:
-        device_names: What `torch.cuda.get_device_name` and nvidia-smi call it.
         memory_gib: Memory as nvidia-smi reports it, which is less than the name says. GiB.
         tflops: Peak rate of dense 16-bit matrix products that are summed in float32. 10¹² FLOP/s.
         float32_tflops: Peak rate of float32 products, which torch does not round to TF32 by default. 10¹² FLOP/s.
         memory_gb_per_second: Bandwidth of its memory. 10⁹ bytes/s.
         link_gb_per_second: Bandwidth to other GPUs of its machine, in one direction (NVLink, else PCIe). 10⁹ bytes/s.
         host_gb_per_second: Bandwidth to host memory, in one direction (PCIe). 10⁹ bytes/s.
+        device_names: What `torch.cuda.get_device_name` and nvidia-smi call it.
     """
 
-    device_names: tuple[str, ...]
     memory_gib: float
     tflops: float
     float32_tflops: float
     memory_gb_per_second: float
     link_gb_per_second: float
     host_gb_per_second: float
+    device_names: tuple[str, ...]
 
     def peak(self, dtype: str) -> float:
         """Return the peak rate of dense matrix products in a precision, in FLOP/s."""
@@ -51,96 +42,17 @@ class GPUKind:
 #: 16 lanes have 31.5 and 63 GB/s in each direction. Memory is what nvidia-smi prints.
 #: Not compared with a data sheet: all float32 rates, and every figure of the A10, A100 40GB, H100 PCIe, H20 and L4.
 GPU_KINDS: dict[GPUName, GPUKind] = {
-    "A10": GPUKind(
-        device_names=("NVIDIA A10",),
-        memory_gib=22.5,
-        tflops=125,
-        float32_tflops=31.2,
-        memory_gb_per_second=600,
-        link_gb_per_second=31.5,
-        host_gb_per_second=31.5,
-    ),
-    "A100-40GB": GPUKind(
-        device_names=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
-        memory_gib=40.0,
-        tflops=312,
-        float32_tflops=19.5,
-        memory_gb_per_second=1555,
-        link_gb_per_second=300,
-        host_gb_per_second=31.5,
-    ),
-    "A100-80GB": GPUKind(
-        device_names=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
-        memory_gib=80.0,
-        tflops=312,
-        float32_tflops=19.5,
-        memory_gb_per_second=2039,
-        link_gb_per_second=300,
-        host_gb_per_second=31.5,
-    ),
-    "H100": GPUKind(
-        device_names=("NVIDIA H100 80GB HBM3",),
-        memory_gib=79.6,
-        tflops=989.5,
-        float32_tflops=67,
-        memory_gb_per_second=3350,
-        link_gb_per_second=450,
-        host_gb_per_second=63,
-    ),
-    "H100-PCIe": GPUKind(
-        device_names=("NVIDIA H100 PCIe",),
-        memory_gib=79.6,
-        tflops=756.5,
-        float32_tflops=51,
-        memory_gb_per_second=2000,
-        link_gb_per_second=300,
-        host_gb_per_second=63,
-    ),
-    "H20": GPUKind(
-        device_names=("NVIDIA H20",),
-        memory_gib=95.6,
-        tflops=148,
-        float32_tflops=44,
-        memory_gb_per_second=4000,
-        link_gb_per_second=450,
-        host_gb_per_second=63,
-    ),
-    "H200": GPUKind(
-        device_names=("NVIDIA H200",),
-        memory_gib=140.4,
-        tflops=989.5,
-        float32_tflops=67,
-        memory_gb_per_second=4800,
-        link_gb_per_second=450,
-        host_gb_per_second=63,
-    ),
-    "L4": GPUKind(
-        device_names=("NVIDIA L4",),
-        memory_gib=22.5,
-        tflops=121,
-        float32_tflops=30.3,
-        memory_gb_per_second=300,
-        link_gb_per_second=31.5,
-        host_gb_per_second=31.5,
-    ),
-    "L40S": GPUKind(
-        device_names=("NVIDIA L40S",),
-        memory_gib=45.0,
-        tflops=362,
-        float32_tflops=91.6,
-        memory_gb_per_second=864,
-        link_gb_per_second=31.5,
-        host_gb_per_second=31.5,
-    ),
-    "RTX-4090": GPUKind(
-        device_names=("NVIDIA GeForce RTX 4090",),
-        memory_gib=24.0,
-        tflops=165.2,
-        float32_tflops=82.6,
-        memory_gb_per_second=1008,
-        link_gb_per_second=31.5,
-        host_gb_per_second=31.5,
-    ),
+    # memory, 16 bits, float32, bandwidths of memory, links and host
+    "A10": GPUKind(22.5, 125, 31.2, 600, 31.5, 31.5, ("NVIDIA A10",)),
+    "A100-40GB": GPUKind(40.0, 312, 19.5, 1555, 300, 31.5, ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB")),
+    "A100-80GB": GPUKind(80.0, 312, 19.5, 2039, 300, 31.5, ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")),
+    "H100": GPUKind(79.6, 989.5, 67, 3350, 450, 63, ("NVIDIA H100 80GB HBM3",)),
+    "H100-PCIe": GPUKind(79.6, 756.5, 51, 2000, 300, 63, ("NVIDIA H100 PCIe",)),
+    "H20": GPUKind(95.6, 148, 44, 4000, 450, 63, ("NVIDIA H20",)),
+    "H200": GPUKind(140.4, 989.5, 67, 4800, 450, 63, ("NVIDIA H200",)),
+    "L4": GPUKind(22.5, 121, 30.3, 300, 31.5, 31.5, ("NVIDIA L4",)),
+    "L40S": GPUKind(45.0, 362, 91.6, 864, 31.5, 31.5, ("NVIDIA L40S",)),
+    "RTX-4090": GPUKind(24.0, 165.2, 82.6, 1008, 31.5, 31.5, ("NVIDIA GeForce RTX 4090",)),
 }
 
 

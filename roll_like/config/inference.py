@@ -79,6 +79,8 @@ class EngineCapabilities:
 class EngineConfig(PluginConfig):
     """What every engine has."""
 
+    common: ClassVar[tuple[str, ...]] = ("replicas", "max_running")
+
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities()
     #: Its key that most lowers the host memory of a run on CPU, for messages.
     memory_key: ClassVar[str] = "max_running"

@@ -108,6 +108,11 @@ def keys_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in section.model_fields.items()}
 
 
+def is_common(section: type[BaseModel], key: str) -> bool:
+    """Return whether most files have a key that is not required: `common` of its class or of a base names it."""
+    return any(key in vars(base).get("common", ()) for base in section.__mro__)
+
+
 LISTS, MAPPINGS = (tuple, list), (dict,)
 
 

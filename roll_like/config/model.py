@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -37,6 +37,8 @@ class ReasoningConfig(ConfigModel):
 
 class ModelConfig(ConfigModel):
     """Which model is trained."""
+
+    common: ClassVar[tuple[str, ...]] = ("dtype", "chat_template")
 
     path: str = Field(
         description="A local directory, a hub id (`org/name`), a `.gguf` file, or `package://NAME/FILE` for a file "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -135,6 +135,8 @@ class RolePlan:
 
 class ResourcesConfig(ConfigModel):
     """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
+
+    common: ClassVar[tuple[str, ...]] = ("nodes",)
 
     device: Literal["cpu", "cuda"] = Field(description="What a device is: a CPU core or a GPU.")
     nodes: PositiveInt = Field(default=1, description="Machines.")

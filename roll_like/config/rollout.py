@@ -16,6 +16,8 @@ from roll_like.registry import ADVANTAGES
 class SamplingConfig(ConfigModel):
     """How tokens are drawn."""
 
+    common: ClassVar[tuple[str, ...]] = ("temperature", "max_response_tokens")
+
     temperature: Annotated[float, Field(ge=0, le=100)] = Field(default=1.0, description="0 is greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus; 1 keeps all tokens.")
     top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
@@ -95,6 +97,8 @@ RolloutSchedule: TypeAlias = Annotated[
 
 class GroupRolloutConfig(SamplingConfig):
     """What one step samples: groups, each of several samples of one task."""
+
+    common: ClassVar[tuple[str, ...]] = ("schedule", "drop_zero_variance_groups", "max_turns", "max_episode_tokens")
 
     #: The keys that say how many groups a step has, how many samples a group, and (optional) their product.
     groups_key: ClassVar[str]

@@ -53,6 +53,8 @@ def _of_known_home(path: Path) -> Path:
 class CheckpointConfig(ConfigModel):
     """When states are written and how many are kept."""
 
+    common: ClassVar[tuple[str, ...]] = ("every",)
+
     every: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Steps between checkpoints; 0: only by time (`every_minutes`) and at the end."
     )
@@ -74,6 +76,8 @@ class CheckpointConfig(ConfigModel):
 
 class MetricsConfig(ConfigModel):
     """Where figures go. `metrics.jsonl` is always written."""
+
+    common: ClassVar[tuple[str, ...]] = ("trackers",)
 
     trackers: tuple[Annotated[PluginConfig, PluginSetting(TRACKERS)], ...] = Field(
         default_factory=lambda: (TRACKERS.get("mlflow").Config(),),
@@ -131,6 +135,22 @@ def shared_prompt_violations(pipeline: str, training: TrainingConfig) -> Iterato
 
 class RunConfig(PipelineConfig):
     """What runs have in common: a name, a model, a trainer, hardware, checkpoints, metrics."""
+
+    common: ClassVar[tuple[str, ...]] = (
+        "pipeline",
+        "name",
+        "seed",
+        "training",
+        "checkpoint",
+        "metrics",
+        "inference",
+        "algorithm",
+        "reference",
+        "critic",
+        "evaluation",
+        "steps",
+        "epochs",
+    )
 
     #: What the trained model is for.
     task: ClassVar[ModelTask] = "text-generation"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, NoDefault
@@ -65,63 +66,131 @@ def _loosen_unions(node: Any) -> None:
             _loosen_unions(value)
 
 
+@dataclass(slots=True)
+class _Table:
+    """A section of a reference page.
+
+    Attributes:
+        path: The section's key; empty for the top of the file.
+        title: The same as a heading has it.
+        text: What the section is.
+        rows: Type, default and description of each key, as cells.
+        common: The keys that most files have.
+    """
+
+    path: str
+    title: str
+    text: str
+    rows: dict[str, str]
+    common: set[str]
+
+    def dotted(self) -> set[str]:
+        """Return the dotted keys."""
+        return {f"{self.path}.{key}".lstrip(".") for key in self.rows}
+
+
 def markdown(schema: Schema, elsewhere: Schema | None = None, page: str = "") -> Iterator[str]:
-    """Yield the lines of a reference page: a table for each section, with key, type, default and description.
+    """Yield the lines of a reference page: a table of common keys, then one of the further keys of each section.
+
+    Keys that an earlier section has too are only named, with that section.
 
     Args:
         schema: Of the configuration.
         elsewhere: Another pipeline's; sections that are the same in both are only named.
         page: The page that describes `elsewhere`.
     """
-    described = _top_level(elsewhere or {})[1]
-    top, sections = _top_level(schema)
-    same = [name for name, lines in sections.items() if described.get(name) == lines]
-    yield from top
+    tables, described = _by_section(schema), _by_section(elsewhere or {})
+    yield from ("## Common keys", "", *_HEAD)
+    for key, row in _common_rows(tables):
+        yield f"| `{key}` | {row} |"
+    yield from ("", "## Advanced keys", "")
+    same = [name for name, found in tables.items() if name and described.get(name) == found]
     if same:
         named = ", ".join(f"`{name}`" for name in same)
         yield from (f"The sections {named} are those of [{page}]({page}).", "")
-    for name, lines in sections.items():
-        if name not in same:
-            yield from lines
+    before: list[_Table] = []
+    as_before: tuple[str, ...] = ()
+    for table in (table for name, found in tables.items() if name not in same for table in found):
+        if table.path.startswith(as_before or ("\0",)):
+            continue
+        other, shared = max(
+            ((other, _shared(table, other)) for other in before), key=lambda pair: len(pair[1]), default=(None, [])
+        )
+        rows = {key: row for key, row in table.rows.items() if key not in table.common}
+        if other is not None and len(shared) >= _ENOUGH:
+            rows = {key: row for key, row in rows.items() if key not in shared}
+            as_before += tuple(f"{table.path}.{key}" for key in shared)
+        before.append(table)
+        if rows or table.text:
+            yield from (f"### {table.title}", "", *([table.text, ""] if table.text else []))
+        if rows:
+            yield from (*_HEAD, *(f"| `{key}` | {row} |" for key, row in rows.items()), "")
+        if other is not None and len(shared) >= _ENOUGH:
+            yield from (f"As in {other.title}: {', '.join(f'`{key}`' for key in shared)}.", "")
 
 
-def _top_level(schema: Schema) -> tuple[list[str], dict[str, list[str]]]:
+_HEAD = ("| key | type | default | description |", "|---|---|---|---|")
+#: Keys that two sections share where one of them only names these.
+_ENOUGH = 4
+
+
+def keys_of_schema(schema: Schema) -> set[str]:
+    """Return all dotted keys of a page; items of lists have no number: `data.sources.path`."""
+    return {key for tables in _by_section(schema).values() for table in tables for key in table.dotted()}
+
+
+def _shared(table: _Table, other: _Table) -> list[str]:
+    """Return the keys that are not common and mean the same in both sections."""
+    keys = [key for key, row in table.rows.items() if key not in table.common]
+    return [key for key in keys if other.rows.get(key) == table.rows[key]]
+
+
+def _common_rows(tables: Mapping[str, list[_Table]]) -> Iterator[tuple[str, str]]:
+    """Yield each common key with its row; a section whose own keys follow is left out."""
+    found: dict[str, str] = {}
+    before: list[dict[str, str]] = []
+    for table in (table for each in tables.values() for table in each):
+        rows = {key: row for key, row in table.rows.items() if key in table.common}
+        if len(rows) < _ENOUGH or rows not in before:
+            found |= {f"{table.path}.{key}".lstrip("."): row for key, row in rows.items()}
+        before.append(rows)
+    for key, row in found.items():
+        if not any(other.startswith(f"{key}.") for other in found):
+            yield key, row
+
+
+def _by_section(schema: Schema) -> dict[str, list[_Table]]:
     """Return the table of the keys at the top, and the tables of each section among them."""
-    definitions = schema.get("$defs", {})
-    sections = {
-        key: list(_tables_below("", {"properties": {key: entry}}, definitions))
-        for key, entry in schema.get("properties", {}).items()
-    }
-    return list(_table("Top level", "", schema, definitions)), {key: lines for key, lines in sections.items() if lines}
+    tables: dict[str, list[_Table]] = {name: [] for name in ("", "model", "data")}  # the others in their order
+    for table in _tables("", "Top level", "", schema, schema.get("$defs", {}), common=True):
+        tables.setdefault(table.path.partition(".")[0], []).append(table)
+    return tables
 
 
-def _table(title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
-    yield from (f"## {title}", "")
-    if description:
-        yield from (description, "")
-    properties: dict[str, Schema] = section.get("properties", {})
-    if properties:
-        yield from ("| key | type | default | description |", "|---|---|---|---|")
-        for key, entry in properties.items():
-            yield _row(key, entry, required=key in section.get("required", []), definitions=definitions)
-        yield ""
-
-
-def _tables_below(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
-    for key, entry in section.get("properties", {}).items():
-        here = f"{path}{key}"
-        options = _sections(entry, definitions)
-        for name, option in options:
+def _tables(
+    path: str, title: str, text: str, section: Schema, definitions: Schema, *, common: bool
+) -> Iterator[_Table]:
+    """Yield the table of a section, and those of the sections in it; `common` is whether most files have it."""
+    entries: dict[str, Schema] = section.get("properties", {})
+    required = section.get("required", [])
+    # what only one of several types requires is not common
+    needed = () if "const" in entries.get("type", {}) else required
+    often = {key for key, entry in entries.items() if common and (entry.get("common") or key in needed)}
+    rows = {key: _row(entry, required=key in required, definitions=definitions) for key, entry in entries.items()}
+    if rows:
+        yield _Table(path, title, " ".join(text.split()), rows, often)
+    for key, entry in entries.items():
+        here = f"{path}.{key}".lstrip(".")
+        for name, option in _sections(entry, definitions):
             titled = f"`{here}`" + (", each item" if entry.get("type") == "array" else "")
             # one section is described by its key, one of several by its own words
             texts = [entry.get("description"), option.get("description")]
-            text = next(filter(None, texts if name is None else texts[::-1]), "")
+            described = next(filter(None, texts if name is None else texts[::-1]), "")
             titled += "" if name is None else f" with `type: {name}`"
-            yield from _table(titled, " ".join(str(text).split()), option, definitions)
-            yield from _tables_below(f"{here}.", option, definitions)
+            yield from _tables(here, titled, str(described), option, definitions, common=key in often)
 
 
-def _row(key: str, entry: Schema, *, required: bool, definitions: Schema) -> str:
+def _row(entry: Schema, *, required: bool, definitions: Schema) -> str:
     kind, description = _type(entry), entry.get("description", "")
     options = _sections(entry, definitions)
     if options:
@@ -131,7 +200,7 @@ def _row(key: str, entry: Schema, *, required: bool, definitions: Schema) -> str
     absent = "its keys' own" if options else ""
     default = absent if "default" not in entry else f"`{json.dumps(entry['default'], ensure_ascii=False)}`"
     text = " ".join(str(description).split())
-    return f"| `{key}` | {_cell(kind)} | {_cell('required' if required else default)} | {_cell(text)} |"
+    return f"{_cell(kind)} | {_cell('required' if required else default)} | {_cell(text)}"
 
 
 def _cell(text: str) -> str:

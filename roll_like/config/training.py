@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -36,16 +36,19 @@ def budget_violations(
     """
     needed = 2 * longest if pairs else longest
     if budget * sharing < needed:
-        found = f"{budget} tokens" + ("" if sharing == 1 else f" on each of {sharing} ranks")
-        held = f"the two answers of one pair: 2 × {longest} = {needed}" if pairs else "one longest sample"
+        found = f"{budget} tokens" if sharing == 1 else f"{budget} tokens on each of {sharing} ranks"
+        text = f"{found} cannot hold one longest sample"
+        if pairs:
+            text = f"{found} cannot hold the two answers of one pair: 2 × {longest} = {needed}"
         yield Violation(
-            (*section, "max_tokens_per_micro_batch"),
-            f"{found} cannot hold {held} ({terms}); set it to {-(-needed // sharing)} or more",
+            (*section, "max_tokens_per_micro_batch"), f"{text} ({terms}); set it to {-(-needed // sharing)} or more"
         )
 
 
 class OptimizerConfig(ConfigModel):
     """AdamW and its learning rate."""
+
+    common: ClassVar[tuple[str, ...]] = ("lr", "schedule", "warmup_steps")
 
     lr: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-6, description="Peak learning rate; below 1.")
     betas: tuple[DecayRate, DecayRate] = Field(default=(0.9, 0.999), description="Adam's decay rates; below 1.")
@@ -59,6 +62,8 @@ class OptimizerConfig(ConfigModel):
 
 class LoRAConfig(ConfigModel):
     """Trains a low-rank product beside each weight matrix, and not the matrix (Hu et al. 2021, arXiv:2106.09685)."""
+
+    common: ClassVar[tuple[str, ...]] = ("rank", "alpha")
 
     rank: Annotated[int, Field(ge=1)] = Field(default=16, description="Rank r of each product B·A.")
     alpha: Annotated[int, Field(ge=1)] = Field(default=32, description="Products are multiplied by alpha / rank.")
@@ -251,6 +256,16 @@ class TrainerConfig(ConfigModel):
 
 class TrainingConfig(TrainerConfig):
     """The training engine."""
+
+    common: ClassVar[tuple[str, ...]] = (
+        "workers",
+        "zero_stage",
+        "optimizer",
+        "max_tokens_per_micro_batch",
+        "gradient_checkpointing",
+        "offload",
+        "lora",
+    )
 
     freeze_vision: bool = Field(
         default=True,

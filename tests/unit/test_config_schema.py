@@ -18,7 +18,7 @@ from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.keys import all_keys, meaning_of, section_at
-from roll_like.config.other_names import OTHER_NAMES, translated
+from roll_like.config.other_names import other_names, translated
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.config.teachers import TeacherConfig
 from roll_like.registry import PIPELINES, Registry
@@ -109,13 +109,13 @@ def test_sections_below_names_of_choice_are_known() -> None:
 def test_names_from_other_tools_point_to_keys_that_exist() -> None:
     known = {".".join(map(str, key)) for name in PIPELINES.names() for key in all_keys(PIPELINES.get(name))}
     # keys of a loss or a reward are there once its type is chosen, and until then the section is named
-    assert [key for key in OTHER_NAMES if translated(key, known) is None] == []
+    assert [key for key in other_names().names if translated(key, known) is None] == []
     documented = {key for keys in documented_keys().values() for key in keys}
-    names = {name.replace(".0", "") for names in OTHER_NAMES.values() for name in names}
+    names = {name.replace(".0", "") for names in other_names().names.values() for name in names}
     assert names <= documented
     of_rlvr = {".".join(map(str, key)) for key in all_keys(RLVRConfig, MINIMAL)}
     ends = {key.rpartition(".")[2] for key in of_rlvr}
-    assert not ends & set(OTHER_NAMES), "a key of ours needs no translation"
+    assert not ends & set(other_names().names), "a key of ours needs no translation"
 
 
 def test_nested_sections_of_a_plugin_are_part_of_the_schema() -> None:
@@ -135,7 +135,7 @@ def test_nested_sections_of_a_plugin_are_part_of_the_schema() -> None:
     schema = json_schema(Whole)
     assert errors(schema, {"part": {"type": "one", "inner": {"size": 2}}}) == []
     assert errors(schema, {"part": {"type": "one", "inner": {"sise": 2}}})
-    assert "## `part.inner`" in list(markdown(schema))
+    assert "### `part.inner`" in list(markdown(schema))
 
 
 def test_a_plugin_section_that_holds_itself_ends() -> None:
@@ -152,27 +152,45 @@ def test_a_plugin_section_that_holds_itself_ends() -> None:
 
 def test_the_page_has_a_table_for_every_section(schema: dict[str, Any]) -> None:
     page = list(markdown(schema))
-    assert "| `prompts_per_step` | integer ≥ 1 | required | Groups that one step trains on. |" in page
-    assert "| `lr` | number > 0 and < 1 | `1e-06` | Peak learning rate; below 1. |" in page
-    assert "| `training` | device range | required | Devices of the training engine. |" in page
-    headings = [line for line in page if line.startswith("## ")]
-    assert "## `inference` with `type: hf`" in headings
-    assert "## `data.sources`, each item" in headings
-    assert "## `rewards.use`, each item with `type: math`" in headings
+    assert "| `rollout.prompts_per_step` | integer ≥ 1 | required | Groups that one step trains on. |" in page
+    assert "| `training.optimizer.lr` | number > 0 and < 1 | `1e-06` | Peak learning rate; below 1. |" in page
+    assert "| `resources.device_mapping.training` | device range | required | Devices of the training engine. |" in page
+    assert "| `eps` | number > 0 | `1e-08` | Adam's denominator term. |" in page
+    headings = [line for line in page if line.startswith("### ")]
+    assert "### `inference` with `type: hf`" in headings
+    assert "### `data.sources`, each item" in headings
+    assert "### `rewards.use`, each item with `type: math`" in headings
     assert len(headings) == len(set(headings))
 
 
 def test_sections_of_another_page_are_only_named(schema: dict[str, Any]) -> None:
     whole = list(markdown(json_schema(OnlineDPOConfig)))
     page = list(markdown(json_schema(OnlineDPOConfig), schema, "other.md"))
-    heading = "## `rewards.use`, each item with `type: math`"
+    heading = "### `rewards.use`, each item with `type: math`"
     assert heading in whole
     assert heading not in page
     (named,) = [line for line in page if "are those of [other.md](other.md)." in line]
     assert "`training`" in named
     assert "`rewards`" in named
     assert "`rollout`" not in named  # it has other keys
-    assert "## `rollout`" in page
+    assert "### `rollout`" in page
+
+
+def test_a_page_begins_with_the_keys_that_most_files_have(schema: dict[str, Any]) -> None:
+    page = list(markdown(schema))
+    common = page[: page.index("## Advanced keys")]
+    listed = [line.split("`")[1] for line in common if line.startswith("| `")]
+    assert len(listed) <= 60
+    assert {"pipeline", "steps", "model.path", "data.sources.path", "rewards.use", "inference.replicas"} <= set(listed)
+    assert all(f"`{key}` |" not in line for key in ("training.optimizer.eps", "guards") for line in common)
+
+
+def test_a_section_that_has_the_keys_of_another_names_them(schema: dict[str, Any]) -> None:
+    page = list(markdown(schema))
+    critic = page[page.index("### `critic`") :]
+    as_training = next(line for line in critic if line.startswith("As in `training`: "))
+    assert "`sequence_parallel`" in as_training
+    assert "### `critic.lora`" not in page
 
 
 def test_committed_files_are_up_to_date() -> None:

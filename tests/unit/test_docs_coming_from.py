@@ -13,7 +13,7 @@ import pytest
 import yaml
 from documented_keys import documented_keys
 
-from roll_like.config.other_names import NEEDLESS, OTHER_NAMES, OTHER_SECTIONS
+from roll_like.config.other_names import other_names
 from roll_like.registry import ADVANTAGES, LOSSES, PREFERENCE_LOSSES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,11 +85,15 @@ def test_a_configuration_answers_every_name_of_the_page() -> None:
     unanswered, contradicted = [], []
     for name, keys in named():
         last = name.rpartition(".")[2]
-        answers = OTHER_NAMES.get(last, ())
-        foreign = {*name.split(".")} & {*OTHER_SECTIONS}
-        if not answers and last not in ours and last not in NEEDLESS and not foreign:
+        answers = other_names().names.get(last, [])
+        foreign = {*name.split(".")} & {*other_names().sections}
+        if not answers and last not in ours and last not in other_names().needless and not foreign:
             unanswered.append(name)
-        if answers and last not in NEEDLESS and not any(related(key, answer) for key in keys for answer in answers):
+        if (
+            answers
+            and last not in other_names().needless
+            and not any(related(key, answer) for key in keys for answer in answers)
+        ):
             contradicted.append((name, keys, answers))
     assert (unanswered, contradicted) == ([], [])
 
@@ -100,7 +104,7 @@ def related(key: str, answer: str) -> bool:
 
 
 def test_every_name_that_a_configuration_answers_is_on_the_page() -> None:
-    assert {*OTHER_NAMES, *NEEDLESS} - {name.rpartition(".")[2] for name, _ in named()} == set()
+    assert {*other_names().names, *other_names().needless} - {name.rpartition(".")[2] for name, _ in named()} == set()
 
 
 @cache
