@@ -99,8 +99,6 @@ PreferenceEvaluation = Annotated[
 ]
 
 
-
-
 class PreferenceRunConfig(RunConfig):
     """What runs have in common that train a policy by a preference loss."""
 

@@ -22,8 +22,8 @@ from roll_like.config.keys import (
     MAPPINGS,
     all_keys,
     field_at,
-    is_common,
     key_path,
+    keys_by_use,
     keys_of,
     meaning_of,
     section_at,
@@ -288,8 +288,7 @@ def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) ->
     """Return `; did you mean …` for the unknown key at the end of `path`."""
     key, section = str(path[-1]), path[:-1]
     parent = section_at(section, root, values)
-    known_here = keys_of(parent) if parent is not None else {}
-    siblings = sorted(known_here, key=lambda name: not (known_here[name].is_required() or is_common(parent, name)))
+    siblings = [] if parent is None else keys_by_use(parent)
     keys = list(all_keys(root, values))
     everywhere = [known for known in keys if known[:-1] != section]
     same_name = [dotted(known) for known in everywhere if known[-1] == key]

@@ -113,6 +113,12 @@ def is_common(section: type[BaseModel], key: str) -> bool:
     return any(key in vars(base).get("common", ()) for base in section.__mro__)
 
 
+def keys_by_use(section: type[BaseModel]) -> list[str]:
+    """Return the keys of a section, those first that most files have."""
+    fields = keys_of(section)
+    return sorted(fields, key=lambda key: not (fields[key].is_required() or is_common(section, key)))
+
+
 LISTS, MAPPINGS = (tuple, list), (dict,)
 
 

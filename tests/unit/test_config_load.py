@@ -236,7 +236,7 @@ def test_overrides_that_cannot_be_applied(minimal: Path, override: str, expected
         ("inference.replica=2", "inference.replica: unknown key; did you mean `inference.replicas`?"),
         ("algorithm.loss={type: ppo, cliplow: 1}", "did you mean `algorithm.loss.clip_low`?"),
         ("rewards.use.0.wieght=2", "did you mean `rewards.use.0.weight`?"),
-        ("model.qqq=1", "model.qqq: unknown key; known here: path, tokenizer"),
+        ("model.qqq=1", "model.qqq: unknown key; known here: path, chat_template, dtype, tokenizer"),
         ("rewards.pools={a: {rewards: [ifeval], wrkers: 2}}", "did you mean `rewards.pools.a.workers`?"),
         (
             "rewards.pools={a: {rewards: [ifeval], x: 2}}",
