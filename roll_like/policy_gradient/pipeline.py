@@ -199,7 +199,8 @@ def _sampled_rollouts(
         progress=workers.progress,
     )
     run.stack.callback(rollouts.close)
-    mapping = config.resources.device_mapping
-    workers.gpu_sharing.takes_turns = mapping.training.overlaps(mapping.inference)
+    workers.gpu_sharing.takes_turns = config.resources.devices_of("training").overlaps(
+        config.resources.devices_of("inference")
+    )
     workers.on_push.append(rollouts.published)
     return KeptRollouts(rollouts, until_checkpoint=written)
