@@ -288,8 +288,8 @@ class GroupStream:
 
     def _start_groups(self) -> None:
         for _ in range(0 if self._closed else self._rule.room):
-            serial, task = self._returned.popleft() if self._returned else (self._rule.next_serial(), next(self._tasks))
-            self._rule.admit(serial, task)
+            known, task = self._returned.popleft() if self._returned else (None, next(self._tasks))
+            serial = self._rule.admit(task, known)
             self._counter.started += 1
             self._admitted_at[serial] = self._clock()
             self._work[serial] = work = asyncio.create_task(self._run(serial, task))

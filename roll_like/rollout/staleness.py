@@ -53,7 +53,7 @@ class Admitted:
 
 
 class StalenessManager:
-    """Groups between admission and training. Synchronous, without a clock; every method is O(1) but for `take`.
+    """Groups between admission and training. Synchronous, without a clock; what each group calls is O(1).
 
     Args:
         groups: Groups that a batch trains on, B.
@@ -119,16 +119,18 @@ class StalenessManager:
         room = max(min(pace, left) - len(self._admitted), self._at_once - self._serial)
         return max(0, room if self._max_started is None else min(room, self._max_started - self._serial))
 
-    def next_serial(self) -> int:
-        """Return the number of a task that is drawn now."""
-        self._serial += 1
-        return self._serial - 1
+    def admit(self, task: Task, serial: int | None = None) -> int:
+        """Start a group under the version that samples now, if there is room; return its serial.
 
-    def admit(self, serial: int, task: Task) -> Admitted:
-        """Start a group under the version that samples now; the caller has seen that there is room."""
-        entry = self._admitted[serial] = Admitted(serial, task, self.version)
-        self._open_by_start[entry.start] += 1
-        return entry
+        Args:
+            task: What it attempts.
+            serial: That of a group that was started before.
+        """
+        if serial is None:
+            serial, self._serial = self._serial, self._serial + 1
+        self._admitted[serial] = Admitted(serial, task, self.version)
+        self._open_by_start[self.version] += 1
+        return serial
 
     def settle(self, serial: int, group: Group[Scored], *, accepted: bool) -> bool:
         """Take a group that has ended; one that is not accepted makes room for another. False: it was given back."""

@@ -25,9 +25,7 @@ def make_manager(
 def fill(manager: StalenessManager) -> list[int]:
     serials = []
     while manager.room:
-        serial = manager.next_serial()
-        manager.admit(serial, task(serial))
-        serials.append(serial)
+        serials.append(manager.admit(task(manager._serial)))
     return serials
 
 
@@ -249,9 +247,8 @@ def simulate(
             ends = {}
         while True:
             while manager.room:
-                serial = waiting.pop(0) if waiting else manager.next_serial()
+                serial = manager.admit(task(), waiting.pop(0) if waiting else None)
                 assert serial not in ended
-                manager.admit(serial, task(serial))
                 starts[serial] = manager.version
                 ends[serial] = now + chance.paretovariate(1.1)
             taken = manager.take()
