@@ -11,7 +11,7 @@ import numpy as np
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference, SequenceReference
 from roll_like.builtin.pipelines.dpo.preferences import answers_of
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
-from roll_like.builtin.pipelines.online_dpo.pairs import Paired, decode_pairs, encode_pairs, pair_groups
+from roll_like.builtin.pipelines.online_dpo.pairs import decode_pairs, encode_pairs, pair_groups
 from roll_like.data.order import ItemSource, Order
 from roll_like.errors import CheckpointError, GenerationError
 from roll_like.policy_gradient.workers import Workers
@@ -131,8 +131,7 @@ class SampledPairs:
     def _begin(self, pairs_per_step: int) -> None:
         """Sample until there are pairs."""
         for _ in range(COLLECTIONS):
-            paired = self._collect()
-            if paired.pairs:
+            if pairs := self._collect():
                 break
         else:
             raise GenerationError(
@@ -142,22 +141,22 @@ class SampledPairs:
                 "rollout.temperature, lower pairs.min_margin, or use rewards that tell answers apart",
             )
         self._iteration += 1
-        reference_logprobs = None if self._reference is None else self._reference.refresh(paired.pairs)
-        self._order = self._hold(paired.pairs, encode_pairs(paired.pairs, reference_logprobs))
-        self._left = self._section.steps_for(len(paired.pairs), pairs_per_step)
+        reference_logprobs = None if self._reference is None else self._reference.refresh(pairs)
+        self._order = self._hold(pairs, encode_pairs(pairs, reference_logprobs))
+        self._left = self._section.steps_for(len(pairs), pairs_per_step)
         self._workers.state.note({"iteration/number": Last(self._iteration), "iteration/steps": Last(self._left)})
 
-    def _collect(self) -> Paired:
+    def _collect(self) -> tuple[Pair, ...]:
         with self._workers.sampling() as sync:
             collected = self._rollouts.collect(self._collections)
         seed = np.random.SeedSequence([self._config.seed, self._collections, 1]).generate_state(1)[0]
         self._collections += 1
         lost = [group for group in collected.rejected if len(group.samples) < 2]
-        paired = pair_groups((*collected.groups, *lost), self._section, int(seed))
+        pairs, metrics = pair_groups((*collected.groups, *lost), self._section, int(seed))
         self._workers.state.note(
-            merge([sync, rollout_metrics(collected, self._workers.weights.version), paired.metrics]), collected
+            merge([sync, rollout_metrics(collected, self._workers.weights.version), metrics]), collected
         )
-        return paired
+        return pairs
 
     def _hold(self, pairs: tuple[Pair, ...], encoded: str) -> Order[Pair]:
         """Keep an iteration's pairs and return the order in which they are trained on."""

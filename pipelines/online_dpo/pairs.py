@@ -10,50 +10,16 @@ import binascii
 import io
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from roll_like.builtin.pipelines.online_dpo.config import PairsConfig
 from roll_like.errors import CheckpointError
 from roll_like.types import FloatArray, Group, Pair, Scored, StopReason, TrainingSample, Trajectory
-from roll_like.values import Mean, Metric, Sum, reward_noise
+from roll_like.values import Mean, Metrics, Sum, reward_noise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
-    """What groups gave.
-
-    Attributes:
-        pairs: The pairs, in the order of their groups.
-        margins: How much better each pair's chosen answer scored, shape [len(pairs)].
-        cut: How many chosen answers the token limit had cut.
-        groups: How many groups there were.
-        without_pair: How many of them gave none.
-        unscored: How many of those had fewer than two scored samples, because the others were lost.
-    """
-
-    pairs: tuple[Pair, ...]
-    margins: tuple[float, ...]
-    cut: int
-    groups: int
-    without_pair: int
-    unscored: int
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """The figures of pairing; every mean is over pairs or groups."""
-        count = len(self.pairs)
-        return {
-            "iteration/pairs": Sum(float(count)),
-            "iteration/without_pair": Mean(self.without_pair / self.groups if self.groups else 0.0, self.groups),
-            "iteration/unscored": Sum(float(self.unscored)),
-            "iteration/margin": Mean(float(np.mean(self.margins)) if count else 0.0, count),
-            "iteration/chosen_truncated": Mean(self.cut / count if count else 0.0, count),
-        }
-
-
-def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -> Paired:
+def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -> tuple[tuple[Pair, ...], Metrics]:
     """Make pairs of scored answers to the same prompt.
 
     Samples that infrastructure lost are no samples of a group, so they count as no reward.
@@ -65,6 +31,9 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -
         groups: The scored groups.
         rule: Which answers become pairs: the `pairs` section.
         seed: Of the choice at random.
+
+    Returns:
+        The pairs, in the order of their groups, and `iteration/…`; every mean is over pairs or groups.
     """
     random = np.random.default_rng(seed)
     chosen: list[tuple[Scored, Scored]] = []
@@ -80,14 +49,16 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -
             chosen.append(found[int(draw * len(found))])
         else:
             chosen += found
-    return Paired(
-        pairs=tuple(_pair(better.trajectory, worse.trajectory) for better, worse in chosen),
-        margins=tuple(map(_margin, chosen)),
-        cut=sum(_is_cut(better) for better, _ in chosen),
-        groups=len(groups),
-        without_pair=without_pair,
-        unscored=sum(len(group.samples) < 2 for group in groups),
-    )
+    count, cut = len(chosen), sum(_is_cut(better) for better, _ in chosen)
+    unscored = sum(len(group.samples) < 2 for group in groups)  # the others were lost
+    metrics: Metrics = {
+        "iteration/pairs": Sum(float(count)),
+        "iteration/without_pair": Mean(without_pair / len(groups) if groups else 0.0, len(groups)),
+        "iteration/unscored": Sum(float(unscored)),
+        "iteration/margin": Mean(float(np.mean([*map(_margin, chosen)])) if count else 0.0, count),
+        "iteration/chosen_truncated": Mean(cut / count if count else 0.0, count),
+    }
+    return tuple(_pair(better.trajectory, worse.trajectory) for better, worse in chosen), metrics
 
 
 def _eligible(samples: Sequence[Scored], rule: PairsConfig) -> list[tuple[Scored, Scored]]:

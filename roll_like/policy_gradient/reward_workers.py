@@ -18,7 +18,6 @@ from roll_like.config.rewards import (
     DEFAULT_POOL,
     JUDGE_URLS_VARIABLE,
     RewardPoolConfig,
-    RewardsConfig,
 )
 from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
 from roll_like.data.tasks import TaskOrder, TaskSet, load_tasks
@@ -83,7 +82,7 @@ class RewardWorkers(Generic[RewardedT]):
 
             host = node_address()
             self._base_judge = BaseJudge(load_renderer(self._config.model), host=host, port=free_port(host))
-        judge = _start_judge(self._config, self._resources, self._stack, urls)
+        judge = self._start_judge(urls)
         if judge is not None:
             urls += judge.everywhere(JudgeServer.url)
             self._wait_for_judge = judge.begin(JudgeServer.start)
@@ -91,8 +90,9 @@ class RewardWorkers(Generic[RewardedT]):
                 self._wait_for_judge()
             self._keeper = JudgeKeeper(judge, self._resources.report)
             self._stack.callback(self._keeper.close)
-        base = None if self._base_judge is None else self._base_judge.url
-        self.pools = _start_rewards(self._config, self._resources, self._stack, urls, base, self._keeper)
+        base = "" if self._base_judge is None else self._base_judge.url
+        addresses = {JUDGE_URLS_VARIABLE: ",".join(urls), BASE_JUDGE_VARIABLE: base}
+        self.pools = self._start_rewards({variable: address for variable, address in addresses.items() if address})
 
     def wait(self) -> None:
         """Wait until they can score.
@@ -124,6 +124,87 @@ class RewardWorkers(Generic[RewardedT]):
                 ) from error
             self._stack.callback(lambda: inference.runner.run(judge.close()))
         return router
+
+    def _start_judge(self, urls: Sequence[str]) -> Cluster[JudgeServer] | None:
+        """Start the judge's processes, or nothing where there is none; their models are loaded by `JudgeServer.start`.
+
+        Args:
+            urls: Where servers that are started later, in the place of others, are to answer.
+        """
+        config, resources, judge = self._config, self._config.resources, self._config.judge
+        if judge is None:
+            return None
+        model = resolve_model(judge_model(config, judge), key=JUDGE)
+        devices, device = resources.devices_of("judge"), resources.device
+        share = len(devices) // judge.replicas
+        spec = EngineSpec(
+            model_path=str(model.path),
+            tokenizer_path=str(model.tokenizer_path),
+            dtype=judge.dtype,
+            device=device,
+            threads=share if device == "cpu" else 1,
+            tensor_parallel_size=1 if device == "cpu" else share,
+            max_model_len=judge.max_model_len,
+            seed=config.seed,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(judge.type)
+        cluster = Cluster(
+            "judge",
+            plugin.judge_server(),
+            self._resources.place(devices, judge.replicas, "judge"),
+            arguments=lambda rank: (judge, spec, resources.start_timeout_seconds, urls[rank] if urls else None),
+            environment=lambda rank: {**thread_environment(spec.threads), **plugin.environment(judge, spec)},
+        )
+        self._stack.callback(cluster.close, JudgeServer.close)
+        return cluster
+
+    def _start_rewards(self, addresses: Mapping[str, str]) -> RewardPools:
+        """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards.
+
+        Args:
+            addresses: Where judges answer, by the environment variable that says so.
+        """
+        config = self._config
+        use = cast(Sequence[RewardConfig], config.rewards.use)
+        pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
+        others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)
+        pools = dict(config.rewards.pools)
+        if others:
+            pools[DEFAULT_POOL] = RewardPoolConfig(rewards=others, workers=config.rewards.workers)
+        shares = []
+        for name, pool in pools.items():
+            chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
+            shares.append(RewardShare(chosen, self._start_pool(name, pool, chosen, addresses)))
+        return RewardPools(shares, config.domain_rewards, self._keeper)
+
+    def _start_pool(
+        self, name: str, pool: RewardPoolConfig, rewards: tuple[RewardConfig, ...], addresses: Mapping[str, str]
+    ) -> RewardPool:
+        """Start one pool's workers; without devices of their own they have one thread each."""
+        config, resources = self._config, self._resources
+        section, plugins = config.rewards.model_copy(update={"use": rewards}), notebook_rewards(rewards)
+        if pool.devices is None:
+            placements, threads = resources.beside(pool.workers), 1
+        else:
+            placements = resources.place(pool.devices, pool.workers, f"rewards {name}")
+            threads = len(pool.devices) // pool.workers
+        hidden = {} if pool.devices is not None and config.resources.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+        cluster = Cluster(
+            name,
+            RewardWorker,
+            placements,
+            arguments=lambda rank: (section, config.import_, plugins, config.domain_rewards),
+            environment=lambda rank: {**thread_environment(threads), **hidden, **addresses},
+            concurrency=section.groups_per_worker + 4,  # room to ask how it is, and to close it
+        )
+        self._stack.callback(cluster.close, RewardWorker.close)
+        return RewardPool(
+            cluster,
+            limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1),
+            groups_per_worker=section.groups_per_worker,
+            report=resources.report,
+        )
 
 
 def tasks_of(config: PromptRunConfig) -> TaskSet:
@@ -192,106 +273,3 @@ class PromptWorkers(RewardWorkers[PromptT]):
             runner=self._runner,
             progress=self._progress,
         )
-
-
-def _start_judge(
-    config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack, urls: Sequence[str]
-) -> Cluster[JudgeServer] | None:
-    """Start the judge's processes, or nothing where there is none; their models are loaded by `JudgeServer.start`.
-
-    Args:
-        config: The run's configuration.
-        resources: Where they go.
-        stack: Ends them when it is closed.
-        urls: Where servers that are started later, in the place of others, are to answer.
-    """
-    judge = config.judge
-    if judge is None:
-        return None
-    model = resolve_model(judge_model(config, judge), key=JUDGE)
-    devices = config.resources.devices_of("judge")
-    device = config.resources.device
-    share = len(devices) // judge.replicas
-    spec = EngineSpec(
-        model_path=str(model.path),
-        tokenizer_path=str(model.tokenizer_path),
-        dtype=judge.dtype,
-        device=device,
-        threads=share if device == "cpu" else 1,
-        tensor_parallel_size=1 if device == "cpu" else share,
-        max_model_len=judge.max_model_len,
-        seed=config.seed,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(judge.type)
-    cluster = Cluster(
-        "judge",
-        plugin.judge_server(),
-        resources.place(devices, judge.replicas, "judge"),
-        arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds, urls[rank] if urls else None),
-        environment=lambda rank: {**thread_environment(spec.threads), **plugin.environment(judge, spec)},
-    )
-    stack.callback(cluster.close, JudgeServer.close)
-    return cluster
-
-
-def _start_rewards(
-    config: RewardedRunConfig,
-    resources: ResourceManager,
-    stack: ExitStack,
-    urls: Sequence[str],
-    base_url: str | None,
-    judge: JudgeKeeper | None,
-) -> RewardPools:
-    """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
-    use = cast(Sequence[RewardConfig], config.rewards.use)
-    pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
-    others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)
-    pools = dict(config.rewards.pools)
-    if others:
-        pools[DEFAULT_POOL] = RewardPoolConfig(rewards=others, workers=config.rewards.workers)
-    judges = {JUDGE_URLS_VARIABLE: ",".join(urls), BASE_JUDGE_VARIABLE: base_url or ""}
-    shares = []
-    for name, pool in pools.items():
-        chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
-        section = config.rewards.model_copy(update={"use": chosen})
-        shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, judges, resources, stack)))
-    return RewardPools(shares, config.domain_rewards, judge)
-
-
-def _start_pool(
-    config: RewardedRunConfig,
-    name: str,
-    pool: RewardPoolConfig,
-    section: RewardsConfig,
-    judges: Mapping[str, str],
-    resources: ResourceManager,
-    stack: ExitStack,
-) -> RewardPool:
-    """Start one pool's workers; without devices of their own they have one thread each."""
-    plugins = notebook_rewards(cast(Sequence[RewardConfig], section.use))
-    if pool.devices is None:
-        placements, threads = resources.beside(pool.workers), 1
-    else:
-        placements = resources.place(pool.devices, pool.workers, f"rewards {name}")
-        threads = len(pool.devices) // pool.workers
-    hidden = {} if pool.devices is not None and config.resources.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
-    cluster = Cluster(
-        name,
-        RewardWorker,
-        placements,
-        arguments=lambda rank: (section, config.import_, plugins, config.domain_rewards),
-        environment=lambda rank: {
-            **thread_environment(threads),
-            **hidden,
-            **{variable: address for variable, address in judges.items() if address},
-        },
-        concurrency=section.groups_per_worker + 4,  # room to ask how it is, and to close it
-    )
-    stack.callback(cluster.close, RewardWorker.close)
-    return RewardPool(
-        cluster,
-        limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1),
-        groups_per_worker=section.groups_per_worker,
-        report=resources.report,
-    )

@@ -10,10 +10,10 @@ import pytest
 from tests_support import scored, task
 
 from roll_like.builtin.pipelines.online_dpo.config import PairsConfig
-from roll_like.builtin.pipelines.online_dpo.pairs import Paired, decode_pairs, encode_pairs, pair_groups
+from roll_like.builtin.pipelines.online_dpo.pairs import decode_pairs, encode_pairs, pair_groups
 from roll_like.errors import CheckpointError
 from roll_like.types import Failure, Group, Pair, Scored, StopReason
-from roll_like.values import reduce
+from roll_like.values import Metrics, reduce
 
 CUT = StopReason.LENGTH
 
@@ -31,21 +31,21 @@ def group(rewards: list[float], *, index: int = 0, cut: tuple[int, ...] = (), lo
     return Group(task=owner, samples=tuple(samples), failures=failures)
 
 
-def paired(*groups: Group[Scored], seed: int = 0, **changes: Any) -> Paired:
+def paired(*groups: Group[Scored], seed: int = 0, **changes: Any) -> tuple[tuple[Pair, ...], Metrics]:
     rule: dict[str, Any] = {"select": "best_worst", "min_margin": 0.0, "truncated": "keep"}
     return pair_groups(groups, PairsConfig(pairs_per_step=1, **(rule | changes)), seed)
 
 
-def places(found: Paired) -> list[tuple[int, int]]:
+def places(found: tuple[tuple[Pair, ...], Metrics]) -> list[tuple[int, int]]:
     """Which samples of their groups the pairs are made of."""
-    return [tuple(int(one.token_ids[-1]) - 100 for one in pair.sequences) for pair in found.pairs]  # type: ignore[misc]
+    return [tuple(int(one.token_ids[-1]) - 100 for one in pair.sequences) for pair in found[0]]  # type: ignore[misc]
 
 
 def test_the_best_is_chosen_and_the_worst_rejected_token_by_token() -> None:
     found = paired(group([0.5, 0.9, 0.1, 0.9]), group([1.0, 0.0], index=7))
     assert places(found) == [(1, 2), (0, 1)]  # the first of equally good ones
-    assert found.margins == pytest.approx((0.8, 1.0))
-    pair = found.pairs[1]
+    assert reduce(found[1])["iteration/margin"] == pytest.approx((0.8 + 1.0) / 2)
+    pair = found[0][1]
     assert pair.chosen.token_ids.tolist() == [7, 7, 100, 100, 100]
     assert pair.chosen.loss_mask.tolist() == [False, False, True, True, True]
     assert pair.rejected.token_ids.tolist() == [7, 7, 101, 101, 101, 101]
@@ -77,19 +77,18 @@ def test_groups_that_give_no_pair_are_counted_and_a_lost_sample_is_no_reward() -
         group([0.4, 0.1]),
     )
     assert places(found) == [(0, 1)]
-    assert (found.groups, found.without_pair, found.unscored) == (5, 4, 2)
-    figures = reduce(found.metrics)
+    figures = reduce(found[1])
     assert figures["iteration/without_pair"] == pytest.approx(0.8)
     assert (figures["iteration/pairs"], figures["iteration/unscored"]) == (1, 2)
     assert figures["iteration/margin"] == pytest.approx(0.3)
-    nothing = reduce(paired(group([1.0, 1.0])).metrics)
+    nothing = reduce(paired(group([1.0, 1.0]))[1])
     assert "iteration/margin" not in nothing
     assert nothing["iteration/without_pair"] == 1.0
 
 
 def test_a_margin_is_met_in_spite_of_rounding() -> None:
-    assert len(paired(group([0.3, 0.2]), min_margin=0.1).pairs) == 1
-    assert len(paired(group([0.3, 0.2001]), min_margin=0.1).pairs) == 0
+    assert len(paired(group([0.3, 0.2]), min_margin=0.1)[0]) == 1
+    assert len(paired(group([0.3, 0.2001]), min_margin=0.1)[0]) == 0
 
 
 @pytest.mark.parametrize(
@@ -98,13 +97,13 @@ def test_a_margin_is_met_in_spite_of_rounding() -> None:
 def test_answers_that_the_limit_cut(truncated: str, expected: list[tuple[int, int]]) -> None:
     found = paired(group([0.9, 0.8, 0.3, 0.1], cut=(0, 3)), truncated=truncated)
     assert places(found) == expected
-    assert found.cut == (truncated == "keep")
+    assert reduce(found[1])["iteration/chosen_truncated"] == (truncated == "keep")
 
 
 def test_answers_that_cannot_be_told_apart_or_learned_from_are_in_no_pair() -> None:
     twins = group([0.9, 0.1])
     same = tuple(replace(one, trajectory=twins.samples[0].trajectory) for one in twins.samples)
-    assert paired(replace(twins, samples=same)).pairs == ()
+    assert paired(replace(twins, samples=same))[0] == ()
     silent = group([0.9, 0.5, 0.1])
     empty = silent.samples[0].trajectory
     empty = replace(empty, token_ids=empty.token_ids[:2], sampled=empty.sampled[:2])
@@ -117,7 +116,7 @@ def same_pairs(left: tuple[Pair, ...], right: tuple[Pair, ...]) -> bool:
 
 
 def test_a_checkpoint_holds_pairs_as_they_are() -> None:
-    pairs = paired(group([0.2, 0.9, 0.5]), group([0.1, 0.7], index=3), select="all").pairs
+    pairs = paired(group([0.2, 0.9, 0.5]), group([0.1, 0.7], index=3), select="all")[0]
     sums = -np.arange(8, dtype=np.float32) / 3
     read, told = decode_pairs(encode_pairs(pairs, sums))
     assert same_pairs(read, pairs)
@@ -129,6 +128,6 @@ def test_a_checkpoint_holds_pairs_as_they_are() -> None:
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-40], lambda text: "…" + text, lambda text: ""])
 def test_damaged_pairs_are_refused(damage: Any) -> None:
-    text = encode_pairs(paired(group([0.2, 0.9])).pairs, None)
+    text = encode_pairs(paired(group([0.2, 0.9]))[0], None)
     with pytest.raises(CheckpointError, match="sampled pairs are damaged"):
         decode_pairs(damage(text))

@@ -18,7 +18,7 @@ from roll_like.cluster import ResourceManager, WorkerDied
 from roll_like.config.resources import DeviceRange, ResourcesConfig
 from roll_like.inference.interface import InferenceEngine, JudgeServer
 from roll_like.metrics.timing import StepTimer
-from roll_like.policy_gradient import reward_workers, workers
+from roll_like.policy_gradient import workers
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
 from roll_like.policy_gradient.reward_workers import RewardWorkers
 
@@ -372,8 +372,8 @@ def test_a_judge_on_shared_gpus_has_started_before_anything_else_starts(
     config: RLVRConfig, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(reward_workers, "_start_judge", lambda *_: Order(told, "judge"))
-    monkeypatch.setattr(reward_workers, "_start_rewards", lambda *_: told.append("rewards"))
+    monkeypatch.setattr(RewardWorkers, "_start_judge", lambda *_: Order(told, "judge"))
+    monkeypatch.setattr(RewardWorkers, "_start_rewards", lambda *_: told.append("rewards"))
     with ExitStack() as stack:
         RewardWorkers(config, create_autospec(ResourceManager, report=lambda: None), stack).start()
         assert told == order
