@@ -11,9 +11,9 @@ from roll_like.builtin.pipelines.dpo.check import label_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference, load_preferences
 from roll_like.builtin.pipelines.dpo.objective import AnswersObjective
-from roll_like.builtin.pipelines.dpo.precomputed_reference import SequenceReference
 from roll_like.builtin.pipelines.dpo.preferences import (
     PreferenceStep,
+    SequenceReference,
     batch_of,
     live_reference,
     objective_of,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference, SequenceReference
-from roll_like.builtin.pipelines.dpo.preferences import answers_of
+from roll_like.builtin.pipelines.dpo.preferences import PrecomputedReference, SequenceReference, answers_of
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.pairs import decode_pairs, encode_pairs, pair_groups
 from roll_like.data.order import ItemSource, Order

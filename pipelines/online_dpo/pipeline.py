@@ -9,8 +9,8 @@ from functools import partial
 from typing import Self
 
 from roll_like.builtin.pipelines.dpo.objective import PairStep, whole_logprobs
-from roll_like.builtin.pipelines.dpo.precomputed_reference import SequenceReference
 from roll_like.builtin.pipelines.dpo.preferences import (
+    SequenceReference,
     live_reference,
     objective_of,
     pair_step,
@@ -64,13 +64,14 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
         """Start trainer, engines and reward workers side by side, and put the parts together."""
         state, resources, evaluated = run.state, config.resources, _evaluated_pairs(config)
         prompts = PromptWorkers(config, run.resources, run.stack)
+        refreshes = config.reference is not None and config.reference.mode == "iteration"
         with starting_workers(config, run, prompts) as workers:
             add = workers.gpu_sharing.add
             workers.actor = trainer = start_trainer(
                 config, workers.model, objective_of(config), run.resources, run.stack, timer=state.timer
             )
             add(trainer, resources.devices_of("training"))
-            refreshed = RefreshedReference(partial(whole_logprobs, trainer)) if _refreshes(config) else None
+            refreshed = RefreshedReference(partial(whole_logprobs, trainer)) if refreshes else None
             reference = refreshed or live_reference(
                 config, run, trainer, lambda engine: add(engine, resources.devices_of("reference"))
             )
@@ -185,10 +186,6 @@ def _plan(config: OnlineDPOConfig, model: ModelShape | None) -> Plan:
     """Return the plan of a run; a step trains on pairs."""
     pairs = config.pairs.pairs_per_step
     return replace(plan(config, model), groups_per_step=pairs, samples_per_group=1, units=("pairs", "pairs"))
-
-
-def _refreshes(config: OnlineDPOConfig) -> bool:
-    return config.reference is not None and config.reference.mode == "iteration"
 
 
 def _evaluated_pairs(config: OnlineDPOConfig) -> PairStep | None:

@@ -16,8 +16,7 @@ from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample
-from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
-from roll_like.builtin.pipelines.dpo.labels import labelled_step
+from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep, labelled_step
 from roll_like.cluster import ResourceManager
 from roll_like.config.resources import DeviceRange
 from roll_like.config.training import TrainingConfig

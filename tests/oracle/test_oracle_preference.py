@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from preference_cases import Responses, figures, head_cases, loss_and_gradient, loss_and_head_gradients, responses
 
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample
-from roll_like.builtin.pipelines.dpo.labels import labelled_step
+from roll_like.builtin.pipelines.dpo.labelled_objective import labelled_step
 
 any_responses = responses()
 #: TRL computes the alpha divergence in float32, whose exponentials of far log-ratios are too coarse.

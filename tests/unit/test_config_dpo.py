@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from roll_like.builtin.pipelines.dpo.config import DPOConfig, LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledStep
 from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
-from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
-from roll_like.builtin.pipelines.dpo.preferences import batch_of, reference_inputs
+from roll_like.builtin.pipelines.dpo.preferences import PrecomputedReference, batch_of, reference_inputs
 from roll_like.check import Report
 from roll_like.config.data import PairData
 from roll_like.offline.check import offline_plan

@@ -12,8 +12,7 @@ import torch
 
 from roll_like.algorithms.preference.paired import DPOLoss
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample, Preference
-from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep, of_step
-from roll_like.builtin.pipelines.dpo.labels import labelled_step
+from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep, labelled_step, of_step
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
@@ -32,6 +31,8 @@ COUNTS = {
 
 class TokenCluster:
     """Two ranks of a model that gives a token t, wherever it stands, the log-probability −t/10."""
+
+    name = "training"
 
     def __init__(self) -> None:
         self.shares: list[Share[MicroBatch]] = []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample, Preference
-from roll_like.builtin.pipelines.dpo.labels import labelled_step
+from roll_like.builtin.pipelines.dpo.labelled_objective import labelled_step
 from roll_like.errors import DataError
 from roll_like.types import Pair, Picture, PlacedImage, TrainingSample
 
