@@ -69,6 +69,8 @@ def test_host_copies_free_memory_and_bring_the_same_bits_back(
 class OneRank:
     """The cluster of a rank in this process."""
 
+    name = "training"
+
     def __init__(self, rank: TrainingRank) -> None:
         self.rank = rank
 
