@@ -12,17 +12,20 @@ Arguments = Mapping[str, Any]
 _ANSWERS = ["My answer is yes.", "My answer is no.", "My answer is maybe."]
 
 
+def _named(kind: str, fixed: Mapping[str, Any] | None = None, **names: str) -> Callable[[Arguments], dict[str, Any]]:
+    """Return a translation that renames arguments, and adds fixed ones."""
+    return lambda given: {"kind": kind, **{ours: given[theirs] for ours, theirs in names.items()}, **(fixed or {})}
+
+
 def _counted(kind: str, count: str, relation: str | None = None, **names: str) -> Callable[[Arguments], dict[str, Any]]:
     """Return a translation whose count is in the argument `count` and its relation in `relation`; else at least."""
 
     def translate(given: Arguments) -> dict[str, Any]:
         number, how = int(given[count]), "at least" if relation is None else given[relation]
-        entry = {"kind": kind, **{ours: given[theirs] for ours, theirs in names.items()}}
-        if how == "less than":
-            return {**entry, "count": number - 1, "relation": "at_most"}
-        if how != "at least":
+        if how not in ("at least", "less than"):
             raise ValueError(f"the relation should be 'at least' or 'less than', found {how!r}")
-        return {**entry, "count": number, "relation": "at_least"}
+        limit = {"count": number - 1, "relation": "at_most"} if how == "less than" else {"count": number}
+        return _named(kind, {"relation": "at_least", **limit}, **names)(given)
 
     return translate
 
@@ -35,40 +38,33 @@ def _words(given: Arguments) -> dict[str, Any]:
 
 
 TRANSLATIONS: dict[str, Callable[[Arguments], dict[str, Any]]] = {
-    "keywords:existence": lambda given: {"kind": "keywords", "words": given["keywords"]},
+    "keywords:existence": _named("keywords", words="keywords"),
     "keywords:frequency": _counted("keyword_frequency", "frequency", "relation", word="keyword"),
-    "keywords:forbidden_words": lambda given: {"kind": "forbidden_words", "words": given["forbidden_words"]},
+    "keywords:forbidden_words": _named("forbidden_words", words="forbidden_words"),
     "keywords:letter_frequency": _counted("letter_frequency", "let_frequency", "let_relation", letter="letter"),
-    "language:response_language": lambda given: {"kind": "response_language", "language": given["language"]},
+    "language:response_language": _named("response_language", language="language"),
     "length_constraints:number_sentences": _counted("number_sentences", "num_sentences", "relation"),
-    "length_constraints:number_paragraphs": lambda given: {
-        "kind": "number_paragraphs",
-        "count": given["num_paragraphs"],
-        "divider": "stars",
-    },
+    "length_constraints:number_paragraphs": _named("number_paragraphs", {"divider": "stars"}, count="num_paragraphs"),
     "length_constraints:number_words": _words,
-    "length_constraints:nth_paragraph_first_word": lambda given: {
-        "kind": "first_word",
-        "word": given["first_word"],
-        "paragraph": given["nth_paragraph"],
-        "paragraphs": given["num_paragraphs"],
-    },
+    "length_constraints:nth_paragraph_first_word": _named(
+        "first_word", word="first_word", paragraph="nth_paragraph", paragraphs="num_paragraphs"
+    ),
     "detectable_content:number_placeholders": _counted("placeholders", "num_placeholders"),
-    "detectable_content:postscript": lambda given: {"kind": "postscript", "marker": given["postscript_marker"]},
-    "detectable_format:number_bullet_lists": lambda given: {"kind": "bullet_list", "count": given["num_bullets"]},
-    "detectable_format:constrained_response": lambda given: {"kind": "choose_one", "options": _ANSWERS},
+    "detectable_content:postscript": _named("postscript", marker="postscript_marker"),
+    "detectable_format:number_bullet_lists": _named("bullet_list", count="num_bullets"),
+    "detectable_format:constrained_response": _named("choose_one", {"options": _ANSWERS}),
     "detectable_format:number_highlighted_sections": _counted("highlights", "num_highlights"),
     "detectable_format:multiple_sections": _counted("sections", "num_sections", splitter="section_spliter"),
-    "detectable_format:json_format": lambda given: {"kind": "json_format"},
-    "detectable_format:title": lambda given: {"kind": "title"},
-    "combination:two_responses": lambda given: {"kind": "two_responses"},
-    "combination:repeat_prompt": lambda given: {"kind": "repeat_prompt", "prompt": given["prompt_to_repeat"]},
-    "startend:end_checker": lambda given: {"kind": "ends_with", "text": given["end_phrase"]},
-    "startend:quotation": lambda given: {"kind": "quotation"},
+    "detectable_format:json_format": _named("json_format"),
+    "detectable_format:title": _named("title"),
+    "combination:two_responses": _named("two_responses"),
+    "combination:repeat_prompt": _named("repeat_prompt", prompt="prompt_to_repeat"),
+    "startend:end_checker": _named("ends_with", text="end_phrase"),
+    "startend:quotation": _named("quotation"),
     "change_case:capital_word_frequency": _counted("uppercase_words", "capital_frequency", "capital_relation"),
-    "change_case:english_capital": lambda given: {"kind": "uppercase"},
-    "change_case:english_lowercase": lambda given: {"kind": "lowercase"},
-    "punctuation:no_comma": lambda given: {"kind": "no_commas"},
+    "change_case:english_capital": _named("uppercase"),
+    "change_case:english_lowercase": _named("lowercase"),
+    "punctuation:no_comma": _named("no_commas"),
 }
 
 

@@ -240,8 +240,9 @@ def test_rare_words_count_more_and_ties_keep_the_order() -> None:
     assert [passage.title for passage, _ in index.search("the capital of italy", 2)] == ["Rome", "Paris"]
     assert index.search("ROME!", 5)[0][0].title == "Rome"
     assert index.search("zebra", 5) == []
-    twins = SearchIndex([Passage("a", "x"), Passage("b", "x")])
+    twins = SearchIndex([Passage(title, "x") for title in "abcde"])
     assert [passage.title for passage, _ in twins.search("x", 2)] == ["a", "b"]
+    assert [passage.title for passage, _ in twins.search("d x", 3)] == ["d", "a", "b"]
 
 
 def test_search_shows_passages_or_says_that_there_are_none() -> None:
