@@ -20,10 +20,10 @@ import numpy as np
 import psutil
 from common import Options, finish, quickstart, repetition_count, say
 
-from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.data.chat import Renderer
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.models.load import load_renderer
 from roll_like.rollout.collection import collect_batch

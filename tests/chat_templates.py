@@ -10,7 +10,7 @@ import pytest
 from tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from roll_like.agents.conversation import Renderer
+from roll_like.data.chat import Renderer
 
 FETCHED = Path(__file__).resolve().parents[1] / ".tokenizers"
 

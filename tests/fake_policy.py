@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import episode_task
 from roll_like.agents.episode import EpisodeLimits, EpisodeSettings, ProgramSpec
+from roll_like.data.chat import Renderer
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.types import FloatArray, IntArray, Scored, Segment, StopReason
 

@@ -13,9 +13,9 @@ from chat_templates import renderer
 from fake_policy import FakePolicy, episode_settings
 from openai import AsyncOpenAI
 
-from roll_like.agents.conversation import Renderer
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
+from roll_like.data.chat import Renderer
 
 CHATML = renderer("chatml")
 HELLO: Any = [{"role": "user", "content": "hello"}]

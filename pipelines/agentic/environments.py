@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from roll_like.agents.agent_program import AgentPrograms
-from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.env_worker import EnvPool, EnvWorker, notebook_environments
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, EpisodeSpec, ProgramSpec
@@ -16,6 +15,7 @@ from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, ProxyConfig
 from roll_like.cluster import Cluster, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.gpu_sharing import GPUSharing

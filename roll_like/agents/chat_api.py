@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll_like.agents.conversation import ChatMessage
+from roll_like.data.chat import ChatMessage
 from roll_like.inference.interface import Sampling
 
 ROLES = ("system", "user", "assistant", "tool")

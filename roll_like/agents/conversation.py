@@ -40,8 +40,6 @@ from roll_like.data.routes import continued
 from roll_like.errors import EnvError
 from roll_like.types import BoolArray, FloatArray, IntArray, ReasoningTags, RouteArray, Segment
 
-__all__ = ["ChatMessage", "Conversation", "Renderer", "Segmented"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segmented:

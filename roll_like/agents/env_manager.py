@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roll_like.agents.conversation import Renderer
 from roll_like.agents.episode import (
     EnvironmentPool,
     EnvironmentSpec,
@@ -27,6 +26,7 @@ from roll_like.agents.episode import (
     play,
 )
 from roll_like.agents.episode_rewards import EpisodeRewards
+from roll_like.data.chat import Renderer
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import GroupRunner, SampleCounter, SampleProgress, no_progress

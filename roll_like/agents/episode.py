@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
+from roll_like.agents.conversation import Conversation, Segmented
 from roll_like.config.rewards import RETURN
+from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.reasoning import Turn
 from roll_like.data.routes import joined_routes
 from roll_like.inference.interface import GenerateRequest, Sampling, derived_seed

@@ -36,9 +36,9 @@ from roll_like.agents.chat_api import (
     read_body,
     read_chat_request,
 )
-from roll_like.agents.conversation import ChatMessage, Renderer
 from roll_like.agents.episode import EpisodeSettings
 from roll_like.agents.proxy_episode import ProxyEpisode
+from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.rollout.router import Router
 
 _log = logging.getLogger(__name__)

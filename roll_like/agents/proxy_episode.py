@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, read_arguments
-from roll_like.agents.conversation import ChatMessage, Renderer
 from roll_like.agents.episode import EpisodeSettings, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
+from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.reasoning import Turn
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Generation

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from roll_like.agents.chat_api import read_arguments
-from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
+from roll_like.agents.conversation import Conversation, Segmented
+from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Generation
 from roll_like.types import IntArray, ReasoningTags

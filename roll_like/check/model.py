@@ -22,18 +22,11 @@ from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.experts import refuse_undivided_experts
-from roll_like.models.load import (
-    MODEL,
-    TOKENIZER,
-    ModelShape,
-    cached_copy,
-    load_model_shape,
-    load_tokenizer,
-    resolve_model,
-)
+from roll_like.models.load import MODEL, TOKENIZER, cached_copy, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width, quantized_width
 from roll_like.models.modules import empty_model, load_model_config
 from roll_like.models.quantized import require_bitsandbytes
+from roll_like.models.shape import ModelShape, load_model_shape
 from roll_like.models.stored import refuse_quantized
 from roll_like.models.suited import refuse_unsuited
 from roll_like.models.vision import ImageProcessor, image_processor, is_vision_model, refuse_vision

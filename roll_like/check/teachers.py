@@ -11,8 +11,8 @@ from roll_like.config.run import RunConfig
 from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError
-from roll_like.models.load import load_model_shape, load_tokenizer, resolve_model
-from roll_like.models.shape import ModelShape
+from roll_like.models.load import load_tokenizer, resolve_model
+from roll_like.models.shape import ModelShape, load_model_shape
 from roll_like.models.suited import refuse_unsuited
 from roll_like.models.teachers import refuse_other_tokenizer
 

@@ -23,7 +23,7 @@ from roll_like.errors import ConfigError
 from roll_like.models.ends import stated_ends
 from roll_like.models.imports import quick_imports
 from roll_like.models.modules import COMPLETE
-from roll_like.models.shape import ModelShape, embedding_rows, load_model_shape
+from roll_like.models.shape import embedding_rows
 from roll_like.models.stored import refuse_adapter, weight_files
 from roll_like.models.vision import image_processor
 
@@ -381,18 +381,3 @@ def _read_template(path: Path) -> str:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read: {error}", fix="set model.chat_template to a Jinja file"
         ) from error
-
-
-__all__ = [
-    "QUICKSTART_MODEL",
-    "CachedCopy",
-    "ModelShape",
-    "ResolvedModel",
-    "cached_copy",
-    "fetch_config",
-    "from_anywhere",
-    "load_model_shape",
-    "load_renderer",
-    "load_tokenizer",
-    "resolve_model",
-]

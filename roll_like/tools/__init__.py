@@ -1,9 +1,10 @@
 """Tools that a policy may call: functions, built-ins and MCP servers; and how its calls are read."""
 
 from roll_like.tools.base import AnyCall, MalformedCall, Tool, Toolbox, ToolCall, ToolError, ToolOutcome
+from roll_like.tools.calls.formats import CallStyle
 from roll_like.tools.functions import tool_from_function
 from roll_like.tools.host import SharedTools, ToolHost, read_tool_configs
-from roll_like.tools.parsing import CallStyle, parse_tool_calls
+from roll_like.tools.parsing import parse_tool_calls
 
 __all__ = [
     "AnyCall",

@@ -37,8 +37,6 @@ from roll_like.tools.calls.functions import Functions
 from roll_like.tools.calls.payloads import ENDS
 from roll_like.types import THINK, ReasoningTags
 
-__all__ = ["CallStyle", "parse_tool_calls"]
-
 #: Reasoning that some models mark by tokens of their own.
 _OWN_REASONING = {
     r"<\|channel\|>analysis<\|message\|>": r"<\|end\|>|(?=<\|start\|>)",

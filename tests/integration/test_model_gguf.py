@@ -14,8 +14,9 @@ import torch
 
 from roll_like.config.model import ModelConfig
 from roll_like.models.export import save_hf_directory
-from roll_like.models.load import QUICKSTART_MODEL, load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.load import QUICKSTART_MODEL, load_tokenizer, resolve_model
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.shape import load_model_shape
 
 pytestmark = pytest.mark.integration
 

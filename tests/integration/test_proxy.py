@@ -15,10 +15,10 @@ from seen_sequences import Recorder
 from tiny_model import make_tiny_tokenizer
 
 from roll_like.agents.agent_program import AgentPrograms
-from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
 from roll_like.agents.proxy import Proxy
+from roll_like.data.chat import Renderer
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected, collect_batch
 from roll_like.rollout.router import Router

@@ -28,7 +28,7 @@ from talkative_model import make_talkative_model
 from tiny_model import make_tiny_tokenizer
 
 import roll_like.agents.episode as episode_module
-from roll_like.agents.conversation import Conversation, Renderer
+from roll_like.agents.conversation import Conversation
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits
 from roll_like.algorithms.kl import KLController
@@ -36,6 +36,7 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.resources import DeviceRange
 from roll_like.config.training import TrainingConfig
+from roll_like.data.chat import Renderer
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine

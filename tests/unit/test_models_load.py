@@ -15,8 +15,9 @@ from tiny_model import make_tiny_model
 
 from roll_like.config.model import ModelConfig
 from roll_like.errors import ConfigError
-from roll_like.models.load import load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.load import load_tokenizer, resolve_model
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.shape import load_model_shape
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from chat_templates import REAL, WRITTEN, renderer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from roll_like.agents.conversation import Conversation, Renderer
+from roll_like.agents.conversation import Conversation
+from roll_like.data.chat import Renderer
 from roll_like.errors import EnvError
 from roll_like.types import Segment
 

@@ -15,7 +15,7 @@ from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.config.gpus import GPU_KINDS, gpu_named
 from roll_like.config.training import TrainingConfig
 from roll_like.models.flops import ForwardPass, training_pass
-from roll_like.models.load import load_model_shape
+from roll_like.models.shape import load_model_shape
 from roll_like.training.layout import micro_batches
 from roll_like.training.speed import Speed, pass_of
 from roll_like.values import Mean
