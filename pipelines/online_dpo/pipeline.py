@@ -23,8 +23,8 @@ from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.iterations import RefreshedReference, SampledPairs
 from roll_like.check import Finding, Report, check
 from roll_like.check.data import prompt_findings
+from roll_like.check.plan import Plan, plan
 from roll_like.cluster import ResourceManager
-from roll_like.config.plan import Plan, plan
 from roll_like.data.chat import Renderer
 from roll_like.data.pairs import load_pairs
 from roll_like.models.load import load_renderer

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
-from roll_like.check.environment import check_environment
 from roll_like.check.findings import DEBUG, Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report, no_gpu_here
 from roll_like.check.hub import all_here, check_judge
 from roll_like.check.machine import (
     check_engine,
+    check_environment,
     check_hardware,
     check_output,
     check_replay,
@@ -39,9 +39,8 @@ from roll_like.check.model import (
     check_window,
     role_shapes,
 )
-from roll_like.check.reasoning import check_reasoning
-from roll_like.check.tokens import check_tokens, ends_of
-from roll_like.config.plan import Plan, plan
+from roll_like.check.plan import Plan, plan
+from roll_like.check.tokens import check_reasoning, check_tokens, ends_of
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.data.chat import Renderer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll_like.config.plan import GIB, bytes_per_value, trained_parameters
+from roll_like.check.plan import GIB, bytes_per_value, trained_parameters
 from roll_like.config.run import RunConfig
 from roll_like.models.shape import ModelShape
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from roll_like.check.plan import Plan
 from roll_like.config.base import Finding
-from roll_like.config.plan import Plan
 from roll_like.data.bad_rows import RowsReport
 from roll_like.errors import RollLikeError, describe_error, shortened
 

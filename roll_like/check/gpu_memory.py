@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
+from roll_like.check.plan import GIB, bytes_per_value, trained_parameters, training_states
 from roll_like.config.inference import GPU_BUCKET_BYTES, NCCL, EngineConfig, engines_share_gpus, weight_backend
-from roll_like.config.plan import GIB, bytes_per_value, frozen_sections, trained_parameters, training_states
 from roll_like.config.resources import DeviceRange, RolePlan
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
@@ -212,7 +212,7 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
         model = _trained_model(config, role.name, settings, shape)
         model.processes, model.moves = processes, moves and settings.sleep is not False
         return model
-    section = frozen_sections(config).get(role.name)
+    section = config.frozen.get(role.name)
     if section is None:
         return None
     tokens = section.max_tokens_per_micro_batch

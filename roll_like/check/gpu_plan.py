@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from roll_like.check.gpu_memory import FRAGMENTATION, GPUPhase, GPUPlan, gpu_plans
+from roll_like.check.plan import GIB, Plan
 from roll_like.check.step_floor import StepFloor, step_floor
 from roll_like.config.base import Finding
 from roll_like.config.gpus import gpu_named
-from roll_like.config.plan import GIB, Plan
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.config.training import TrainerConfig

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from roll_like.check.gpu_memory import gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus
 from roll_like.check.model import check_model, role_shapes
+from roll_like.check.plan import GIB
 from roll_like.cluster.resources import Gpu
 from roll_like.config.gpus import gpu_named
-from roll_like.config.plan import GIB, frozen_sections
 from roll_like.config.run import RunConfig
 from roll_like.errors import ResourceError
 from roll_like.models.precision import precision_of
@@ -100,7 +100,7 @@ def _require_precision(config: RunConfig, role: str, number: int, gpu: Gpu) -> N
 
 def _require_attention(config: RunConfig, role: str, number: int, gpu: Gpu) -> None:
     """Raise if a GPU lacks the kernels of a model that is trained, or that scores with the trainer's attention."""
-    section = "training" if role in frozen_sections(config) else role
+    section = "training" if role in config.frozen else role
     settings = config.trained.get(section)
     if settings is None:
         return

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.check.findings import Finding, failed
 from roll_like.check.hub import localised
+from roll_like.check.plan import GIB, bytes_per_value
 from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.model import ModelConfig
-from roll_like.config.plan import GIB, bytes_per_value, frozen_sections
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.training import ReferenceSection
@@ -311,7 +311,7 @@ def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelS
     if shape is None:
         return {}
     shapes = {"training": shape, "inference": shape}
-    for name, section in {"critic": getattr(config, "critic", None), **frozen_sections(config)}.items():
+    for name, section in {"critic": getattr(config, "critic", None), **config.frozen}.items():
         if section is None:
             continue
         path = getattr(section, "path", None)

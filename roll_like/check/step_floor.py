@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from roll_like.check.plan import Plan, bytes_per_value, trained_parameters
 from roll_like.config.gpus import GPU_KINDS, GPUKind, GPUName
 from roll_like.config.inference import engines_share_gpus
-from roll_like.config.plan import Plan, bytes_per_value, trained_parameters
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.models.flops import ForwardPass

@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -211,6 +211,12 @@ class RunConfig(PipelineConfig):
     def trained(self) -> dict[str, TrainerConfig]:
         """The sections of the models that are trained, by their keys."""
         return {"training": self.training}
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        """The sections of the models that only score, by role; None where a run has no reference."""
+        teachers = {f"teacher {name}": teacher for name, teacher in getattr(self, "teachers", {}).items()}
+        return {"reference": getattr(self, "reference", None), **teachers}
 
     @property
     def roles(self) -> tuple[RolePlan, ...]:

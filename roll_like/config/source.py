@@ -320,16 +320,11 @@ def _index(items: list[Any], path: KeyPath, override: str) -> int:
 
 
 def _assign(source: Source, section: Any, path: KeyPath, value: Any) -> None:
-    if isinstance(section, list):
-        assert isinstance(path[-1], int)
-        section[path[-1]] = value
-    elif path[-1] == "type" and section.get("type", value) != value:
+    if isinstance(section, dict) and path[-1] == "type" and section.get("type", value) != value:
         section.clear()
-        section["type"] = value
         for gone in [key for key in source.places if len(key) >= len(path) and key[: len(path) - 1] == path[:-1]]:
             del source.places[gone]
-    else:
-        section[str(path[-1])] = value
+    _assign_value(section, path[-1], value)
 
 
 def _interpolate(source: Source) -> dict[str, Any]:

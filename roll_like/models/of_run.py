@@ -8,7 +8,6 @@ from typing import Any
 
 from roll_like.config.inference import JudgeConfig
 from roll_like.config.model import ModelConfig
-from roll_like.config.plan import frozen_sections
 from roll_like.config.run import RunConfig
 from roll_like.models.load import MODEL, is_hub_id, resolve_model
 
@@ -35,7 +34,7 @@ def models_of(config: RunConfig) -> Iterator[RunModel]:
     """Yield the models of a run: the trained one first."""
     any_config: Any = config
     yield RunModel(MODEL, config.model)
-    of_roles = {"critic": getattr(config, "critic", None), **frozen_sections(config)}
+    of_roles = {"critic": getattr(config, "critic", None), **config.frozen}
     for role, section in of_roles.items():
         path = getattr(section, "path", None)
         if path is not None:

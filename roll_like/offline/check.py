@@ -11,8 +11,8 @@ from typing import Any
 from roll_like.check.data import damaged_images, is_out_of_reach, only_first_rows
 from roll_like.check.findings import Finding, Report, failed
 from roll_like.check.machine import warm_up_that_never_ends
+from roll_like.check.plan import Plan, trainer_memory
 from roll_like.config.offline import OfflineRunConfig
-from roll_like.config.plan import Plan, trainer_memory
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import viewed
 from roll_like.data.reader import SampleT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roll_like import cli
-from roll_like.check.environment import check_environment
+from roll_like.check.machine import check_environment
 from roll_like.cluster.session import LONGEST_TEMPORARY, use_short_temporary_paths
 from roll_like.errors import ConfigError
 from roll_like.run.checkpoint import CheckpointStore

@@ -21,11 +21,11 @@ from roll_like.check import Report
 from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, training_bytes
 from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_gpus
+from roll_like.check.plan import plan, training_states
 from roll_like.check.step_floor import StepFloor, step_floor
 from roll_like.config.base import Finding
 from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.config.load import load_config
-from roll_like.config.plan import plan, training_states
 from roll_like.config.run import RunConfig
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError

@@ -16,7 +16,7 @@ from roll_like.builtin.pipelines.agentic.check import environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.agentic.pipeline import AgenticPipeline
 from roll_like.check import Report
-from roll_like.config.plan import plan
+from roll_like.check.plan import plan
 from roll_like.types import EVALUATION_SEED
 
 LAKE: dict[str, Any] = {"id": "roll_like/FrozenLake-v0", "kwargs": {"size": 3}}

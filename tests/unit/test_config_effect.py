@@ -25,7 +25,7 @@ from roll_like.check.machine import (
     traces_without_effect,
 )
 from roll_like.check.model import layers_fit
-from roll_like.config.plan import plan
+from roll_like.check.plan import plan
 
 EVALUATION = {"sources": [{"path": "eval.jsonl"}]}
 ON_POLICY_DISTILL = {

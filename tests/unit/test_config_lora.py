@@ -17,9 +17,9 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check.findings import Finding
 from roll_like.check.model import check_adapters, check_model
+from roll_like.check.plan import plan, trained_parameters
 from roll_like.config.inference import weight_backend
 from roll_like.config.load import dump_config
-from roll_like.config.plan import plan, trained_parameters
 from roll_like.config.training import LoRAConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.inference.adapters import QUANTIZED, AdapterChoice, adapter_choice

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.config.plan import Plan, plan
+from roll_like.check.plan import Plan, plan
 
 TWO_NODES = changed(
     resources={

@@ -14,6 +14,7 @@ import torch
 from config_files import MINIMAL, changed, write
 
 import roll_like
+from roll_like.check.plan import plan
 from roll_like.config.inference import (
     SHARED_MEMORY,
     WEIGHT_TRANSPORTS,
@@ -22,7 +23,6 @@ from roll_like.config.inference import (
     weight_backend,
 )
 from roll_like.config.load import load_config
-from roll_like.config.plan import plan
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling

@@ -27,9 +27,9 @@ from sglang_engine import STAND_IN, stand_in, tokens_of
 from transformers import AutoTokenizer
 
 from roll_like import RLVRConfig
+from roll_like.check.plan import plan
 from roll_like.cluster.address import free_port
 from roll_like.config.inference import weight_backend
-from roll_like.config.plan import plan
 from roll_like.errors import ConfigError, EngineError, GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,

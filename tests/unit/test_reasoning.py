@@ -26,7 +26,7 @@ from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
 from roll_like.builtin.rewards.length import Length, LengthConfig
 from roll_like.builtin.rewards.llm_judge import _response
 from roll_like.builtin.rewards.repetition import Repetition, RepetitionConfig
-from roll_like.check.reasoning import check_reasoning
+from roll_like.check.tokens import check_reasoning
 from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.reasoning import KNOWN_TAGS, Turn, answer_of, known_tags, split_reasoning

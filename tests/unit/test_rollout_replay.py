@@ -17,7 +17,7 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.machine import check_replay
-from roll_like.config.plan import plan
+from roll_like.check.plan import plan
 from roll_like.config.rollout import ReplaySchedule
 from roll_like.config.run import GuardsConfig
 from roll_like.errors import CheckpointError, ConfigError

@@ -13,7 +13,7 @@ from config_files import MINIMAL
 from roll_like import Callbacks, RLVRConfig, RunResult
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig as RLVR
 from roll_like.check.findings import Finding, Report
-from roll_like.config.plan import plan
+from roll_like.check.plan import plan
 from roll_like.errors import ConfigError
 
 

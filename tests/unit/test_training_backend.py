@@ -28,9 +28,9 @@ from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.check.plan import plan
 from roll_like.cluster.progress import Work
 from roll_like.config.model import ModelConfig
-from roll_like.config.plan import plan
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.card import ModelCard

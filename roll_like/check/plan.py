@@ -6,7 +6,7 @@ Everything here follows from the configuration alone; no device is counted and n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,6 +15,7 @@ from roll_like.config.resources import DeviceRange, RolePlan
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.training import QUANTIZED_BYTES, StateBytes, StateSizes, TrainerConfig
+from roll_like.models.shape import ModelShape
 from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
@@ -22,59 +23,6 @@ PlacementMode: TypeAlias = Literal["colocated", "disaggregated", "trainer only"]
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
 MEASURED = ("training", "inference", "reference", "critic")
 _BYTES = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class ModelSizes(Protocol):
-    """The sizes of a model that the memory estimate needs."""
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        ...
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        ...
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer."""
-        ...
-
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of the experts of one layer that its router chooses from."""
-        ...
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Parameters of the embedding."""
-        ...
-
-    @property
-    def adapted_width(self) -> int:
-        """Inputs plus outputs of all layers that have adapters; 0 without adapters."""
-        ...
-
-    @property
-    def critic_adapted_width(self) -> int:
-        """The same of the critic's adapters."""
-        ...
-
-    @property
-    def quantized_parameters(self) -> int:
-        """Parameters that the policy's trainer keeps in 4 bits; 0 without quantisation."""
-        ...
-
-    @property
-    def critic_quantized_parameters(self) -> int:
-        """The same of the critic's."""
-        ...
-
-    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +162,7 @@ def _unit(device: str, count: int) -> str:
     return {"cpu": "CPU core", "cuda": "GPU"}[device] + ("" if count == 1 else "s")
 
 
-def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
+def plan(config: SamplingRunConfig, model: ModelShape | None = None) -> Plan:
     """Return the plan of a run.
 
     Args:
@@ -254,13 +202,7 @@ def bytes_per_value(config: RunConfig) -> int:
     return _BYTES[config.model.dtype]
 
 
-def frozen_sections(config: RunConfig) -> dict[str, Any]:
-    """Return the sections of the models that only score, by role; None where a run has no reference."""
-    teachers = {f"teacher {name}": teacher for name, teacher in getattr(config, "teachers", {}).items()}
-    return {"reference": getattr(config, "reference", None), **teachers}
-
-
-def trained_parameters(config: RunConfig, model: ModelSizes, role: str = "training") -> int:
+def trained_parameters(config: RunConfig, model: ModelShape, role: str = "training") -> int:
     """Return how many parameters are trained of a model: all, or its adapters.
 
     Args:
@@ -273,7 +215,7 @@ def trained_parameters(config: RunConfig, model: ModelSizes, role: str = "traini
     return model.parameters if lora is None else lora.rank * width
 
 
-def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
+def trainer_memory(config: RunConfig, model: ModelShape) -> MemoryLine:
     """Return the estimated memory of one rank of the trainer, without activations."""
     trained = trained_parameters(config, model)
     width = bytes_per_value(config)
@@ -284,7 +226,7 @@ def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
     return MemoryLine(role="training", parts=(*parts, ("logits of a chunk", chunk)))
 
 
-def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
+def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelShape) -> MemoryLine:
     weights = model.parameters * bytes_per_value(config)
     if role.name == "training":
         return trainer_memory(config, model)
@@ -310,7 +252,7 @@ def _parts(states: StateBytes) -> tuple[tuple[str, int], ...]:
 
 
 def training_states(
-    settings: TrainerConfig, model: ModelSizes, trained: int, width: int, quantized: int = 0
+    settings: TrainerConfig, model: ModelShape, trained: int, width: int, quantized: int = 0
 ) -> StateBytes:
     """Return the memory of one rank of a model in training, without activations.
 
