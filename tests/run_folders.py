@@ -102,34 +102,25 @@ def _evaluate(manager: MetricsManager, step: int, score: float, pipeline: str, r
 
 
 class Page(HTMLParser):
-    """What a page has in it: its elements, and its text.
+    """What a page has in it as it is written, before its script runs.
 
     Attributes:
         tags: Name and attributes of every element.
         text: All text but that of style sheets.
-        cells: The cells of every row of every table.
     """
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.cells: list[list[str]] = []
         self._open: list[str] = []
         self.feed(page)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in {"meta", "link", "br", "img", "input"}:
+        if tag != "meta":
             self._open.append(tag)
-        if tag == "tr":
-            self.cells.append([])
-        if tag in {"td", "th"}:
-            self.cells[-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open, f"</{tag}> closes nothing"
@@ -138,24 +129,12 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "style" not in self._open:
             self.text += data
-        if self._open and {"td", "th"} & set(self._open):
-            self.cells[-1][-1] += data.strip()
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all elements."""
-        return {tag for tag, _ in self.tags}
-
-    def row(self, first: str) -> list[str]:
-        """The row of a table whose first cell is this."""
-        (found,) = [cells for cells in self.cells if cells and cells[0] == first]
-        return found
 
 
 def data_of(source: str) -> dict[str, Any]:
     """What a page gives its script; fails if the page loads anything, or lets another script run."""
     page = Page(source)
-    assert page.names.isdisjoint({"link", "iframe", "object", "embed", "img", "base", "image"})
+    assert {tag for tag, _ in page.tags}.isdisjoint({"link", "iframe", "object", "embed", "img", "base", "image"})
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on") or name in {"src", "href"}], tag
     scripts = [attributes.get("type") for tag, attributes in page.tags if tag == "script"]
