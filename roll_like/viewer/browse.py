@@ -163,7 +163,7 @@ class Rollouts:
             missing = ROLLOUT_FIELDS - record.keys()
             if missing:
                 raise DataError(f"{path}: rollout {number} has no {', '.join(sorted(missing))}", fix=_BROKEN)
-        rows = [placed(row) for row in with_ids(step, kind, records)]
+        rows = [with_place(row) for row in with_ids(step, kind, records)]
         if half_written:
             self.damaged.append(path)
         return rows
@@ -230,7 +230,7 @@ class Rollouts:
         return _nearest(f"{prefix}/{rest}", rows)
 
 
-def placed(row: RolloutRow) -> RolloutRow:
+def with_place(row: RolloutRow) -> RolloutRow:
     """Return a row that has an id with `step` and `kind`, which follow from it."""
     kind, step = read_id(row["id"]) or ("step", 0)
     return {"id": row["id"], "step": step, "kind": _NAMES[kind], **row}

@@ -20,7 +20,7 @@ from roll_like.metrics.commands import PORTS, Add, add_output_dir, number_within
 
 if TYPE_CHECKING:
     from roll_like.viewer.browse import Rollouts, Wanted
-    from roll_like.viewer.comparison import Comparison
+    from roll_like.viewer.comparison import RunComparison
 
 #: Pages in the folder of the first run, where no other name is given.
 REPORT, DIFF = "report.html", "diff.html"
@@ -100,7 +100,7 @@ def _report(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _write_report(comparison: Comparison, path: Path, *, together: bool) -> Sequence[str]:
+def _write_report(comparison: RunComparison, path: Path, *, together: bool) -> Sequence[str]:
     """Write the page of runs with figures; return what is to be noted of it."""
     from roll_like.viewer.page import report_page, write_page
 

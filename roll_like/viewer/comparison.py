@@ -41,7 +41,7 @@ _NAMES, _LEAST = 34, 18
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """One run or several, and what is to be said of them beside each other.
 
     Attributes:
@@ -149,7 +149,7 @@ def _ends(ends: Sequence[float | None] | None) -> str:
     return " → ".join("–" if value is None else format_number(value) for value in ends)
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path]) -> RunComparison:
     """Read runs and put them beside each other; they may be of different pipelines.
 
     Raises:
@@ -164,7 +164,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     return read_runs(folders, command="compare")
 
 
-def read_runs(folders: Sequence[Path], *, command: str, seeds: bool = False) -> Comparison:
+def read_runs(folders: Sequence[Path], *, command: str, seeds: bool = False) -> RunComparison:
     """Read one run or several.
 
     Args:
@@ -208,7 +208,7 @@ def read_runs(folders: Sequence[Path], *, command: str, seeds: bool = False) -> 
     if seeds:
         notes = _not_mere_seeds(runs, configs)
     figures = [figures_of(run) for run in runs]
-    return Comparison(dict(zip(labels, runs, strict=True)), configs, figures, differing, notes)
+    return RunComparison(dict(zip(labels, runs, strict=True)), configs, figures, differing, notes)
 
 
 def _not_mere_seeds(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[str]:

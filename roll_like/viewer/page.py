@@ -31,8 +31,8 @@ from roll_like.metrics.summary import SamplePair, pick_pairs, status_of
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import has_groups
 from roll_like.rollout.thumbnails import thumbnails_folder
-from roll_like.viewer.browse import Rollouts, Wanted, domain_of, placed
-from roll_like.viewer.comparison import Comparison
+from roll_like.viewer.browse import Rollouts, Wanted, domain_of, with_place
+from roll_like.viewer.comparison import RunComparison
 from roll_like.viewer.events import failures_of, sentence
 from roll_like.viewer.tokens import decoder, step_tokens
 
@@ -98,7 +98,7 @@ def choose_rollouts(
     return ChosenRollouts(records=records, pictures=pictures, found=found, notes=notes + missing + damaged)
 
 
-def report_page(comparison: Comparison, *, together: bool = True) -> tuple[str, list[str]]:
+def report_page(comparison: RunComparison, *, together: bool = True) -> tuple[str, list[str]]:
     """Return the page of one run or several (figures, curves, rollouts, timeline, configuration), and what it lacks.
 
     Args:
@@ -115,13 +115,12 @@ def report_page(comparison: Comparison, *, together: bool = True) -> tuple[str, 
     for place, (name, run) in enumerate(comparison.runs.items()):
         label = name if several else ""
         pairs = _pairs(run) if place == 0 else []
-        answers += [
-            (key_of(pair.before["id"], label), key_of(pair.after["id"], label), pair.before_label, pair.after_label)
-            for pair in pairs
-        ]
+        for pair in pairs:
+            keys = [rollout_key(row["id"], label) for row in (pair.before, pair.after)]
+            answers.append((*keys, pair.before_label, pair.after_label))
         rollouts = Rollouts(run.folder)
         rows = rollouts.select(Wanted(), most_files=most_files)
-        always = [placed(row) for pair in pairs for row in (pair.before, pair.after)]
+        always = [with_place(row) for pair in pairs for row in (pair.before, pair.after)]
         limit = max(1, PAGE_LIMIT // len(comparison.runs))
         held.append(choose_rollouts(rollouts, rows, limit=limit, always=always, label=label))
     overview = _overview(comparison, answers, together=together)
@@ -227,7 +226,7 @@ def _pairs(run: Run) -> list[SamplePair]:
         ) from error
 
 
-def _overview(comparison: Comparison, answers: Sequence[Sequence[str]], *, together: bool) -> dict[str, Any]:
+def _overview(comparison: RunComparison, answers: Sequence[Sequence[str]], *, together: bool) -> dict[str, Any]:
     runs = comparison.runs
     names = dict.fromkeys(name for key in ("before_after", "time") for one in comparison.figures for name in one[key])
     several = len(runs) > 1
@@ -366,7 +365,7 @@ def _pictures(run_dir: Path, rows: Iterable[RolloutRow]) -> tuple[dict[str, str]
     )
 
 
-def key_of(rollout_id: str, label: str) -> str:
+def rollout_key(rollout_id: str, label: str) -> str:
     """Return what names a rollout on a page: its id, with the run's label where there are several runs."""
     return f"{label}:{rollout_id}" if label else rollout_id
 
@@ -376,7 +375,7 @@ def _record(row: RolloutRow, tokens: Mapping[str, Any] | None, label: str) -> di
     turns: Sequence[Mapping[str, Any]] = row.get("turns") or ()
     return {
         **row,
-        "key": key_of(row["id"], label),
+        "key": rollout_key(row["id"], label),
         **({"run": label} if label else {}),
         "group": group_of(row["id"]),
         "domain": domain_of(row),

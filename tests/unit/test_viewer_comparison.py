@@ -11,7 +11,7 @@ from run_folders import data_of, make_run
 
 from roll_like import cli
 from roll_like.errors import ConfigError, DataError
-from roll_like.viewer.comparison import Comparison, compare
+from roll_like.viewer.comparison import RunComparison, compare
 from roll_like.viewer.page import report_page
 
 
@@ -21,7 +21,7 @@ def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
 
 
-def printed(comparison: Comparison, width: int) -> list[list[str]]:
+def printed(comparison: RunComparison, width: int) -> list[list[str]]:
     """The tables' lines as words between the columns."""
     console = Console(width=width, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
