@@ -108,7 +108,8 @@ def check_reasoning(config: SamplingRunConfig, renderer: Renderer) -> Iterator[F
         prompt = renderer.render([{"role": "user", "content": "."}], ())
     except EnvError:  # it wants messages of other roles, and says so where rows are checked
         prompt = ""
-    opened = renderer.opens_reasoning(prompt)
+    after = renderer.reasoning_after(prompt)
+    opened = after is not None and after.opened
     if opened or (tags.open, tags.close) != (THINK.open, THINK.close):
         begins = ", and the chat template opens reasoning in the prompt" if opened else ""
         yield Finding(

@@ -81,14 +81,14 @@ class Renderer:
         self._reasoning = reasoning
 
     @property
-    def _writes_date(self) -> bool:
-        return any("strftime_now" in template for template in self._templates)
+    def _run_date(self) -> datetime.date | None:
+        """The date that the template writes; without it prompts would change at midnight."""
+        return self._date if any("strftime_now" in template for template in self._templates) else None
 
     @property
     def _variables(self) -> dict[str, Any]:
-        """What a template is given beside messages: the date of the run, or prompts would change at midnight."""
-        dated = {"strftime_now": self._date.strftime} if self._writes_date else {}
-        return {**dated, **self.template_options}
+        """What a template is given beside messages."""
+        return {**({"strftime_now": date.strftime} if (date := self._run_date) else {}), **self.template_options}
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -109,7 +109,7 @@ class Renderer:
             bool(getattr(self.tokenizer, "split_special_tokens", False)),
             f"{type(self.tokenizer).__module__}.{type(self.tokenizer).__qualname__}",
             self.template_options,
-            self._date.isoformat() if self._writes_date else None,
+            date.isoformat() if (date := self._run_date) else None,
             self.vocabulary,
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
@@ -248,23 +248,14 @@ class Renderer:
     @property
     def kept_tokens(self) -> tuple[str, ...]:
         """The special tokens that mean something in a response: they delimit reasoning, or mark calls."""
-        return tuple(sorted(call_marks(self.tokenizer) | self._reasoning_tokens()))
-
-    def _reasoning_tokens(self) -> set[str]:
         tags = self.reasoning
-        if tags is None:
-            return set()
-        ids = self.encode("".join((tags.open, tags.close, tags.final, *tags.around)))
-        return {self.decode([token_id]) for token_id in ids.tolist() if token_id in self.special_ids}
+        delimiters = "" if tags is None else "".join((tags.open, tags.close, tags.final, *tags.around))
+        ids = self.special_ids.intersection(self.encode(delimiters).tolist())
+        return tuple(sorted(call_marks(self.tokenizer).union(self.decode([token_id]) for token_id in ids)))
 
     def reasoning_after(self, prompt: str) -> ReasoningTags | None:
         """Return what delimits reasoning in the response to a prompt, which may begin it; None where there is none."""
         return after_prompt(self.reasoning, prompt)
-
-    def opens_reasoning(self, prompt: str) -> bool:
-        """Return whether a prompt ends with the beginning of reasoning."""
-        tags = self.reasoning_after(prompt)
-        return tags is not None and tags.opened
 
     @cached_property
     def _templates(self) -> Sequence[str]:

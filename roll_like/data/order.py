@@ -106,12 +106,17 @@ class Order(Generic[ItemT]):
     ) -> None:
         if not sources or not all(source.items for source in sources):
             raise ConfigError("a data source without tasks cannot be drawn from", fix="correct data.sources")
+        for source in sources:
+            if not math.isfinite(source.weight):
+                raise ConfigError(f"{source.key}.weight is {source.weight}", fix="set it to a finite number above 0")
         self._seed = seed
         self._shuffle = shuffle
         self._limit = limit
         self._sources = sources
-        self._turns = RoundRobin(_weights(sources))
-        self._fingerprint = _fingerprint(fingerprint, sources, self._turns.shares, seed, shuffle)
+        self._turns = RoundRobin([source.weight for source in sources])
+        shares = zip([source.name for source in sources], self._turns.shares, strict=True)
+        decisive = repr([fingerprint, list(shares), seed, shuffle])
+        self._fingerprint = hashlib.sha256(decisive.encode()).hexdigest()[:16]
         self._drawn = [0] * len(self._sources)
         self._streams = [
             None if source.stream is None else StreamPosition(source.stream, partial(self._permuted, source.name))
@@ -126,7 +131,18 @@ class Order(Generic[ItemT]):
 
     def next(self) -> ItemT:
         """Return the next item."""
-        return self._draw(self._turns.next())
+        index = self._turns.next()
+        stream = self._streams[index]
+        if stream is not None:
+            item = stream.next()
+            self._drawn[index] += 1
+            return item
+        items = self._sources[index].items
+        number, position = divmod(self._drawn[index], len(items))
+        if position == 0:
+            self._passes[index] = self._permutation(index, number)
+        self._drawn[index] += 1
+        return items[self._passes[index][position]]
 
     def take(self, count: int) -> list[ItemT]:
         """Return the next items."""
@@ -134,16 +150,14 @@ class Order(Generic[ItemT]):
 
     def state(self) -> dict[str, Any]:
         """Return where the sequence stands, as JSON takes it."""
+        pairs = zip(self._sources, self._streams, strict=True)
+        streams = {source.name: stream.state() for source, stream in pairs if stream is not None}
         return {
             "fingerprint": self._fingerprint,
             "credits": list(self._turns.credits),
             "drawn": {source.name: drawn for source, drawn in zip(self._sources, self._drawn, strict=True)},
-            **({"streams": streams} if (streams := self._stream_states()) else {}),
+            **({"streams": streams} if streams else {}),
         }
-
-    def _stream_states(self) -> dict[str, Any]:
-        pairs = zip(self._sources, self._streams, strict=True)
-        return {source.name: stream.state() for source, stream in pairs if stream is not None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken: the sequence from here is the one that it would have been.
@@ -168,28 +182,14 @@ class Order(Generic[ItemT]):
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint's data position is damaged: {error!r}") from error
         self._drawn = drawn
-        self._passes = [self._permutation(index, count // self._size(index)) for index, count in enumerate(drawn)]
-
-    def _draw(self, index: int) -> ItemT:
-        stream = self._streams[index]
-        if stream is not None:
-            item = stream.next()
-            self._drawn[index] += 1
-            return item
-        number, position = divmod(self._drawn[index], self._size(index))
-        if position == 0:
-            self._passes[index] = self._permutation(index, number)
-        self._drawn[index] += 1
-        return self._sources[index].items[self._passes[index][position]]
-
-    def _size(self, index: int) -> int:
-        return len(self._sources[index].items)
+        passes = [count // len(source.items) for count, source in zip(drawn, self._sources, strict=True)]
+        self._passes = [self._permutation(index, number) for index, number in enumerate(passes)]
 
     def _permutation(self, index: int, number: int) -> Sequence[int]:
         """Return the order of pass `number`: positions sorted by a keyed hash of each."""
         if self._streams[index] is not None:
             return ()
-        return self._permuted(self._sources[index].name, self._size(index), str(number))
+        return self._permuted(self._sources[index].name, len(self._sources[index].items), str(number))
 
     def _permuted(self, name: str, size: int, number: str) -> Sequence[int]:
         if not self._shuffle:
@@ -202,13 +202,6 @@ class Order(Generic[ItemT]):
         return sorted(range(size), key=rank)
 
 
-def _weights(sources: Sequence[ItemSource[Any]]) -> list[float]:
-    for source in sources:
-        if not math.isfinite(source.weight):
-            raise ConfigError(f"{source.key}.weight is {source.weight}", fix="set it to a finite number above 0")
-    return [source.weight for source in sources]
-
-
 def _integers(weights: Sequence[float]) -> list[int]:
     """Return the smallest integers in the ratio of the weights, taken as the decimals that were written."""
     exact = [Fraction(repr(weight)) for weight in weights]
@@ -216,15 +209,3 @@ def _integers(weights: Sequence[float]) -> list[int]:
     whole = [int(fraction * common) for fraction in exact]
     divisor = math.gcd(*whole)
     return [number // divisor for number in whole]
-
-
-def _fingerprint(
-    items: str, sources: Sequence[ItemSource[Any]], shares: Sequence[int], seed: int, shuffle: bool
-) -> str:
-    parts = [
-        items,
-        list(zip([source.name for source in sources], shares, strict=True)),
-        seed,
-        shuffle,
-    ]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

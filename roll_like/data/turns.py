@@ -161,12 +161,11 @@ def _of_calls(renderer: Renderer, at: int, shown: str, prompt: str | None) -> Ch
 
 def _end_within(renderer: Renderer, after: str, *, calls: bool) -> int:
     """Return how many characters of what follows a turn's text are still the turn: through its end-of-turn token."""
-    known = renderer.ends.get((after, calls))
-    if known is None:
-        known = _found_end(renderer, after, calls=calls)
-        if len(renderer.ends) < _MOST_ENDS:  # most turns end alike
-            renderer.ends[after, calls] = known
-    return known
+    if (after, calls) not in renderer.ends:  # most turns end alike
+        if len(renderer.ends) >= _MOST_ENDS:
+            renderer.ends.clear()
+        renderer.ends[after, calls] = _found_end(renderer, after, calls=calls)
+    return renderer.ends[after, calls]
 
 
 def _found_end(renderer: Renderer, after: str, *, calls: bool) -> int:
