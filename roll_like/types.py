@@ -401,7 +401,10 @@ class TrainingSample:
     @property
     def shared_fields(self) -> dict[str, Any]:
         """The fields that samples of any kind have, for the constructor of another kind."""
-        return {each.name: getattr(self, each.name) for each in fields(TrainingSample)}
+        return {name: getattr(self, name) for name in _SHARED_FIELDS}
+
+
+_SHARED_FIELDS = tuple(each.name for each in fields(TrainingSample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
