@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -52,10 +53,8 @@ def download_all(urls: Iterable[str]) -> None:
     """Download images side by side. What fails is tried again, and told, where its row is read."""
 
     def attempt(url: str) -> None:
-        try:
+        with suppress(DataError):
             downloaded(url)
-        except DataError:
-            return
 
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         list(pool.map(attempt, dict.fromkeys(urls)))
