@@ -135,7 +135,7 @@ def check_page(directory: Path) -> None:
     assert code == 0, output
     page = (directory / "page.html").read_text()
     (data,) = re.findall(r'id="data">(.*?)</script>', page)
-    rows = [row for row in json.loads(data) if row["kind"] == "train"]
+    rows = [row for row in json.loads(data)["rollouts"] if row["kind"] == "train"]
     assert len(rows) == 32
     for row in rows:
         assert row["staleness"] == 0
