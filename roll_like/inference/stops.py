@@ -1,4 +1,4 @@
-"""What ends a response, the same in every engine: token ids, and strings.
+"""Responses as text, and what ends one, the same in every engine: token ids, and strings.
 
 A string that is one special token ends a response by the token's id: engines decode without special tokens, so its
 text would never be seen. A string that has a special token within is looked for in the text with special tokens.
@@ -11,8 +11,31 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from roll_like.inference.text import ResponseDecoder
 from roll_like.types import StopReason
+
+
+class ResponseDecoder:
+    """Decodes responses without special tokens, but for those that carry meaning.
+
+    Args:
+        tokenizer: The model's.
+        kept: Special tokens that stay in the text, such as those that delimit reasoning.
+    """
+
+    def __init__(self, tokenizer: Any, kept: Collection[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._left_out: frozenset[int] | None = None
+        if kept:
+            special = {token_id: token for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+            shown = {token_id for token_id, token in special.items() if token.content in kept}
+            self._left_out = frozenset({*special, *tokenizer.all_special_ids} - shown)
+
+    def __call__(self, tokens: Sequence[int]) -> str:
+        """Return the text of sampled tokens."""
+        if self._left_out is None:
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        shown = [token for token in tokens if token not in self._left_out]
+        return str(self._tokenizer.decode(shown, skip_special_tokens=False, spaces_between_special_tokens=False))
 
 
 @dataclass(frozen=True, slots=True)

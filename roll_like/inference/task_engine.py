@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from abc import abstractmethod
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from roll_like.cluster.progress import PROGRESS
-from roll_like.errors import GenerationError
+from roll_like.errors import GenerationError, RollLikeError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
     EngineSpec,
@@ -17,7 +21,16 @@ from roll_like.inference.interface import (
     Generation,
     PolledEngine,
 )
+from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.routes import experts_of, told_routes
+from roll_like.inference.stops import Stops
+from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
+from roll_like.models.shape import Experts
+from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
+_STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
+#: How long a library's processes may take to end.
+CLOSE_SECONDS = 10.0
 #: How often a call that an engine's processes have not answered looks whether they are alive. Seconds.
 DEATH_SECONDS = 1.0
 R = TypeVar("R")
@@ -32,8 +45,24 @@ class TaskEngine(PolledEngine):
         spec: Model, precision, devices.
     """
 
+    #: What messages call the library.
+    library: ClassVar[str]
+    #: What to change, by words that the error of a failed start has; the first that fits.
+    start_fixes: ClassVar[Sequence[tuple[tuple[str, ...], str]]]
+    #: What to change where nothing else is known.
+    other_fix: ClassVar[str] = (
+        "check model.path, model.dtype and inference.engine_args; or generate with inference.type: hf"
+    )
+    #: What to lower where its processes were killed for want of memory.
+    memory_fix: ClassVar[str]
+
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
+        self._engine: Any = None  # the library's
+        self._stops: Stops
+        self._experts: Experts | None = None  # where routes are told
+        self._output = ProcessOutput()
+        self._buckets = LocalBuckets()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._frozen = False
 
@@ -44,6 +73,66 @@ class TaskEngine(PolledEngine):
         Raises:
             EngineDied: The engine is gone, and with it all requests.
         """
+
+    @abstractmethod
+    async def _given_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Call `_die` if the library's processes have ended."""
+
+    @abstractmethod
+    async def _shut_down(self, engine: Any) -> None:
+        """End the library's processes."""
+
+    def _is_death(self, error: Exception) -> bool:
+        """Return whether an error of the library says that its processes have ended."""
+        del error
+        return False
+
+    # ---- start and end -------------------------------------------------------------------------
+
+    async def _load(self, building: Coroutine[Any, Any, Any]) -> None:
+        """Do what starts the library.
+
+        Raises:
+            GenerationError: It did not start; with the reason, which its processes printed.
+        """
+        try:
+            self._experts = experts_of(self._spec)
+            with self._output.capture(), PROGRESS.phase("start"):
+                await building
+        except Exception as error:
+            building.close()
+            await self.close()
+            if isinstance(error, GenerationError):
+                raise
+            self._output.join(2.0)
+            cause = self._output.cause() or _plain_words(error)
+            fix = next((fix for words, fix in self.start_fixes if any(word in cause.lower() for word in words)), None)
+            if fix is None and self._output.tail():
+                print(self._output.tail(), file=sys.stderr)
+            raise GenerationError(
+                f"{self.library} did not start with {self._spec.model_path} on {self._spec.device}: {cause}",
+                fix=fix or self.other_fix,
+            ) from error
+
+    async def close(self) -> None:
+        """End the library's processes and this engine's tasks."""
+        engine, self._engine = self._engine, None
+        self._death = self._death or EngineDied("the engine was closed")
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if engine is not None:
+            await self._shut_down(engine)
+            self._output.join(CLOSE_SECONDS)
+        self._buckets.clear()
+        self._arrived.set()
+
+    # ---- requests ------------------------------------------------------------------------------
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Take requests. See `InferenceEngine.submit`."""
@@ -60,6 +149,9 @@ class TaskEngine(PolledEngine):
         except EngineDied:
             return
         except Exception as error:  # noqa: BLE001 - whatever a library raises over one request fails that request
+            if self._is_death(error):
+                self._die(f"{self.library}'s engine process died")
+                return
             cause = error.__cause__ or error
             outcome = FailedGeneration(
                 request_id=request.request_id,
@@ -71,12 +163,66 @@ class TaskEngine(PolledEngine):
         self._finished.append(outcome)
         self._arrived.set()
 
-    async def _end_tasks(self) -> None:
-        """Cancel what is under way."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _generation(
+        self,
+        request: GenerateRequest,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        spans: Iterable[tuple[int, int, str]],
+        reason: str | None,
+        *,
+        cached: int,
+        routes: IntArray | None,
+        why: object = None,
+    ) -> Generation:
+        """Return a finished sample; `spans` are first token, end and policy version, `why` explains a reason."""
+        if reason not in _STOP_REASONS or len(tokens) != len(logprobs):
+            raise GenerationError(
+                f"{self.library} ended the request with {why or reason!r}, after {len(tokens)} tokens and "
+                f"{len(logprobs)} log-probabilities"
+            )
+        stop_reason = _STOP_REASONS[reason]
+        return Generation(
+            request_id=request.request_id,
+            token_ids=np.asarray(tokens, np.int32),
+            logprobs=np.asarray(logprobs, np.float32),
+            segments=tuple(
+                Segment(start=start, end=min(end, len(tokens)), policy_version=int(version))
+                for start, end, version in spans
+                if start < min(end, len(tokens))
+            ),
+            text=self._stops.text(tokens, request.sampling.stop, stop_reason),
+            stop_reason=stop_reason,
+            cached_prompt_tokens=cached,
+            routes=told_routes(routes, request, len(tokens), stop_reason, self._experts),
+        )
+
+    async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`."""
+        with self._errors("prompt_logprobs"):
+            return await self._given_logprobs(token_ids)
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _errors(self, phase: str) -> Iterator[None]:
+        """Be in a phase; give errors of the library a name of this package."""
+        self._require_alive()
+        try:
+            with PROGRESS.phase(phase):
+                yield
+        except RollLikeError:
+            raise
+        except Exception as error:
+            self._raise_death(error)
+            # vLLM hands errors of its engine process over as text
+            text = str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
+            if phase == "weight_update":
+                raise WeightSyncError(f"the inference engine refused the weights: {text}") from error
+            raise GenerationError(
+                f"{self.library} cannot tell the log-probabilities of given tokens: {text}",
+                fix="remove what excludes prompt_logprobs from inference.engine_args",
+            ) from error
 
     async def _answered(self, call: Coroutine[Any, Any, R]) -> R:
         """Return what the library's processes answer. The library itself may wait for ever if they die meanwhile.
@@ -94,7 +240,35 @@ class TaskEngine(PolledEngine):
             if not answer.done():
                 answer.cancel()
                 await asyncio.wait({answer}, timeout=DEATH_SECONDS)
-        return answer.result()
+        try:
+            return answer.result()
+        except Exception as error:
+            self._raise_death(error)
+            raise
+
+    def _die(self, what: str) -> None:
+        """Note that the library's processes have ended."""
+        if self._death is None:
+            printed = self._output.cause() or self._output.tail(5) or "it printed nothing"
+            self._death = EngineDied(
+                f"{what}: {printed}", fix=f"look for an out-of-memory kill (dmesg); lower {self.memory_fix}"
+            )
+        self._arrived.set()
+
+    def _raise_death(self, error: Exception) -> None:
+        """Raise EngineDied where an error of the library says that its processes have ended."""
+        if self._is_death(error):
+            self._die(f"{self.library}'s engine process died")
+        if self._death is not None:
+            raise self._death from error
+
+    def _require_alive(self) -> None:
+        if self._death is None:
+            if self._engine is None:
+                raise GenerationError("the engine was not started")
+            self._look()
+        if self._death is not None:
+            raise self._death
 
     def _freeze(self, frozen: bool) -> None:
         self._frozen = frozen
@@ -103,3 +277,11 @@ class TaskEngine(PolledEngine):
     def _show(self) -> None:
         """Show the watchdog whether tokens are due: requests of a frozen engine wait."""
         PROGRESS.hold("generate", bool(self._tasks) and not self._frozen)
+
+
+def _plain_words(error: BaseException) -> str:
+    """Return an error's kind and message; of a pydantic error, which wraps another one, only that one's message."""
+    text = str(error)
+    if "Value error, " in text:
+        return text.split("Value error, ", 1)[1].split(" [type=", 1)[0].strip()
+    return f"{type(error).__name__}: {text}"

@@ -108,7 +108,7 @@ def under_way(engine: EngineThread, name: str) -> Ended:
     ended: Ended = {}
 
     async def fewest() -> int:
-        states = engine.engine._llm.output_processor.request_states.values()  # type: ignore[attr-defined]
+        states = engine.engine._engine.output_processor.request_states.values()  # type: ignore[attr-defined]
         return min((state.detokenizer.num_output_tokens() for state in states), default=0)
 
     while engine.run(fewest()) < 8:
@@ -172,7 +172,7 @@ def record(request: pytest.FixtureRequest, record_property: Record) -> Record:
 
 def test_it_samples_what_the_trainers_model_computes(engine: EngineThread, trainer: Trainer, record: Record) -> None:
     distance = trainer.distance(sampled(engine, "start"), 0)
-    config = engine.engine._llm.vllm_config  # type: ignore[attr-defined]
+    config = engine.engine._engine.vllm_config  # type: ignore[attr-defined]
     record("model_runner_v2", str(bool(config.use_v2_model_runner)))
     record("distance_at_start", round(distance, 4))
     assert distance < CLOSE

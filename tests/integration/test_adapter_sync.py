@@ -211,7 +211,7 @@ def test_the_base_model_and_frozen_adapters_are_served_beside_the_policy(
 
 
 async def tokens_so_far(engine: Any, name: str) -> int:
-    states = engine._llm.output_processor.request_states.values()
+    states = engine._engine.output_processor.request_states.values()
     return max((s.detokenizer.num_output_tokens() for s in states if s.external_req_id == name), default=0)
 
 
@@ -251,7 +251,7 @@ def test_a_changed_number_of_an_adapter_is_found_and_named(engine: EngineThread,
 
     async def spoiling_finish(version: int) -> None:
         await finish(version)
-        await llm._llm.collective_rpc("spoil_adapter", args=("model.layers.1.self_attn.qkv_proj", 2, 1e-3))
+        await llm._engine.collective_rpc("spoil_adapter", args=("model.layers.1.self_attn.qkv_proj", 2, 1e-3))
 
     with pytest.MonkeyPatch.context() as broken:
         broken.setattr(llm, "finish_weight_update", spoiling_finish)

@@ -219,7 +219,7 @@ async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(
     llm = create_autospec(AsyncLLM, instance=True, errored=False)  # refuses calls that vLLM would not take
     llm.wake_up.side_effect = [False, True]  # whether everything is awake
     engine = VLLMEngine(VLLMConfig(), replace(spec(float_model), shares_gpus=shares_gpus))
-    engine._llm = llm
+    engine._engine = llm
     await engine.sleep()
     await engine.wake()
     if pushes:
@@ -251,7 +251,7 @@ async def test_no_reload_is_closed_that_left_layers_alone(float_model: Path, bac
     llm = create_autospec(AsyncLLM, instance=True, errored=False)
     llm.collective_rpc.side_effect = RuntimeError("GptOssForCausalLM put none of the tensors")
     engine = VLLMEngine(VLLMConfig(), replace(spec(float_model), weight_backend=backend))
-    engine._llm = llm
+    engine._engine = llm
     await engine.start_weight_update()
     await engine.update_weights({"names": []})
     with pytest.raises(WeightSyncError, match="refused the weights: GptOssForCausalLM put none"):
@@ -265,7 +265,7 @@ async def test_an_update_that_was_broken_off_goes_on_or_ends_the_engine(float_mo
 
     llm = create_autospec(AsyncLLM, instance=True, errored=False)
     engine = VLLMEngine(VLLMConfig(), spec(float_model))
-    engine._llm = llm
+    engine._engine = llm
     await engine.start_weight_update()
     await engine.start_weight_update()  # by a trainer in the place of one that had sent nothing
     assert llm.start_weight_update.await_count == 1

@@ -156,7 +156,7 @@ async def tokens_so_far(engine: Any) -> dict[str, int]:
         return {name: len(sample.tokens) for name, sample in engine._samples.items()}
     if isinstance(engine, SGLangEngine):
         return tokens_of(engine)
-    states = engine._llm.output_processor.request_states.values()
+    states = engine._engine.output_processor.request_states.values()
     return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
 
 
@@ -245,8 +245,8 @@ def keep_keys_and_values(engine: EngineThread, monkeypatch: pytest.MonkeyPatch) 
         return
 
     async def keeping_start() -> None:
-        await broken._llm.pause_generation(mode="keep", clear_cache=False)
-        await broken._llm.start_weight_update()
+        await broken._engine.pause_generation(mode="keep", clear_cache=False)
+        await broken._engine.start_weight_update()
 
     monkeypatch.setattr(broken, "start_weight_update", keeping_start)
 

@@ -33,11 +33,11 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broken(engine: EngineThread, verb: str, wrong: object, right: object) -> Iterator[None]:
     """Break vLLM in its process for a while."""
     client: Any = engine.engine
-    engine.run(client._llm.collective_rpc(verb, args=(wrong,)))
+    engine.run(client._engine.collective_rpc(verb, args=(wrong,)))
     try:
         yield
     finally:
-        engine.run(client._llm.collective_rpc(verb, args=(right,)))
+        engine.run(client._engine.collective_rpc(verb, args=(right,)))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tiny_model import make_tiny_tokenizer
 from transformers import AddedToken
 
 from roll_like.data.chat import Renderer
-from roll_like.inference.text import ResponseDecoder
+from roll_like.inference.stops import ResponseDecoder
 
 
 def tokenizer_with(*special: str, plain: tuple[str, ...] = ()) -> Any:

@@ -233,7 +233,7 @@ def test_what_sglang_says_of_a_request_is_checked(tiny_model: Path) -> None:
 
     def told(**changes: Any) -> Generation:
         meta = {"finish_reason": {"type": "stop"}, "weight_version": "2", "output_token_logprobs": drawn}
-        return engine._generation(request("one"), {"meta_info": meta | changes})
+        return engine._told(request("one"), {"meta_info": meta | changes})
 
     whole = told()
     assert (whole.token_ids.tolist(), whole.logprobs.tolist()) == ([7, 8, 9], [-0.5, -1.5, -2.5])
@@ -576,7 +576,7 @@ async def test_a_start_that_fails_says_why(tiny_model: Path, monkeypatch: pytest
     def no_memory(arguments: dict[str, Any]) -> Any:
         raise RuntimeError("Not enough memory. Please try to increase --mem-fraction-static.")
 
-    monkeypatch.setattr(engine_module, "_build", no_memory)
+    monkeypatch.setattr(engine_module, "_built", no_memory)
     with pytest.raises(GenerationError, match="Not enough memory") as caught:
         await SGLangEngine(SGLangConfig(), spec(tiny_model)).start()
     assert "change inference.mem_fraction_static" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
 import os
 import subprocess
@@ -12,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import roll_like
+from roll_like.errors import GenerationError
 from roll_like.inference.interface import EngineSpec
-from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.vllm.arguments import engine_arguments, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.engine import _explain_start
+from roll_like.inference.vllm.engine import VLLMEngine
 
 SPEC = EngineSpec(
     model_path="/models/policy",
@@ -92,7 +93,12 @@ def test_code_in_vllms_workers_asks_the_model_runner_for_the_model_only() -> Non
     [("flashinfer", "; or set VLLM_USE_FLASHINFER_SAMPLER=0"), ("xgrammar", "as requirements/gpu.txt and cpu.txt do")],
 )
 def test_a_package_that_vllm_misses_is_to_be_installed(package: str, way_out: str) -> None:
-    error = _explain_start(ModuleNotFoundError(f"No module named '{package}'"), ProcessOutput(), SPEC)
+    async def fail() -> None:
+        raise ModuleNotFoundError(f"No module named '{package}'")
+
+    with pytest.raises(GenerationError) as caught:
+        asyncio.run(VLLMEngine(VLLMConfig(), SPEC)._load(fail()))
+    error = caught.value
     assert f"No module named '{package}'" in error.message
     assert error.fix is not None
     assert error.fix.endswith(way_out)

@@ -32,7 +32,7 @@ from roll_like.data.chat import Renderer
 from roll_like.data.reasoning import KNOWN_TAGS, Turn, answer_of, known_tags, split_reasoning
 from roll_like.envs import History, read_action
 from roll_like.errors import ConfigError
-from roll_like.inference.text import ResponseDecoder
+from roll_like.inference.stops import ResponseDecoder
 from roll_like.rewards.base import given_completion
 from roll_like.rewards.scorer import to_completion
 from roll_like.rollout.storage import read_groups, write_groups

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.inference.interface import InferenceEngine
-from roll_like.inference.weight_transfer.fingerprint import fingerprint
-from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, buckets_of
+from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, send_buckets
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
@@ -95,24 +94,9 @@ class SGLangSender:
 
     def send(self, seed: int) -> SendReport:
         """Gather on every rank; announce and broadcast on rank 0."""
-        buckets = buckets_of(self._source.full_weights(), self._transfer.bucket_bytes)
-        if self._rank != 0:
-            deque(buckets, maxlen=0)
-            return SendReport(fingerprints={}, bytes=0, buckets=0)
-        fingerprints: dict[str, str] = {}
-        total = count = 0
-        try:
-            with ThreadPoolExecutor(1, thread_name_prefix="weight-sync") as thread:
-                for tensors in buckets:
-                    self._broadcast(thread, tensors)
-                    fingerprints.update((name, fingerprint(tensor, seed)) for name, tensor in tensors)
-                    total += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
-                    count += 1
-        except BaseException:
-            # the other ranks are gathering, and would wait forever for this one
-            deque(buckets, maxlen=0)
-            raise
-        return SendReport(fingerprints=fingerprints, bytes=total, buckets=count)
+        with ThreadPoolExecutor(1, thread_name_prefix="weight-sync") as thread:
+            send = partial(self._broadcast, thread)
+            return send_buckets(self._source, self._transfer.bucket_bytes, self._rank, seed, send)
 
     def _broadcast(self, thread: ThreadPoolExecutor, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Send one bucket; returns when every engine has loaded it."""

@@ -7,11 +7,14 @@ rank 0 alone talks to the engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
 
 
 class WeightSource(Protocol):
@@ -76,3 +79,22 @@ def buckets_of(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterato
         size += nbytes
     if bucket:
         yield bucket
+
+
+def send_buckets(
+    source: WeightSource, max_bytes: int, rank: int, seed: int, send: Callable[[Sequence[tuple[str, Tensor]]], None]
+) -> SendReport:
+    """Gather all weights on every rank, and have rank 0 send them, bucket by bucket; see `WeightSender.send`."""
+    buckets = buckets_of(source.full_weights(), max_bytes)
+    fingerprints: dict[str, str] = {}
+    total = count = 0
+    try:
+        for tensors in buckets if rank == 0 else ():
+            send(tensors)
+            fingerprints.update((name, fingerprint(tensor, seed)) for name, tensor in tensors)
+            total += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+            count += 1
+    finally:
+        # all ranks gather, and would wait for ever for one that does not
+        deque(buckets, maxlen=0)
+    return SendReport(fingerprints=fingerprints, bytes=total, buckets=count)

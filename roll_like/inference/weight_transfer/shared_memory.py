@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from roll_like.cluster.address import own_node
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
-from roll_like.inference.weight_transfer.fingerprint import checksum, fingerprint
-from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, buckets_of
+from roll_like.inference.weight_transfer.fingerprint import checksum
+from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, send_buckets
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
@@ -232,19 +231,9 @@ class SharedMemorySender:
 
     def send(self, seed: int) -> SendReport:
         """Gather on every rank; write and announce buckets on rank 0."""
-        buckets = buckets_of(self._source.full_weights(), self._transfer.bucket_bytes)
-        if self._rank != 0:
-            deque(buckets, maxlen=0)
-            return SendReport(fingerprints={}, bytes=0, buckets=0)
-        with _Send(self._transfer, seed, self._kept) as sending:
-            try:
-                for tensors in buckets:
-                    sending.put(tensors)
-                report = sending.finish()
-            except BaseException:
-                # the other ranks are gathering, and would wait forever for this one
-                deque(buckets, maxlen=0)
-                raise
+        with _Send(self._transfer, self._kept) as sending:
+            report = send_buckets(self._source, self._transfer.bucket_bytes, self._rank, seed, sending.put)
+            sending.wait()
             self._kept = sending.worth_keeping()
         return report
 
@@ -261,17 +250,13 @@ class _Send:
     is loaded when all its tensors are there.
     """
 
-    def __init__(self, transfer: SharedMemoryTransfer, seed: int, kept: list[SharedMemory]) -> None:
+    def __init__(self, transfer: SharedMemoryTransfer, kept: list[SharedMemory]) -> None:
         self._engines = transfer.engines
         self._by_value = transfer.by_value
-        self._seed = seed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weight-sync")
         self._loading: Future[list[None]] | None = None
         self._kept = kept  # from the send before, not written to yet
         self._used: list[SharedMemory] = []
-        self._fingerprints: dict[str, str] = {}
-        self._bytes = 0
-        self._buckets = 0
 
     def __enter__(self) -> _Send:
         return self
@@ -286,15 +271,8 @@ class _Send:
         memory = self._memory(bucket_size(tensors))
         info = fill_bucket(memory, tensors)
         payload = with_content(info, memory) if self._by_value else as_payload(info)
-        self._wait()
+        self.wait()
         self._loading = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, payload)
-        self._fingerprints.update((name, fingerprint(tensor, self._seed)) for name, tensor in tensors)
-        self._bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
-        self._buckets += 1
-
-    def finish(self) -> SendReport:
-        self._wait()
-        return SendReport(fingerprints=self._fingerprints, bytes=self._bytes, buckets=self._buckets)
 
     def worth_keeping(self) -> list[SharedMemory]:
         """Return memory for the next send, which comes after the engines have let go of this one."""
@@ -316,7 +294,7 @@ class _Send:
         self._used.append(memory)
         return memory
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Wait until the engines have loaded the bucket before."""
         if self._loading is not None:
             with PROGRESS.phase("send_weights", Work.ELSEWHERE):
