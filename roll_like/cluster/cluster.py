@@ -26,7 +26,6 @@ from roll_like.cluster import guardian
 from roll_like.cluster.node_watch import page_prefix
 from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.cluster.resources import Placement
-from roll_like.cluster.semaphores import WORKER_MARKER, remove_semaphores
 from roll_like.cluster.worker_restarts import WorkerDied
 from roll_like.errors import RollLikeError, WorkerError
 
@@ -302,8 +301,8 @@ class Cluster(ClusterHandle[W]):
         A stopped process lives on for seconds after Ray has ended it, and one that hangs may wake up.
         """
         ray.kill(self._actors[rank])
-        guardian.sweep(self._marker(rank), name=WORKER_MARKER, patience=FENCE_SECONDS)
-        remove_semaphores(self._marker(rank))
+        guardian.sweep(self._marker(rank), name=guardian.WORKER_MARKER, patience=FENCE_SECONDS)
+        guardian.remove_semaphores(self._marker(rank))
 
     def rebuild(self) -> None:
         """Replace all workers by fresh ones at the same places."""
@@ -335,7 +334,7 @@ class Cluster(ClusterHandle[W]):
         environment = {
             **_KEEP_VISIBLE_DEVICES,
             "PYTHONPATH": python_path(),
-            WORKER_MARKER: self._marker(rank),
+            guardian.WORKER_MARKER: self._marker(rank),
             **_temporary_files(),
             **self._environment(rank),
         }

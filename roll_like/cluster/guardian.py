@@ -24,6 +24,8 @@ from pathlib import Path
 
 #: Name of the environment variable that every process of a session inherits.
 MARKER = "ROLL_LIKE_SESSION"
+#: The same of every process of a worker: role, rank, and a number.
+WORKER_MARKER = "ROLL_LIKE_WORKER"
 #: How long processes may take to end by themselves: after the driver was killed, and after it has ended Ray. Seconds.
 PATIENCE, LEFT_OVER = 3.0, 0.3
 #: What the driver writes when it ends by itself.
@@ -65,6 +67,36 @@ def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None
     until = time.monotonic() + 1.0
     while marked(value, name) and time.monotonic() < until:
         time.sleep(0.05)
+
+
+def name_semaphores() -> None:
+    """Let semaphores of Python, of this process and of those that it starts, be found by their names.
+
+    They are files in `/dev/shm`, which outlive a process that is killed.
+    """
+    import multiprocessing
+
+    prefix = f"/{_semaphores(os.environ.get(WORKER_MARKER, ''))}"
+    multiprocessing.current_process()._config["semprefix"] = prefix  # type: ignore[attr-defined]
+
+
+def remove_semaphores(marker: str) -> None:
+    """Remove what is left of a worker's, which has ended.
+
+    Args:
+        marker: Its `WORKER_MARKER`.
+    """
+    _unlink_semaphores(_semaphores(marker))
+
+
+def _semaphores(marker: str) -> str:
+    # the session first: the guardian removes all that begin with it
+    return "-".join([os.environ.get(MARKER, "roll-none"), *marker.split()[-2:]])
+
+
+def _unlink_semaphores(prefix: str) -> None:
+    for path in Path("/dev/shm").glob(f"sem.{prefix}-*"):
+        path.unlink(missing_ok=True)
 
 
 def copy_to_disk(source: Path, target: Path) -> None:
@@ -145,8 +177,7 @@ def main() -> None:
     finally:
         for directory in wanted.directories:
             shutil.rmtree(directory, ignore_errors=True)
-        for semaphore in Path("/dev/shm").glob(f"sem.{wanted.value}-*"):  # of processes that were killed
-            semaphore.unlink(missing_ok=True)
+        _unlink_semaphores(wanted.value)  # of processes that were killed
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import ray
 
@@ -209,24 +209,8 @@ class Hangs:
         return still >= self._deadlines.of(role, one.now.page.phase)
 
 
-class Nodes(Protocol):
-    """The watched processes of a run: of one node (`NodeWatch`), or of several."""
-
-    def look(self) -> list[Sighting]:
-        """Return the processes that live."""
-
-    def evidence(self, names: Collection[str]) -> dict[str, str]:
-        """Return what can be known of processes, by the names of their pages."""
-
-    def end(self, names: Collection[str]) -> list[int]:
-        """Kill processes and their children; return the ids of those that are still there."""
-
-    def memory(self) -> dict[str, RoleMemory]:
-        """Return what each role's processes hold at most."""
-
-
 class ManyNodes:
-    """The processes of several nodes, each with an actor that watches them.
+    """The processes of several nodes, each with an actor that watches them; has the methods of `NodeWatch`.
 
     A node that is lost is left out, and so is one whose actor does not answer.
 
@@ -298,7 +282,7 @@ class Watchdog:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: NodeWatch | ManyNodes,
         deadlines: Deadlines,
         *,
         stacks: Path,
@@ -397,7 +381,7 @@ def watching(
     report: Callable[[Hang, str], None],
     warn: Callable[[str], None],
     ended: Callable[[str], None] = lambda why: None,
-) -> Iterator[Nodes]:
+) -> Iterator[NodeWatch | ManyNodes]:
     """Watch every worker that a `Cluster` starts meanwhile, and hand out what can be asked about them.
 
     Args:
@@ -422,7 +406,7 @@ def watching(
             finally:
                 os._exit(code)
 
-        nodes: Nodes = here
+        nodes: NodeWatch | ManyNodes = here
         if any(node["Alive"] and node["NodeManagerAddress"] != node_address() for node in ray.nodes()):
             watches = Cluster("watchdog", NodeWatch, resources.beside(config.nodes), arguments=lambda rank: (folder,))
             stack.callback(watches.close, NodeWatch.close)

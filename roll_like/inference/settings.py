@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -11,6 +14,7 @@ from pydantic import Field, field_validator
 from roll_like.config.base import ConfigModel, Finding, Violation
 from roll_like.config.inference import EngineConfig, engines_share_gpus
 from roll_like.config.resources import ResourcesConfig
+from roll_like.errors import ConfigError
 
 #: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
 MOST_KEPT = 0.6
@@ -108,3 +112,35 @@ def unknown_arguments(chosen: Iterable[str], known: Collection[str], documented:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hints[name] = f"did you mean {near[0]!r}?" if near else f"see {documented}"
     return hints
+
+
+def require_known(section: str, library: str, chosen: Iterable[str], known: Collection[str], documented: str) -> None:
+    """Refuse names in `engine_args` that an engine does not have; see `unknown_arguments`.
+
+    Raises:
+        ConfigError: Names the first, and the nearest right one.
+    """
+    for name, hint in unknown_arguments(chosen, known, documented).items():
+        raise ConfigError(
+            f"{section}.engine_args: the installed {library} has no argument {name!r}; {hint}",
+            fix="correct the name, or remove it",
+        )
+
+
+def package_folder(package: str) -> Path | None:
+    """Return where an installed package is, without importing it, which takes many seconds; None if it is not there."""
+    spec = importlib.util.find_spec(package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return Path(folders[0]) if folders else None
+
+
+def fields_of(files: Iterable[Path], classes: Collection[str] | None = None) -> set[str]:
+    """Return the annotated fields of the classes in source files: all of them, or some."""
+    return {
+        statement.target.id
+        for file in files
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and (classes is None or node.name in classes)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }

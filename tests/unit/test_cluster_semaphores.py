@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from roll_like.cluster import guardian
-from roll_like.cluster.semaphores import WORKER_MARKER, remove_semaphores
+from roll_like.cluster.guardian import WORKER_MARKER, remove_semaphores
 
 DIES = """
 import multiprocessing, os, signal
 from multiprocessing import resource_tracker
-from roll_like.cluster.semaphores import name_semaphores
+from roll_like.cluster.guardian import name_semaphores
 
 name_semaphores()
 lock = multiprocessing.get_context("spawn").Lock()

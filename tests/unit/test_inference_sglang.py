@@ -645,7 +645,7 @@ def test_further_arguments_are_checked_by_name(
     fields.mkdir(parents=True)
     (fields.parents[2] / "__init__.py").touch()
     (fields / "memory.py").write_text("class Memory:\n    page_size: int = 1\n    kv_cache_dtype: str = 'auto'\n")
-    monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: PackageAt(tmp_path / "sglang"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: PackageAt(tmp_path / "sglang"))
     assert known_arguments() == {"page_size", "kv_cache_dtype"}
     assert engine_arguments(SGLangConfig(engine_args={"page_size": 16}), spec(tiny_model))["page_size"] == 16
     with pytest.raises(ConfigError, match="no argument 'pagesize'; did you mean 'page_size'"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.errors import ConfigError, GenerationError
-from roll_like.inference.settings import unknown_arguments
+from roll_like.errors import GenerationError
+from roll_like.inference.settings import fields_of, package_folder, require_known
 from roll_like.inference.sglang.config import SGLangConfig
 
 if TYPE_CHECKING:
@@ -54,16 +53,8 @@ def can_serve(found: str) -> bool:
     >>> [can_serve(version) for version in ("0.5.22", "0.5.23", "0.5.24.post1", "0.6.0")]
     [False, True, True, False]
     """
-    numbers, tested = _numbers(found), _numbers(TESTED)
+    numbers, tested = ([int(digits) for digits in re.findall(r"\d+", text)[:3]] for text in (found, TESTED))
     return numbers[:2] == tested[:2] and numbers >= tested
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = []
-    for part in text.split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        parts.append(int(digits or -1))
-    return tuple(parts)
 
 
 def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
@@ -72,11 +63,7 @@ def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
     Raises:
         ConfigError: `inference.engine_args` has a name that SGLang does not know; names the first, and the nearest.
     """
-    for name, hint in unknown_arguments(config.engine_args, known_arguments(), DOCUMENTED).items():
-        raise ConfigError(
-            f"inference.engine_args: the installed SGLang has no argument {name!r}; {hint}",
-            fix="correct the name, or remove it",
-        )
+    require_known("inference", "SGLang", config.engine_args, known_arguments(), DOCUMENTED)
     arguments: dict[str, Any] = {
         "model_path": spec.model_path,
         "tokenizer_path": spec.tokenizer_path,
@@ -106,22 +93,14 @@ def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
 
 
 def known_arguments() -> set[str]:
-    """Return the fields of SGLang's `ServerArgs`, read from its source: importing it takes many seconds."""
-    spec = importlib.util.find_spec("sglang")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return {name for folder in folders for name in server_args_fields(Path(folder))}
+    """Return the fields of the installed SGLang's `ServerArgs`."""
+    folder = package_folder("sglang")
+    return set() if folder is None else server_args_fields(folder)
 
 
 def server_args_fields(package: Path) -> set[str]:
     """Return the fields of `ServerArgs` in an SGLang package: annotations of the classes that it is assembled from."""
-    return {
-        statement.target.id
-        for file in sorted((package / "srt" / "arg_groups" / "fields").glob("*.py"))
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef)
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
+    return fields_of((package / "srt" / "arg_groups" / "fields").glob("*.py"))
 
 
 def sglang_environment() -> dict[str, str]:

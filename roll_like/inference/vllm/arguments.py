@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY
-from roll_like.errors import ConfigError
-from roll_like.inference.settings import unknown_arguments
+from roll_like.inference.settings import fields_of, package_folder, require_known
 from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
 from roll_like.models.vision import is_vision_model
 
@@ -78,11 +75,7 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
     Raises:
         ConfigError: `engine_args` has a name that vLLM does not know; names the first, and the nearest right one.
     """
-    for name, hint in unknown_arguments(config.engine_args, known_arguments(), DOCUMENTED).items():
-        raise ConfigError(
-            f"{section}.engine_args: the installed vLLM has no argument {name!r}; {hint}",
-            fix="correct the name, or remove it",
-        )
+    require_known(section, "vLLM", config.engine_args, known_arguments(), DOCUMENTED)
     arguments: dict[str, Any] = {
         "model": spec.model_path,
         "tokenizer": spec.tokenizer_path,
@@ -118,19 +111,10 @@ def reserved_rank(rank: int) -> int:
 
 
 def known_arguments() -> set[str]:
-    """Return the fields of vLLM's engine arguments, read from its source: importing it takes many seconds."""
-    spec = importlib.util.find_spec("vllm")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    files = [Path(folder) / "engine" / "arg_utils.py" for folder in folders]
-    return {
-        statement.target.id
-        for file in files
-        if file.is_file()
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name in {"EngineArgs", "AsyncEngineArgs"}
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
+    """Return the fields of vLLM's engine arguments, read from its source."""
+    folder = package_folder("vllm")
+    files = [] if folder is None else [folder / "engine" / "arg_utils.py"]
+    return fields_of((file for file in files if file.is_file()), {"EngineArgs", "AsyncEngineArgs"})
 
 
 def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[str, str]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from roll_like.cluster.guardian import name_semaphores
 from roll_like.cluster.progress import PROGRESS
-from roll_like.cluster.semaphores import name_semaphores
 from roll_like.config.inference import POLICY
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import (

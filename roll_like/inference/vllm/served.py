@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from roll_like.inference.settings import package_folder
 
 _MARK = "SupportsLoRA"
 
@@ -31,9 +32,8 @@ def adapter_layers(architecture: str) -> frozenset[str] | None:
 
 @cache
 def _folder() -> Path | None:
-    spec = importlib.util.find_spec("vllm")
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    return Path(places[0]) / "model_executor" / "models" if places else None
+    folder = package_folder("vllm")
+    return None if folder is None else folder / "model_executor" / "models"
 
 
 @cache

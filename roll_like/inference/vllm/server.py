@@ -21,8 +21,8 @@ import urllib.request
 from typing import Any
 
 from roll_like.cluster.address import free_port, node_address
+from roll_like.cluster.guardian import name_semaphores
 from roll_like.cluster.progress import PROGRESS
-from roll_like.cluster.semaphores import name_semaphores
 from roll_like.errors import STOPPING, EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import STRUCTURED_OUTPUTS, model_arguments
