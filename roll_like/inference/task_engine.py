@@ -216,7 +216,7 @@ class TaskEngine(PolledEngine):
         except Exception as error:
             self._raise_death(error)
             # vLLM hands errors of its engine process over as text
-            text = str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
+            text = str(error) if type(error) in (Exception, RuntimeError) else f"{type(error).__name__}: {error}"
             if phase == "weight_update":
                 raise WeightSyncError(f"the inference engine refused the weights: {text}") from error
             raise GenerationError(
