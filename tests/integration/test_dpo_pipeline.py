@@ -75,7 +75,7 @@ def test_verdicts_are_learned_and_a_killed_run_goes_on_with_the_same_baseline(tm
     for name in ("train/loss", "preference/baseline", "preference/reward_margin", "train/tokens"):
         series = [[step[name] for step in of_run] for of_run in steps]
         assert series[1] == pytest.approx(series[0], rel=1e-3, abs=1e-3), name
-    assert max(step["preference/baseline"] for step in steps[0]) > 0.1  # there is something to see of it
+    assert max(step["preference/baseline"] for step in steps[0]) > 0.05  # there is something to see of it
     assert {step["train/samples"] for step in steps[0]} == {8}
     before, after = read_lines(whole / "runs" / "tiny" / "evaluations.jsonl")
     assert after["eval/loss"] < before["eval/loss"] - 0.01  # of pairs that are not trained on
