@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
@@ -276,6 +276,7 @@ class Scored:
         turn_states: A key of the state that each turn acted in, for estimators that compare turns; empty without.
         answer: The final answer that a reward found in it, equal texts for equal answers: of the first reward that
             compares answers. Empty where there was none, None without such a reward.
+        agent: Who acted, in an episode of several agents; samples of a group are compared with those of the same agent.
     """
 
     trajectory: Trajectory
@@ -286,6 +287,7 @@ class Scored:
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[str, ...] = ()
     answer: str | None = None
+    agent: str = ""
 
     @property
     def record(self) -> tuple[TurnRecord, ...]:
@@ -349,6 +351,20 @@ class Group(Generic[SampleT]):
     samples: tuple[SampleT, ...]
     failures: tuple[Failure, ...]
     baselines: tuple[SampleT, ...] = ()
+
+
+def by_agent(groups: Sequence[Group[Scored]]) -> list[Group[Scored]]:
+    """Return a group for each agent of a group, in the same order of samples; a group of one agent is as it was."""
+    parted = []
+    for group in groups:
+        agents = list(dict.fromkeys(sample.agent for sample in group.samples))
+        if len(agents) < 2:
+            parted.append(group)
+            continue
+        for place, agent in enumerate(agents):
+            samples = tuple(sample for sample in group.samples if sample.agent == agent)
+            parted.append(replace(group, samples=samples, failures=() if place else group.failures))
+    return parted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -11,7 +12,9 @@ from typing import Any
 from roll_like.agents.agent_program import found_program
 from roll_like.agents.env_manager import episode_task
 from roll_like.agents.env_worker import HostedEnvironment
-from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
+from roll_like.agents.episode import EnvironmentSpec, ProgramSpec, VerifiersSpec
+from roll_like.agents.verifiers_episodes import place_of
+from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig
 from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of, specs_of
 from roll_like.check.data import each_reward, task_suits
@@ -19,7 +22,7 @@ from roll_like.check.findings import Finding, failed
 from roll_like.config.load import import_plugins
 from roll_like.data.chat import Renderer
 from roll_like.envs import TaskRows
-from roll_like.errors import FOREIGN_ERRORS, RollLikeError
+from roll_like.errors import FOREIGN_ERRORS, EnvError, RollLikeError
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.types import EVALUATION_SEED
@@ -107,11 +110,66 @@ def _playable(
 ) -> Iterator[Finding]:
     """Yield what is wrong with one entry: its environment, its program, or both; and keep its rows, if it has some."""
     spec, hosted = spec_of(environment), environment_spec_of(environment)
+    if isinstance(spec, VerifiersSpec):
+        yield from asyncio.run(_verifiers_findings(spec, environment, seed, f"{key}.verifiers"))
     if isinstance(spec, ProgramSpec):
         yield from _found(spec, f"{key}.program")
         renderer = None  # what the policy is shown is the program's business
     if hosted is not None:
         yield from _begun(config, hosted, seed, key, renderer, rows)
+
+
+async def _verifiers_findings(
+    spec: VerifiersSpec, environment: EnvironmentConfig, seed: int, key: str
+) -> list[Finding]:
+    """Return what is wrong with a verifiers environment: its server is started once, and asked for a task."""
+    process, selecting = VerifiersProcess(spec, key=""), False
+    try:
+        about = await process.start(serve=False)
+        selecting = True
+        counted = await process.ask("count", select=dict(spec.select))
+        place = place_of(seed, counted["count"], spec)
+        found = await process.ask("tasks", select=dict(spec.select), first=place, count=1)
+    except VerifiersRefusal as error:
+        return [*_refused(error, environment, key, selecting=selecting)]
+    except EnvError as error:
+        return [failed(key, error)]
+    finally:
+        await process.close()
+    findings = []
+    if not found["tasks"]:
+        findings.append(Finding("error", f"{key}.select", f"there is no task for seed {seed}; have it take more"))
+    for name, agent in about["agents"].items():
+        if agent["needs_container"] and agent["runtime"] == "subprocess":
+            text = (
+                f"the harness {agent['harness']!r} of {name!r} needs a container, and `subprocess` is none; use docker "
+                "or another runtime of verifiers"
+            )
+            findings.append(Finding("error", f"{key}.runtime", text))
+        if agent["runtime"] == "prime":
+            text = f"{name!r} plays in Prime's sandboxes, which need an account and PRIME_API_KEY"
+            findings.append(Finding("warning", f"{key}.runtime", text))
+    return findings
+
+
+def _refused(
+    error: VerifiersRefusal, environment: EnvironmentConfig, key: str, *, selecting: bool
+) -> Iterator[Finding]:
+    """Yield verifiers' own words at the keys that they speak of."""
+    section = environment.verifiers
+    assert section is not None
+    for path, message in error.problems:
+        first, *rest = (str(part) for part in path)
+        where = [first, *rest]
+        if selecting:
+            where = ["select", *where]
+        elif first not in section.sections:  # an agent's: from `harness` or `runtime`, which all agents share
+            where = rest or [first]
+        elif first != "taskset":
+            where = ["options", *where]
+        yield Finding("error", ".".join([key, *where]), f"verifiers says: {message}")
+    if not error.problems:
+        yield Finding("error", f"{key}.taskset" if selecting else key, f"verifiers says: {error.message}")
 
 
 def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:

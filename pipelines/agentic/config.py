@@ -40,6 +40,67 @@ class ProgramConfig(ConfigModel):
     )
 
 
+class VerifiersConfig(ConfigModel):
+    """An environment of the verifiers library, with an interpreter that has it (docs/verifiers.md)."""
+
+    python: str = Field(
+        default="python", description="The interpreter of an environment that has verifiers; not the run's own."
+    )
+    taskset: str | dict[str, Any] = Field(description="The taskset: its id, or `{id: …}` with its own options.")
+    harness: str | dict[str, Any] | None = Field(
+        default=None,
+        description="What plays agents that have none of their own, in the same form; default: the taskset's own, or "
+        "`bash`.",
+    )
+    runtime: str | dict[str, Any] = Field(
+        default="subprocess",
+        description="Where agents play that name none: its type, or `{type: …}` with its own options.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What else is in verifiers' `env` section: `id`, agents by their names, `timeout`, `retries`, ….",
+    )
+    select: dict[str, Any] = Field(
+        default_factory=dict, description="Which tasks are played, as verifiers' `select` section says; default: all."
+    )
+    held_out: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="So many of the first tasks are not trained on; evaluations play them."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables beside the run's own.")
+    timeout_seconds: PositiveFloat = Field(
+        default=900.0, description="Longest episode; one that takes longer is stopped and has failed. Seconds."
+    )
+    max_episodes: PositiveInt = Field(default=64, description="How many may be played at a time.")
+    limit_reward: float | None = Field(
+        default=0.0,
+        description="Reward of an episode that a limit of `rollout` ended before verifiers scored it; null: it failed.",
+    )
+
+    @property
+    def taskset_id(self) -> str:
+        """The taskset's name."""
+        return str(self.taskset.get("id", "")) if isinstance(self.taskset, dict) else self.taskset
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """Verifiers' `env` section, but for what `seats` has."""
+        return {"taskset": _of_form("id", self.taskset), **self.options}
+
+    @property
+    def seats(self) -> dict[str, Any]:
+        """What every agent is given that has none of its own."""
+        runtime = {"runtime": _of_form("type", self.runtime)}
+        if "harness" not in self.model_fields_set:
+            return runtime
+        # `harness: null` in YAML means the one that is called so
+        return {"harness": _of_form("id", "null" if self.harness is None else self.harness), **runtime}
+
+
+def _of_form(key: str, value: str | dict[str, Any]) -> dict[str, Any]:
+    """Return a section that may be written as the one value that it has to have."""
+    return {key: value} if isinstance(value, str) else value
+
+
 class EnvironmentConfig(ConfigModel):
     """One environment or program that the policy plays."""
 
@@ -53,9 +114,12 @@ class EnvironmentConfig(ConfigModel):
     program: ProgramConfig | None = Field(
         default=None, description="A program that plays the episodes; without `id` it posts its own rewards."
     )
+    verifiers: VerifiersConfig | None = Field(
+        default=None, description="An environment of the verifiers library, instead of `id` and `program`."
+    )
     name: str | None = Field(
         default=None,
-        description="Name in metrics; default: its id without namespace and version, or `program` where there is none.",
+        description="Name in metrics; default: its id without namespace and version, its taskset, or `program`.",
     )
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="The environment's own options; names are checked."
@@ -71,22 +135,27 @@ class EnvironmentConfig(ConfigModel):
     @property
     def label(self) -> str:
         """Its `name`, or what its id calls it."""
-        named = self.id or "program"
+        named = self.id or (self.verifiers.taskset_id if self.verifiers is not None else "program")
         return self.name or named.rpartition("/")[2].rpartition(":")[2].rpartition("-v")[0] or named
 
     @property
-    def played(self) -> tuple[str | None, dict[str, Any], ProgramConfig | None]:
+    def played(self) -> tuple[object, ...]:
         """What episodes of it are like, whatever it is called and wherever they begin."""
-        return self.id, self.kwargs, self.program
+        return self.id, self.kwargs, self.program, self.verifiers
 
     def violations(self, path: tuple[str | int, ...]) -> Iterator[Violation]:
         """Yield what cannot be played, or has no effect, in the section at a path."""
-        if self.id is None and self.program is None:
-            yield Violation(path, "neither `id` nor `program` is set; name an environment, or a program that plays")
-        if self.id is None and self.kwargs:
+        if self.verifiers is not None:
+            for name in ("id", "program"):
+                if getattr(self, name) is not None:
+                    yield Violation((*path, name), "`verifiers` says what is played here; remove one of the two")
+        elif self.id is None and self.program is None:
             yield Violation(
-                (*path, "kwargs"), "these are an environment's options, and there is no `id`; add it or remove them"
+                path, "none of `id`, `program` and `verifiers` is set; name an environment, or a program that plays"
             )
+        if self.id is None and self.kwargs:
+            where = "write them into verifiers.taskset" if self.verifiers is not None else "add it or remove them"
+            yield Violation((*path, "kwargs"), f"these are an environment's options, and there is no `id`; {where}")
         if self.program is None:
             return
         if self.id is not None and self.program.changed("limit_reward"):
@@ -254,10 +323,10 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
             for index, environment in enumerate(environments):
                 yield from environment.violations((*path, index))
         played = [environment for environments in self._sections().values() for environment in environments]
-        if self.proxy is not None and all(environment.program is None for environment in played):
+        if self.proxy is not None and all(one.program is None and one.verifiers is None for one in played):
             yield Violation(
                 ("proxy",),
-                "no environment has a `program` that would use this server; remove the section, or add a `program`",
+                "no environment has a `program` or `verifiers` that would use this server; remove the section, or add one",
             )
         name = self.algorithm.advantage.type
         if ADVANTAGES.get(name).greedy_baseline:

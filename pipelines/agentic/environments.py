@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.env_worker import EnvPool, EnvWorker, notebook_environments
-from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, EpisodeSpec, ProgramSpec
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, EpisodeSpec, ProgramSpec, VerifiersSpec
 from roll_like.agents.episode_order import EpisodeOrder, SeedRange
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.agents.proxy import Proxy
+from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, ProxyConfig
 from roll_like.cluster import Cluster, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
@@ -77,9 +79,13 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
         )
         renderer = load_renderer(config.model)
         specs = specs_of([*config.environments, *config.evaluated])
-        programs = None
-        if any(isinstance(spec, ProgramSpec) for spec in specs):
-            programs = AgentPrograms(self._started_proxy(router, renderer, runner), environments)
+        programs = verifiers = None
+        if any(isinstance(spec, ProgramSpec | VerifiersSpec) for spec in specs):
+            proxy = self._started_proxy(router, renderer, runner)
+            programs = AgentPrograms(proxy, environments)
+            verifiers = VerifiersEnvironments(proxy, config.rollout.max_turns, self._resources.report)
+            self._stack.callback(lambda: runner.run(verifiers.close()))
+            runner.run(verifiers.start(spec for spec in specs if isinstance(spec, VerifiersSpec)))
         rewards = None
         if config.rewards.use:
             rewards = EpisodeRewards(self.pools, environment_weight=config.rewards.environment_weight)
@@ -91,6 +97,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
             renderer,
             retries=config.rollout.retries,
             programs=programs,
+            verifiers=verifiers,
             rewards=rewards,
         )
 
@@ -161,7 +168,20 @@ def environment_spec_of(environment: EnvironmentConfig) -> EnvironmentSpec | Non
 
 def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
     """Return an entry as episodes know it."""
-    hosted, program = environment_spec_of(environment), environment.program
+    hosted, program, verifiers = environment_spec_of(environment), environment.program, environment.verifiers
+    if verifiers is not None:
+        return VerifiersSpec(
+            name=environment.label,
+            python=str(Path(verifiers.python).expanduser()),
+            config=verifiers.sections,
+            seats=verifiers.seats,
+            select=verifiers.select,
+            held_out=verifiers.held_out,
+            env=verifiers.env,
+            timeout_seconds=verifiers.timeout_seconds,
+            max_episodes=verifiers.max_episodes,
+            limit_reward=verifiers.limit_reward,
+        )
     if program is not None:
         return ProgramSpec(
             name=environment.label,

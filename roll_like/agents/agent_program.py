@@ -113,7 +113,7 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode) -> None:
     what = f"the program `{shlex.join(spec.command)}`"
     mark = secrets.token_hex(16)
     code, late = None, False
-    with _Tail("stderr") as stderr, _Tail("stdout") as stdout:
+    with OutputTail("stderr") as stderr, OutputTail("stdout") as stdout:
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.command,
@@ -132,7 +132,7 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode) -> None:
         except TimeoutError:
             late = not episode.over
         finally:
-            await _uncancelled(_end(process, mark))
+            await uncancelled(_end(process, mark))
         details = f", with {episode.turns} turns taken{_quoted(stderr, stdout)}"
     if late:
         raise EnvError(
@@ -201,7 +201,7 @@ async def _end(process: asyncio.subprocess.Process, mark: str) -> None:
     await process.wait()
 
 
-class _Tail:
+class OutputTail:
     """Reads a program's output as it comes and keeps its end.
 
     A pipe of its own: waiting for a program with asyncio's pipes is waiting for everything that inherited them.
@@ -221,6 +221,10 @@ class _Tail:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the pipe."""
         asyncio.get_running_loop().remove_reader(self._read_end)
         os.close(self._read_end)
         os.close(self.write_end)
@@ -242,7 +246,7 @@ class _Tail:
         return bool(chunk)
 
 
-def _quoted(*tails: _Tail) -> str:
+def _quoted(*tails: OutputTail) -> str:
     """Return the end of the first output that is not empty, for a message."""
     for tail in tails:
         if text := tail.text():
@@ -256,10 +260,10 @@ async def _closing(what: _ClosableT) -> AsyncIterator[_ClosableT]:
     try:
         yield what
     finally:
-        await _uncancelled(what.close())
+        await uncancelled(what.close())
 
 
-async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
+async def uncancelled(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end, however often the caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     cancelled = False

@@ -102,7 +102,7 @@ def read_body(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise ApiError(400, f"expected a JSON object, found {_kind(body)}")
+        raise ApiError(400, f"expected a JSON object, found {kind_of(body)}")
     return body
 
 
@@ -211,7 +211,7 @@ def finite_number(body: Mapping[str, Any], key: str) -> float:
     """
     value = body.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
-        found = "nothing" if key not in body else _kind(value) if not isinstance(value, float) else repr(value)
+        found = "nothing" if key not in body else kind_of(value) if not isinstance(value, float) else repr(value)
         raise ApiError(400, f"{key}: expected a finite number, found {found}", param=key)
     return float(value)
 
@@ -224,7 +224,7 @@ def flag(body: Mapping[str, Any], key: str, default: bool | None) -> bool | None
     """
     value = body.get(key)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(400, f"{key}: expected true or false, found {_kind(value)}", param=key)
+        raise ApiError(400, f"{key}: expected true or false, found {kind_of(value)}", param=key)
     return default if value is None else value
 
 
@@ -246,13 +246,13 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 def _messages(value: Any) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list) or not value:
-        raise ApiError(400, f"messages: expected a list of messages, found {_kind(value)}", param="messages")
+        raise ApiError(400, f"messages: expected a list of messages, found {kind_of(value)}", param="messages")
     return tuple(_message(one, f"messages[{index}]") for index, one in enumerate(value))
 
 
 def _message(value: Any, at: str) -> ChatMessage:
     if not isinstance(value, Mapping):
-        raise ApiError(400, f"{at}: expected an object, found {_kind(value)}", param=at)
+        raise ApiError(400, f"{at}: expected an object, found {kind_of(value)}", param=at)
     role = "system" if value.get("role") == "developer" else value.get("role")
     if role not in ROLES:
         raise ApiError(400, f"{at}.role is {role!r}; expected one of {', '.join(ROLES)}", param=f"{at}.role")
@@ -260,7 +260,7 @@ def _message(value: Any, at: str) -> ChatMessage:
     if role == "assistant":
         calls = value.get("tool_calls") or []
         if not isinstance(calls, list):
-            raise ApiError(400, f"{at}.tool_calls: expected a list, found {_kind(calls)}", param=at)
+            raise ApiError(400, f"{at}.tool_calls: expected a list, found {kind_of(calls)}", param=at)
         read = [_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)]
         rest = {key: value[key] for key in ("reasoning_content",) if isinstance(value.get(key), str)}
         return {"role": role, "content": content, **rest, **({"tool_calls": read} if read else {})}
@@ -272,10 +272,10 @@ def _content(value: Any, at: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        raise ApiError(400, f"{at}: expected a text or a list of parts, found {_kind(value)}", param=at)
+        raise ApiError(400, f"{at}: expected a text or a list of parts, found {kind_of(value)}", param=at)
     texts = []
     for part in value:
-        kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+        kind = part.get("type") if isinstance(part, Mapping) else kind_of(part)
         text = part.get(kind) if kind in ("text", "refusal") else None
         if not isinstance(text, str):
             raise ApiError(400, f"{at}: a part is {kind!r}; the policy reads text parts only", param=at)
@@ -301,7 +301,7 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise ApiError(400, f"tools: expected a list, found {_kind(value)}", param="tools")
+        raise ApiError(400, f"tools: expected a list, found {kind_of(value)}", param="tools")
     for index, tool in enumerate(value):
         at = f"tools[{index}]"
         function = _function(tool, at, "{type: function, function: {name: …, parameters: …}}")
@@ -350,6 +350,7 @@ def _ignored(body: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
     )
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what a JSON value is, in words."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "nothing"}
     return names.get(type(value), "a number")

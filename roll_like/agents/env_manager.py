@@ -12,17 +12,18 @@ import itertools
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from roll_like.agents.episode import (
     EnvironmentPool,
-    EnvironmentSpec,
     EpisodeLimits,
     EpisodeSettings,
     EpisodeSpec,
     ProgramSpec,
+    VerifiersLost,
+    VerifiersSpec,
     play,
 )
 from roll_like.agents.episode_rewards import EpisodeRewards
@@ -35,9 +36,12 @@ from roll_like.types import Failure, Group, Scored, Task
 
 if TYPE_CHECKING:
     from roll_like.agents.agent_program import AgentPrograms
+    from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 
 #: How often an episode may lose its worker because of another episode before that counts as its own failure.
 INNOCENT_LOSSES = 5
+#: An episode that was played: what each of its trained agents did, and earned.
+Played: TypeAlias = list[Scored]
 
 
 class EnvironmentLost(EnvError):
@@ -69,7 +73,7 @@ def episode_task(spec: EpisodeSpec, seed: int) -> Task:
 
     Its prompt is known when the first episode began.
     """
-    what = spec.env_id if isinstance(spec, EnvironmentSpec) else shlex.join(spec.command)
+    what = shlex.join(spec.command) if isinstance(spec, ProgramSpec) else spec.what
     return Task(
         task_id=f"{spec.name}:{seed}",
         source=spec.name,
@@ -92,6 +96,7 @@ class EnvManager:
         renderer: Chat template and tokenizer of the policy.
         retries: Further attempts of an episode whose environment or turn failed.
         programs: Runs the programs; None where there are none.
+        verifiers: Plays in verifiers environments; None where there are none.
         rewards: Adds rewards to those of the environments; None where there are none.
     """
 
@@ -104,16 +109,20 @@ class EnvManager:
         *,
         retries: int,
         programs: AgentPrograms | None = None,
+        verifiers: VerifiersEnvironments | None = None,
         rewards: EpisodeRewards | None = None,
     ) -> None:
         if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
             raise ValueError("`specs` has programs and `programs` is None; pass AgentPrograms")
+        if verifiers is None and any(isinstance(spec, VerifiersSpec) for spec in specs):
+            raise ValueError("`specs` has verifiers environments and `verifiers` is None; pass VerifiersEnvironments")
         self.engines = engines
         self.environments = environments
         self.specs = {spec.name: spec for spec in specs}
         self.renderer = renderer
         self.retries = retries
         self.programs = programs
+        self.verifiers = verifiers
         self.rewards = rewards
         self._serial = itertools.count()
 
@@ -139,7 +148,7 @@ class _EpisodeRunner:
         self._seed = seed
         self.counter = SampleCounter(plan.episodes_per_group, progress)
         self._serial = serial
-        self._running: dict[int, list[asyncio.Task[Scored | Failure]]] = {}
+        self._running: dict[int, list[asyncio.Task[Played | Failure]]] = {}
 
     async def run(self, group: int, task: Task) -> Group[Scored]:
         """Run one group."""
@@ -148,7 +157,7 @@ class _EpisodeRunner:
             asyncio.create_task(self._episode(self._settings(task, group, index, name)))
             for index, name in enumerate(self._names(group))
         ]
-        kept: list[Scored] = []
+        kept: list[Played] = []
         failures: list[Failure] = []
         stopped = False
         try:
@@ -166,10 +175,11 @@ class _EpisodeRunner:
             await _stopped(running)
             del self._running[group]
             self._manager.engines.forget(self._names(group))
-        kept = sorted(kept[:wanted], key=lambda sample: sample.trajectory.sample_index)
-        begun = kept[0].trajectory.task if kept else task
+        parts = [part for episode in kept[:wanted] for part in episode]
+        parts.sort(key=lambda part: (part.agent, part.trajectory.sample_index))
+        begun = parts[0].trajectory.task if parts else task
         # one task object for the whole group
-        samples = tuple(replace(sample, trajectory=replace(sample.trajectory, task=begun)) for sample in kept)
+        samples = tuple(replace(part, trajectory=replace(part.trajectory, task=begun)) for part in parts)
         played = Group(task=begun, samples=samples, failures=tuple(failures))
         if stopped or self._manager.rewards is None:
             return played
@@ -204,7 +214,7 @@ class _EpisodeRunner:
             urgent=self._plan.urgent,
         )
 
-    async def _episode(self, settings: EpisodeSettings) -> Scored | Failure:
+    async def _episode(self, settings: EpisodeSettings) -> Played | Failure:
         """Run one episode, again where something failed; return it, or why there is none."""
         task = settings.task
         spec = self._manager.specs[task.source]
@@ -212,7 +222,7 @@ class _EpisodeRunner:
         while True:
             try:
                 played = await self._play(spec, replace(settings, name=f"{settings.name}-{failed + lost}"))
-            except EnvironmentLost as error:
+            except (EnvironmentLost, VerifiersLost) as error:
                 lost += 1
                 if lost > INNOCENT_LOSSES:
                     return Failure(stage="environment", name=spec.name, error=str(error), origin=task.origin)
@@ -222,17 +232,20 @@ class _EpisodeRunner:
                     stage = "generate" if isinstance(error, SampleLost) else "environment"
                     return Failure(stage=stage, name=spec.name, error=str(error), origin=task.origin)
             else:
-                self.counter.sampled(played.trajectory.response_length)
+                self.counter.sampled(sum(part.trajectory.response_length for part in played))
                 return played
 
-    async def _play(self, spec: EpisodeSpec, settings: EpisodeSettings) -> Scored:
+    async def _play(self, spec: EpisodeSpec, settings: EpisodeSettings) -> Played:
         manager = self._manager
+        if isinstance(spec, VerifiersSpec):
+            assert manager.verifiers is not None, "refused at the start"
+            return await manager.verifiers.play(spec, settings)
         if isinstance(spec, ProgramSpec):
             assert manager.programs is not None, "refused at the start"
-            return await manager.programs.play(spec, settings)
+            return [await manager.programs.play(spec, settings)]
         environment = manager.environments.open(spec)
         try:
-            return await play(environment, manager.engines, manager.renderer, settings)
+            return [await play(environment, manager.engines, manager.renderer, settings)]
         finally:
             await environment.close()
 
@@ -242,7 +255,7 @@ class _EpisodeRunner:
         return [f"{self._serial}-{group}-{index}" for index in range(count)]
 
 
-async def _stopped(tasks: Collection[asyncio.Task[Scored | Failure]]) -> None:
+async def _stopped(tasks: Collection[asyncio.Task[Played | Failure]]) -> None:
     """Cancel tasks and wait until they are gone."""
     for task in tasks:
         task.cancel()

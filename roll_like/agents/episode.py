@@ -18,6 +18,7 @@ from roll_like.config.rewards import RETURN
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.reasoning import Turn
 from roll_like.data.routes import joined_routes
+from roll_like.errors import EnvError, WorkerError
 from roll_like.inference.interface import GenerateRequest, Sampling, derived_seed
 from roll_like.rollout.router import Router
 from roll_like.types import IntArray, Message, Part, Scored, StopReason, Task, Trajectory, TurnRecord
@@ -36,6 +37,11 @@ class EnvironmentSpec:
     name: str
     env_id: str
     kwargs: Mapping[str, Any]
+
+    @property
+    def what(self) -> str:
+        """What is played, in words."""
+        return self.env_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +69,46 @@ class ProgramSpec:
     limit_reward: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiersSpec:
+    """A verifiers environment as a run uses it.
+
+    Attributes:
+        name: Its name in metrics.
+        python: The interpreter that has verifiers.
+        config: The environment's own configuration, as verifiers reads it.
+        seats: Parts of the configuration of every agent that has none of its own.
+        select: Which of its tasks are played, as verifiers reads it.
+        held_out: So many of the first tasks are for evaluations alone.
+        env: Environment variables beside the run's own.
+        timeout_seconds: Longest episode.
+        max_episodes: How many are played at a time.
+        limit_reward: Reward of an episode that the run's limits ended and verifiers did not score; None: it has failed.
+    """
+
+    name: str
+    python: str
+    config: Mapping[str, Any]
+    seats: Mapping[str, Any]
+    select: Mapping[str, Any]
+    held_out: int
+    env: Mapping[str, str]
+    timeout_seconds: float
+    max_episodes: int
+    limit_reward: float | None = 0.0
+
+    @property
+    def what(self) -> str:
+        """What is played, in words."""
+        return f"verifiers' {self.config['taskset'].get('id')}"
+
+
+class VerifiersLost(WorkerError, EnvError):
+    """The process of an environment ended or hung; its episodes can be played by another."""
+
+
 #: What may play an episode.
-EpisodeSpec: TypeAlias = EnvironmentSpec | ProgramSpec
+EpisodeSpec: TypeAlias = EnvironmentSpec | ProgramSpec | VerifiersSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

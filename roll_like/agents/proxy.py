@@ -7,21 +7,24 @@
         scored = episode.scored()
         await episode.close()
 
-    POST /v1/chat/completions   the policy answers
+    POST /v1/chat/completions   the policy answers; so it does at /v1/responses and /v1/messages (`dialects.py`)
     POST /v1/reward             {"reward": 1.0, "success": true, "done": true}, or {"answer": "…"} for an environment
     GET  /v1/task               name, seed and, with an environment, its first messages
     GET  /v1/models             the policy
 
-Each episode has an API key of its own.
+Each episode has an API key of its own. A server that plays many has one key, and its requests name their episode in
+`X-Session-ID`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,12 +33,12 @@ from aiohttp import web
 from roll_like.agents.chat_api import (
     ApiError,
     ChatRequest,
-    ChatResponse,
     finite_number,
     flag,
     read_body,
     read_chat_request,
 )
+from roll_like.agents.dialects import DIALECTS, MESSAGES, Dialect
 from roll_like.agents.episode import EpisodeSettings
 from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.data.chat import ChatMessage, Renderer
@@ -48,7 +51,12 @@ MAX_BODY_BYTES = 16 * 2**20
 BACKLOG = 4096
 #: How long answers that are being sent may take when the server stops. Seconds.
 STOP_SECONDS = 1.0
+#: Names the episode of a request whose key is shared.
+SESSION_HEADER = "X-Session-ID"
+#: How long a request may come before its session is opened. Seconds.
+SESSION_SECONDS = 5.0
 _EPISODE = web.RequestKey("episode", ProxyEpisode)
+_DIALECT = web.RequestKey("dialect", Dialect)
 
 
 class Proxy:
@@ -77,6 +85,8 @@ class Proxy:
         self._port = port
         self._model = model
         self._episodes: dict[str, ProxyEpisode] = {}
+        self._shared: set[str] = set()
+        self._opened = asyncio.Event()
         self._warned: set[str] = set()
         self._runner: web.AppRunner | None = None
 
@@ -96,7 +106,9 @@ class Proxy:
             OSError: The address cannot be listened on.
         """
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._in_openais_shape])
-        app.router.add_post("/v1/chat/completions", self._chat)
+        for dialect in DIALECTS:
+            app.router.add_post(dialect.path, partial(self._turn, dialect))
+        app.router.add_post("/v1/messages/count_tokens", self._count)
         app.router.add_post("/v1/reward", self._reward)
         app.router.add_get("/v1/task", self._task)
         app.router.add_get("/v1/models", self._models)
@@ -126,14 +138,25 @@ class Proxy:
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/v1"
 
-    def open(self, settings: EpisodeSettings, shown: Sequence[ChatMessage] | None = None) -> ProxyEpisode:
-        """Return a new episode with a key of its own. Close it.
+    def share(self, key: str) -> None:
+        """Take requests with this key whose header says which session they belong to."""
+        self._shared.add(key)
+
+    def open(
+        self,
+        settings: EpisodeSettings,
+        shown: Sequence[ChatMessage] | None = None,
+        *,
+        session: tuple[str, str] | None = None,
+    ) -> ProxyEpisode:
+        """Return a new episode. Close it.
 
         Args:
             settings: How it is played.
             shown: First messages of the environment that scores the agent's answer; None: the agent posts its reward.
+            session: A shared key, and what its requests have in `X-Session-ID`; None: it has a key of its own.
         """
-        key = f"sk-roll-{secrets.token_urlsafe(32)}"
+        key = new_key() if session is None else _of_session(*session)
         episode = ProxyEpisode(
             settings,
             key=key,
@@ -144,40 +167,38 @@ class Proxy:
             shown=shown,
         )
         self._episodes[key] = episode
+        if session is not None:
+            self._opened.set()
         return episode
 
     # ---- requests ------------------------------------------------------------------------------
 
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        episode = self._episode(http)
+    async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
+        http[_DIALECT] = dialect
+        episode = await self._episode(http)
         answers = episode.sent_answers
         raw = await http.read()
-        request, digest = read_chat_request(read_body(raw), episode.settings.sampling), _digest(raw)
+        body = read_body(raw)
+        request, digest = read_chat_request(dialect.to_chat(body), episode.settings.sampling), _digest(raw)
         before = answers.get(digest) if _is_retry(http) else None
         answer, turn = before or await episode.chat(request, self._model)
         answers[digest] = answer, turn
         try:
-            return await self._send(http, request, answer)
+            headers = self._noted(request)
+            if not request.stream:
+                return await _sent(http, dialect.body(answer, body), headers)
+            return await _streamed(http, dialect.events(answer, body), headers)
         except (ConnectionError, asyncio.CancelledError):
             answers.pop(digest, None)
             episode.take_back(turn)
             raise
 
-    async def _send(self, http: web.Request, request: ChatRequest, answer: ChatResponse) -> web.StreamResponse:
-        headers = self._noted(request)
-        if not request.stream:
-            whole = web.json_response(answer.body(), headers=headers)
-            await whole.prepare(http)
-            await whole.write_eof()
-            return whole
-        events = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}
-        )
-        await events.prepare(http)
-        for event in answer.events(include_usage=request.include_usage):
-            await events.write(event.encode())
-        await events.write_eof()
-        return events
+    async def _count(self, http: web.Request) -> web.Response:
+        """Return how long a prompt is; nothing is sampled."""
+        dialect = http[_DIALECT] = MESSAGES
+        episode = await self._episode(http)
+        request = read_chat_request(dialect.to_chat(read_body(await http.read())), episode.settings.sampling)
+        return web.json_response({"input_tokens": episode.count(request)})
 
     def _noted(self, request: ChatRequest) -> dict[str, str]:
         """Return a header that names options which the run decides; log each once."""
@@ -188,7 +209,7 @@ class Proxy:
         return {"x-roll-like-ignored": ",".join(request.ignored)} if request.ignored else {}
 
     async def _reward(self, http: web.Request) -> web.Response:
-        episode = self._episode(http)
+        episode = await self._episode(http)
         rewards = episode.sent_rewards
         raw = await http.read()
         digest = _digest(raw)
@@ -215,16 +236,22 @@ class Proxy:
         return {"turns": episode.turns, "done": done}
 
     async def _task(self, http: web.Request) -> web.Response:
-        return web.json_response(self._episode(http).about)
+        return web.json_response((await self._episode(http)).about)
 
     async def _models(self, http: web.Request) -> web.Response:
-        self._episode(http)
+        await self._episode(http)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "roll_like"}
         return web.json_response({"object": "list", "data": [model]})
 
-    def _episode(self, http: web.Request) -> ProxyEpisode:
+    async def _episode(self, http: web.Request) -> ProxyEpisode:
         kind, _, key = http.headers.get("Authorization", "").partition(" ")
-        episode = self._episodes.get(key.strip())
+        if not key:  # Anthropic's clients
+            kind, key = "bearer", http.headers.get("x-api-key", "")
+        key = key.strip()
+        if key in self._shared:
+            key = _of_session(key, http.headers.get(SESSION_HEADER, ""))
+            await self._until_open(key)
+        episode = self._episodes.get(key)
         if kind.lower() != "bearer" or episode is None:
             raise ApiError(
                 401,
@@ -235,6 +262,14 @@ class Proxy:
         http[_EPISODE] = episode
         return episode
 
+    async def _until_open(self, key: str) -> None:
+        """Wait a little for a session: its server tells of it by another connection."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SESSION_SECONDS):
+                while key not in self._episodes:
+                    self._opened.clear()
+                    await self._opened.wait()
+
     # ---- errors --------------------------------------------------------------------------------
 
     @web.middleware
@@ -244,24 +279,51 @@ class Proxy:
         try:
             return await handler(request)
         except ApiError as error:
-            return _error_response(error)
+            return _error_response(request, error)
         except web.HTTPRequestEntityTooLarge:
             limit = MAX_BODY_BYTES // 2**20
-            return _error_response(ApiError(413, f"the request is larger than {limit} MiB", code="request_too_large"))
+            return _error_response(
+                request, ApiError(413, f"the request is larger than {limit} MiB", code="request_too_large")
+            )
         except web.HTTPException as error:
-            served = "POST chat/completions, POST reward, GET task and GET models"
+            served = "POST chat/completions, responses, messages and reward, GET task and models"
             what = f"{request.method} {request.path} is not served; there are {served} under /v1"
-            return _error_response(ApiError(error.status, what))
+            return _error_response(request, ApiError(error.status, what))
         except ConnectionError:
             raise  # the client disconnected
         except web.RequestPayloadError as error:
-            return _error_response(ApiError(400, f"the body could not be read: {error}"))
+            return _error_response(request, ApiError(400, f"the body could not be read: {error}"))
         except Exception as error:  # noqa: BLE001 - it is logged, sent to the agent, and fails the episode
             _log.exception("a request of an agent failed")
             if _EPISODE in request:
                 request[_EPISODE].fail(error)
             what = f"{type(error).__name__}: {error}"
-            return _error_response(ApiError(500, f"the proxy failed: {what}", code="internal_error"))
+            return _error_response(request, ApiError(500, f"the proxy failed: {what}", code="internal_error"))
+
+
+async def _sent(http: web.Request, body: Mapping[str, Any], headers: Mapping[str, str]) -> web.Response:
+    whole = web.json_response(body, headers=headers)
+    await whole.prepare(http)
+    await whole.write_eof()
+    return whole
+
+
+async def _streamed(http: web.Request, parts: Iterable[str], headers: Mapping[str, str]) -> web.StreamResponse:
+    events = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
+    await events.prepare(http)
+    for part in parts:
+        await events.write(part.encode())
+    await events.write_eof()
+    return events
+
+
+def new_key() -> str:
+    """Return an API key that nobody guesses."""
+    return f"sk-roll-{secrets.token_urlsafe(32)}"
+
+
+def _of_session(key: str, session: str) -> str:
+    return f"{key} {session}"
 
 
 def _digest(raw: bytes) -> bytes:
@@ -273,7 +335,8 @@ def _is_retry(http: web.Request) -> bool:
     return http.headers.get("x-stainless-retry-count", "0") != "0"
 
 
-def _error_response(error: ApiError) -> web.Response:
+def _error_response(request: web.Request, error: ApiError) -> web.Response:
     # an episode that has failed does not get better by asking again
     headers = {"x-should-retry": "false"} if error.status >= 500 else {}
-    return web.json_response(error.body, status=error.status, headers=headers)
+    body = request[_DIALECT].error(error) if _DIALECT in request else error.body
+    return web.json_response(body, status=error.status, headers=headers)

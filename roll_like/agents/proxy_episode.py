@@ -99,10 +99,7 @@ class ProxyEpisode:
             raise ApiError(400, f"this episode has had its {limits.turns} turns; end it now", code="episode_turn_limit")
         began = time.time()
         self._ignored += bool(request.ignored)
-        try:
-            draft = self._recorder.draft(request.messages, request.tools)
-        except EnvError as error:
-            raise ApiError(400, error.message, code="invalid_messages", param="messages") from error
+        draft = self._draft(request)
         try:
             generation = await self._sample(draft, request)
             message, finish_reason = _message(generation, request, draft.reasoning or THINK)
@@ -112,6 +109,22 @@ class ProxyEpisode:
         turn = self._recorder.commit(draft, generation, message, began=began, sampled=time.time())
         self._out_of.discard("tokens")  # it went on with less
         return self._answer(model, request, turn, finish_reason), turn
+
+    def count(self, request: ChatRequest) -> int:
+        """Return how many tokens a request's prompt has.
+
+        Raises:
+            ApiError: There is no prompt for its messages.
+        """
+        draft = self._draft(request)
+        self._recorder.drop(draft)
+        return len(draft.prompt_ids)
+
+    def _draft(self, request: ChatRequest) -> Draft:
+        try:
+            return self._recorder.draft(request.messages, request.tools)
+        except EnvError as error:
+            raise ApiError(400, error.message, code="invalid_messages", param="messages") from error
 
     def take_back(self, turn: RecordedTurn) -> None:
         """Forget a turn whose answer never arrived, unless the agent has shown that it did."""

@@ -14,7 +14,7 @@ from roll_like.algorithms.kl import KLController, token_penalties
 from roll_like.algorithms.shaping import RewardShaping, shape_advantages, trained_on
 from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
 from roll_like.training.engine import Reference
-from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.types import FloatArray, Group, PolicySample, Scored, by_agent
 from roll_like.values import Last, Mean, Metric, Metrics
 
 
@@ -69,9 +69,12 @@ class Advantages:
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return a step's samples, each with its advantages; the estimator's critic has learned from them.
 
+        Agents of an episode are compared with the same agent in the group's other episodes.
+
         Raises:
             RewardError: A reward is not finite; names the task and the sample.
         """
+        groups = by_agent(groups)
         chosen, masked = trained_on(groups, self._algorithm.mask, self._difficulty)
         shaped, figures = self._shaping.apply(groups)
         penalties, kl_figures = self._penalties(groups)

@@ -13,7 +13,7 @@ import numpy as np
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.thumbnails import thumbnail_name
-from roll_like.types import Group, Scored, StopReason, Task, Trajectory
+from roll_like.types import Group, Scored, StopReason, Task, Trajectory, by_agent
 from roll_like.values import Max, Mean, Metric, Sum, has_signal, merge
 
 
@@ -24,7 +24,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         collected: The step's groups. Rejected groups count for the reward: they were sampled too.
         policy_version: Version of the weights that the step trains.
     """
-    groups = _with_success([*collected.groups, *collected.rejected])
+    groups = by_agent(_with_success([*collected.groups, *collected.rejected]))
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, Metric] = merge(_sample_metrics(sample) for sample in samples)
     metrics |= {
@@ -96,7 +96,7 @@ def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
         collected: The evaluation's groups, one a task. Rejected ones lost all their samples.
         k: Samples that each task was given.
     """
-    groups = _with_success(collected.groups)
+    groups = by_agent(_with_success(collected.groups))
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, Metric] = merge(
         {
@@ -105,6 +105,7 @@ def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
             "eval/truncated": Mean(float(sample.trajectory.stop_reason is StopReason.LENGTH)),
             **{f"eval/reward/{name}": Mean(value) for name, value in sample.rewards.items()},
             **{f"eval/{name}": Mean(value) for name, value in sample.details.items()},
+            **({f"eval/agent/{sample.agent}/avg": Mean(sample.reward)} if sample.agent else {}),
         }
         for sample in samples
     )
@@ -147,6 +148,7 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
             "details": dict(sample.details),
             "tokens": sample.trajectory.response_length,
             **({} if sample.answer is None else {"answer": sample.answer}),
+            **({"agent": sample.agent} if sample.agent else {}),
             **({} if group.task.answer is None else {"reference": group.task.answer}),
             "stop_reason": str(sample.trajectory.stop_reason),
             "policy_version": sample.trajectory.policy_version,
@@ -196,6 +198,7 @@ def _sample_metrics(sample: Scored) -> dict[str, Metric]:
         **{f"rollout/reward/{name}": Mean(value) for name, value in sample.rewards.items()},
         **{f"rollout/{name}": Mean(value) for name, value in sample.details.items()},
         f"rollout/source/{trajectory.task.source}/reward": Mean(sample.reward),
+        **({f"rollout/agent/{sample.agent}/reward": Mean(sample.reward)} if sample.agent else {}),
         **_domain_metrics(sample),
         "rollout/response_length/mean": Mean(length),
         "rollout/response_length/max": Max(length),

@@ -78,7 +78,7 @@ def test_a_resolved_configuration_is_valid_again() -> None:
 @pytest.mark.parametrize(
     ("environments", "changes", "key", "says"),
     [
-        ([{}], {}, "environments.0", "neither `id` nor `program` is set"),
+        ([{}], {}, "environments.0", "none of `id`, `program` and `verifiers` is set"),
         ([{"program": {}}], {}, "environments.0.program.command", "Field required"),
         ([{"program": {"command": []}}], {}, "environments.0.program.command", "at least 1 item"),
         (
@@ -106,7 +106,7 @@ def test_a_resolved_configuration_is_valid_again() -> None:
             [{"program": COMMAND}],
             {"evaluation": {"environments": [{}]}},
             "evaluation.environments.0",
-            "neither `id` nor `program`",
+            "none of `id`, `program`",
         ),
         (
             [{"program": COMMAND}],

@@ -1,0 +1,394 @@
+"""Formats in which agents ask for a turn: OpenAI's Responses and Anthropic's Messages are translated to chat and back.
+
+A dialect turns a request's body into that of a chat request, which `chat_api.py` reads and checks, and the answer into
+its own objects and events. So an agent that speaks it is recorded as any other. What has no meaning for a policy that
+is trained (state kept by the server, tools that a provider runs) is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from roll_like.agents.chat_api import ApiError, ChatResponse, kind_of
+
+Body = Mapping[str, Any]
+
+
+class Dialect(ABC):
+    """A format of requests and answers.
+
+    Attributes:
+        path: Where its requests are sent.
+    """
+
+    path: ClassVar[str]
+
+    @abstractmethod
+    def to_chat(self, body: Body) -> dict[str, Any]:
+        """Return the body of a chat request that asks for the same.
+
+        Raises:
+            ApiError: It has a wrong shape, or asks for what is not served.
+        """
+
+    @abstractmethod
+    def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
+        """Return an answer as one object.
+
+        Args:
+            answer: The policy's.
+            request: What asked for it, in this dialect.
+        """
+
+    @abstractmethod
+    def events(self, answer: ChatResponse, request: Body) -> Iterator[str]:
+        """Yield an answer as server-sent events."""
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """Return an error as its clients read it."""
+        return error.body
+
+
+class Chat(Dialect):
+    """OpenAI's chat completions: what all others are translated to."""
+
+    path = "/v1/chat/completions"
+
+    def to_chat(self, body: Body) -> dict[str, Any]:
+        """Return it as it is."""
+        return dict(body)
+
+    def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
+        """Return the answer's own body."""
+        del request
+        return answer.body()
+
+    def events(self, answer: ChatResponse, request: Body) -> Iterator[str]:
+        """Yield the answer's own events."""
+        options = request.get("stream_options") or {}
+        return answer.events(include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")))
+
+
+class Responses(Dialect):
+    """OpenAI's Responses API, as https://platform.openai.com/docs/api-reference/responses describes it.
+
+    Nothing is kept between requests: each has the whole history in `input`, as clients send it with `store: false`.
+    """
+
+    path = "/v1/responses"
+
+    def to_chat(self, body: Body) -> dict[str, Any]:
+        """Return input items as messages; neighbouring calls and text of the assistant are one message, as in chat."""
+        for key in ("previous_response_id", "conversation", "prompt"):
+            if body.get(key) is not None:
+                raise ApiError(400, f"{key} is not served: no state is kept here; send the whole history", param=key)
+        if body.get("background"):
+            raise ApiError(400, "background is not served; wait for the answer", param="background")
+        items = body.get("input")
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        messages = [] if not body.get("instructions") else [{"role": "system", "content": body["instructions"]}]
+        for index, item in enumerate(_listed(items, "input")):
+            _add(messages, self._message(item, f"input[{index}]"))
+        chat = _renamed(body, {"max_output_tokens": "max_completion_tokens"}, ("temperature", "top_p", "stream"))
+        choice = body.get("tool_choice")
+        return {
+            **chat,
+            "messages": messages,
+            **({"tools": self._tools(body["tools"])} if body.get("tools") else {}),
+            **({} if choice is None else {"tool_choice": choice}),
+        }
+
+    def _message(self, item: Any, at: str) -> dict[str, Any] | None:
+        if not isinstance(item, Mapping):
+            raise ApiError(400, f"{at}: expected an object, found {kind_of(item)}", param=at)
+        kind = item.get("type", "message")
+        if kind == "message":
+            return {"role": item.get("role"), "content": _text(item.get("content"), at)}
+        if kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        if kind == "function_call_output":
+            output = item.get("output")
+            content = output if isinstance(output, str) else _text(output, at)
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+        if kind == "reasoning":  # of an answer of ours there is none: reasoning is in its text
+            return None
+        raise ApiError(400, f"{at}: items of type {kind!r} are not served", param=at)
+
+    @staticmethod
+    def _tools(tools: Any) -> list[dict[str, Any]]:
+        functions = []
+        for index, tool in enumerate(_listed(tools, "tools")):
+            kind = tool.get("type") if isinstance(tool, Mapping) else kind_of(tool)
+            if kind != "function":
+                raise ApiError(
+                    400, f"tools[{index}] is of type {kind!r}; the policy calls functions only", param="tools"
+                )
+            kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+            functions.append({"type": "function", "function": kept})
+        return functions
+
+    def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
+        """Return a finished response."""
+        cut = answer.finish_reason == "length"
+        usage = answer.usage
+        return {
+            **self._head(answer, request),
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._output(answer),
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"] or 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+
+    @staticmethod
+    def _head(answer: ChatResponse, request: Body) -> dict[str, Any]:
+        return {
+            "id": answer.answer_id.replace("chatcmpl-", "resp_"),
+            "object": "response",
+            "created_at": answer.created,
+            "model": answer.model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.get("instructions"),
+            "metadata": request.get("metadata") or {},
+            "parallel_tool_calls": True,
+            "temperature": request.get("temperature"),
+            "top_p": request.get("top_p"),
+            "tool_choice": request.get("tool_choice") or "auto",
+            "tools": request.get("tools") or [],
+            "output": [],
+            "usage": None,
+        }
+
+    @staticmethod
+    def _output(answer: ChatResponse) -> list[dict[str, Any]]:
+        ended = "incomplete" if answer.finish_reason == "length" else "completed"
+        items: list[dict[str, Any]] = []
+        calls = answer.message.get("tool_calls") or ()
+        if answer.message["content"] or not calls:
+            part: dict[str, Any] = {"type": "output_text", "text": answer.message["content"] or "", "annotations": []}
+            name = answer.answer_id.replace("chatcmpl-", "msg_")
+            items.append({"type": "message", "id": name, "status": ended, "role": "assistant", "content": [part]})
+        for call in calls:
+            name, function = call["id"].replace("call_", "fc_"), call["function"]
+            items.append({"type": "function_call", "id": name, "call_id": call["id"], "status": ended, **function})
+        return items
+
+    def events(self, answer: ChatResponse, request: Body) -> Iterator[str]:
+        """Yield the events of each output item, numbered through."""
+        whole = self.body(answer, request)
+        begun = {**self._head(answer, request), "status": "in_progress"}
+        events: list[dict[str, Any]] = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+        ]
+        for place, item in enumerate(whole["output"]):
+            events += _item_events(item, place)
+        events.append({"type": f"response.{whole['status']}", "response": whole})
+        for number, event in enumerate(events):
+            yield _event({**event, "sequence_number": number})
+
+
+def _item_events(item: Mapping[str, Any], place: int) -> Iterator[dict[str, Any]]:
+    """Yield the events of one output item of a response."""
+    at = {"item_id": item["id"], "output_index": place}
+    text = item["type"] == "message"
+    empty = {**item, "status": "in_progress", **({"content": []} if text else {"arguments": ""})}
+    yield {"type": "response.output_item.added", "output_index": place, "item": empty}
+    if text:
+        (part,) = item["content"]
+        at["content_index"] = 0
+        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+        yield {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []}
+        yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+        yield {"type": "response.content_part.done", **at, "part": part}
+    else:
+        arguments = item["arguments"]
+        yield {"type": "response.function_call_arguments.delta", **at, "delta": arguments}
+        yield {
+            "type": "response.function_call_arguments.done",
+            **at,
+            "name": item["name"],
+            "arguments": arguments,
+        }
+    yield {"type": "response.output_item.done", "output_index": place, "item": item}
+
+
+class Messages(Dialect):
+    """Anthropic's Messages API, as https://docs.claude.com/en/api/messages describes it."""
+
+    path = "/v1/messages"
+
+    def to_chat(self, body: Body) -> dict[str, Any]:
+        """Return blocks as messages: results of tools are messages of their own, and come before the user's text."""
+        messages: list[dict[str, Any]] = []
+        if body.get("system"):
+            messages.append({"role": "system", "content": _text(body["system"], "system")})
+        for index, message in enumerate(_listed(body.get("messages"), "messages")):
+            at = f"messages[{index}]"
+            if not isinstance(message, Mapping):
+                raise ApiError(400, f"{at}: expected an object, found {kind_of(message)}", param=at)
+            messages += self._split(message, at)
+        chat = _renamed(
+            body, {"stop_sequences": "stop", "max_tokens": "max_tokens"}, ("temperature", "top_p", "top_k", "stream")
+        )
+        choice = body.get("tool_choice") or {}
+        named = {"auto": "auto", "any": "required", "none": "none"}.get(choice.get("type", "auto"), choice)
+        return {
+            **chat,
+            "messages": messages,
+            **({"tools": self._tools(body["tools"]), "tool_choice": named} if body.get("tools") else {}),
+        }
+
+    @staticmethod
+    def _split(message: Mapping[str, Any], at: str) -> Iterator[dict[str, Any]]:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield {"role": message.get("role"), "content": content}
+            return
+        texts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for place, block in enumerate(_listed(content, f"{at}.content")):
+            kind = block.get("type") if isinstance(block, Mapping) else kind_of(block)
+            if kind == "text":
+                texts.append(_text([block], at))
+            elif kind == "tool_use":
+                function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+                calls.append({"id": block.get("id"), "type": "function", "function": function})
+            elif kind == "tool_result":
+                result = block.get("content")
+                text = "" if result is None else _text(result, f"{at}.content[{place}]")
+                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+            elif kind not in ("thinking", "redacted_thinking"):
+                raise ApiError(400, f"{at}.content[{place}]: blocks of type {kind!r} are not served", param=at)
+        if calls:
+            yield {"role": message.get("role"), "content": "".join(texts) or None, "tool_calls": calls}
+        elif texts:
+            yield {"role": message.get("role"), "content": "".join(texts)}
+
+    @staticmethod
+    def _tools(tools: Any) -> list[dict[str, Any]]:
+        functions = []
+        for index, tool in enumerate(_listed(tools, "tools")):
+            if not isinstance(tool, Mapping) or tool.get("type", "custom") != "custom":
+                kind = tool.get("type") if isinstance(tool, Mapping) else kind_of(tool)
+                raise ApiError(
+                    400, f"tools[{index}] is of type {kind!r}; the policy calls custom tools only", param="tools"
+                )
+            function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
+            about = {"description": tool["description"]} if tool.get("description") else {}
+            functions.append({"type": "function", "function": {**function, **about}})
+        return functions
+
+    def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
+        """Return a finished message."""
+        del request
+        blocks: list[dict[str, Any]] = []
+        if answer.message["content"]:
+            blocks.append({"type": "text", "text": answer.message["content"]})
+        for call in answer.message.get("tool_calls") or ():
+            function = call["function"]
+            blocks.append(
+                {
+                    "type": "tool_use",
+                    "id": call["id"],
+                    "name": function["name"],
+                    "input": json.loads(function["arguments"]),
+                }
+            )
+        reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+        cached = answer.usage["prompt_tokens_details"]["cached_tokens"] or 0
+        return {
+            "id": answer.answer_id.replace("chatcmpl-", "msg_"),
+            "type": "message",
+            "role": "assistant",
+            "model": answer.model,
+            "content": blocks,
+            "stop_reason": reasons[answer.finish_reason],
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": answer.usage["prompt_tokens"] - cached,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": cached,
+                "output_tokens": answer.usage["completion_tokens"],
+            },
+        }
+
+    def events(self, answer: ChatResponse, request: Body) -> Iterator[str]:
+        """Yield the events of each block."""
+        whole = self.body(answer, request)
+        begun = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 0}}
+        yield _event({"type": "message_start", "message": begun})
+        for index, block in enumerate(whole["content"]):
+            if block["type"] == "text":
+                empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+            else:
+                empty = {**block, "input": {}}
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            yield _event({"type": "content_block_start", "index": index, "content_block": empty})
+            yield _event({"type": "content_block_delta", "index": index, "delta": delta})
+            yield _event({"type": "content_block_stop", "index": index})
+        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        yield _event({"type": "message_delta", "delta": ended, "usage": whole["usage"]})
+        yield _event({"type": "message_stop"})
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """Return it as Anthropic's clients read it."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+        kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+MESSAGES = Messages()
+DIALECTS: Sequence[Dialect] = (Chat(), Responses(), MESSAGES)
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+def _listed(value: Any, at: str) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ApiError(400, f"{at}: expected a list, found {kind_of(value)}", param=at)
+    return value
+
+
+def _renamed(body: Body, names: Mapping[str, str], kept: Sequence[str]) -> dict[str, Any]:
+    """Return a request's options by their names in chat requests; null ones are left out."""
+    pairs = [*names.items(), *((name, name) for name in kept)]
+    return {name: body[key] for key, name in pairs if body.get(key) is not None}
+
+
+def _text(value: Any, at: str) -> str:
+    """Return a text, or that of parts."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts = []
+    for part in _listed(value, at):
+        kind = part.get("type") if isinstance(part, Mapping) else kind_of(part)
+        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+            raise ApiError(400, f"{at}: a part is {kind!r}; the policy reads text parts only", param=at)
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _add(messages: list[dict[str, Any]], message: dict[str, Any] | None) -> None:
+    """Append a message; calls join the assistant's message before them."""
+    if message is None:
+        return
+    last = messages[-1] if messages else {}
+    if message.get("tool_calls") and last.get("role") == "assistant":
+        last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+    else:
+        messages.append(message)

