@@ -35,6 +35,8 @@ rollout/reward/std | – | reward spread | Standard deviation of the step's rewa
 rollout/reward/pass | share | pass | Share of groups in which at least one sample is right.
 rollout/reward/<name> | – | <name> | Mean of one configured reward, unweighted.
 rollout/source/<name>/reward | – | <name> | Mean reward of the samples of one data source.
+rollout/agent/<name>/reward | – | <name> | Mean reward of one agent, in episodes of several.
+rollout/verifiers/<name> | – | <name> | Mean of a reward or metric that verifiers reports.
 rollout/domain/<name>/reward | – | <name> | Mean reward of the samples of one domain.
 rollout/domain/<name>/response_length | tokens | <name> | Mean length of their responses.
 rollout/domain/<name>/truncated | share | <name> | Share of them that the token limit cut.
@@ -174,6 +176,8 @@ eval/pass@<j> | share | eval pass@<j> | Share of tasks that at least one of j sa
 eval/maj@<k> | share | eval maj@<k> | Share of the same tasks whose most frequent answer among k is right (majority \
 vote), where a reward compares answers.
 eval/reward/<name> | – | <name> | Mean of one configured reward over the evaluation's samples.
+eval/agent/<name>/avg | – | <name> | Mean reward of one agent in the evaluation, in episodes of several.
+eval/verifiers/<name> | – | <name> | Mean of a reward or metric that verifiers reports in the evaluation.
 eval/domain/<name>/avg | – | <name> | Mean reward of one domain in the evaluation.
 eval/domain/<name>/pass@<j> | share | <name> | `eval/pass@<j>` over the tasks of one domain.
 eval/domain/<name>/maj@<k> | share | <name> | `eval/maj@<k>` over the tasks of one domain.
