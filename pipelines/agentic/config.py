@@ -326,7 +326,7 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
         if self.proxy is not None and all(one.program is None and one.verifiers is None for one in played):
             yield Violation(
                 ("proxy",),
-                "no environment has a `program` or `verifiers` that would use this server; remove the section or add one",
+                "no environment has a `program` or `verifiers` that would use this server; remove it, or add one",
             )
         name = self.algorithm.advantage.type
         if ADVANTAGES.get(name).greedy_baseline:

@@ -52,7 +52,7 @@ class Dialect(ABC):
         return error.body
 
 
-class Chat(Dialect):
+class ChatCompletions(Dialect):
     """OpenAI's chat completions: what all others are translated to."""
 
     path = "/v1/chat/completions"
@@ -351,7 +351,7 @@ class Messages(Dialect):
 
 
 MESSAGES = Messages()
-DIALECTS: Sequence[Dialect] = (Chat(), Responses(), MESSAGES)
+DIALECTS: Sequence[Dialect] = (ChatCompletions(), Responses(), MESSAGES)
 
 
 def _event(event: Mapping[str, Any]) -> str:

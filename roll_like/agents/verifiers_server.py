@@ -106,7 +106,7 @@ class Server:
             self._send({"id": number, "error": {"type": "Cancelled", "message": "the episode was cancelled"}})
             raise
         except BaseException as error:  # noqa: BLE001 - a plugin that exits must not end the episodes of others
-            self._send({"id": number, "error": described(error)})
+            self._send({"id": number, "error": error_as_data(error)})
         else:
             self._send({"id": number, "result": result})
 
@@ -263,7 +263,7 @@ def _error(error: Any) -> dict[str, Any]:
     return {"type": error.type, "message": error.message[:MOST_CHARACTERS]}
 
 
-def described(error: BaseException) -> dict[str, Any]:
+def error_as_data(error: BaseException) -> dict[str, Any]:
     """Return an exception as data; `problems` are those of a validation, with the keys that they speak of."""
     problems = []
     if callable(listed := getattr(error, "errors", None)):
@@ -277,7 +277,7 @@ def described(error: BaseException) -> dict[str, Any]:
     }
 
 
-async def serve(descriptor: int) -> None:
+async def serve_run(descriptor: int) -> None:
     """Serve one run over an inherited socket."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=MOST_BYTES)
     try:
@@ -288,4 +288,4 @@ async def serve(descriptor: int) -> None:
 
 if __name__ == "__main__":
     os.set_inheritable(int(sys.argv[1]), False)
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(serve_run(int(sys.argv[1])))
