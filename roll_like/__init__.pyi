@@ -97,6 +97,7 @@ from roll_like.run.state import RunContext as RunContext
 from roll_like.run.state import RunState as RunState
 from roll_like.tools import Tool as Tool
 from roll_like.tools import ToolError as ToolError
+from roll_like.tools import parse_tool_calls as parse_tool_calls
 from roll_like.tools import tool_from_function as tool_from_function
 from roll_like.training.backend import TrainingBackend as TrainingBackend
 from roll_like.training.interface import Objective as Objective
