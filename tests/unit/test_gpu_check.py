@@ -236,6 +236,7 @@ def test_checks_run_side_by_side_but_for_those_that_are_alone(runner: Any, tmp_p
     assert by_name["after"].left_gib is None  # nothing told the memory
 
 
+@pytest.mark.slow
 def test_two_that_hang_are_ended_together_within_the_budget(runner: Any, tmp_path: Path) -> None:
     checks = [fake(runner, name, HANGING, seconds=10.0) for name in ("one", "other")]
     results = runner.Schedule(checks, tmp_path, 12.0, {}, lambda line: None, beside=2).run()

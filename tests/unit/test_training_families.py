@@ -219,6 +219,7 @@ def test_flex_attention_without_windows_bounds_or_sinks_would_not_pass(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.slow
 def test_flex_attention_never_goes_on_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch takes eight variants by default, and would compute the ninth with T × T scores in memory."""
     variants = CompileCounter()
