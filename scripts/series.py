@@ -6,8 +6,8 @@
     python scripts/series.py compare before.json after.json
 
 A case is a quickstart of a few steps with the tests' random model in float32; what samples has three seeds, and two
-runs are killed with SIGKILL and resumed. Times, memory, rates and loads are not compared, as they differ between two runs
-of one version.
+runs are killed with SIGKILL and resumed. Times, memory, rates and loads are not compared: two runs of one version
+differ there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from tiny_model import make_tiny_model
-
 #: Names of what differs between two runs of one version: clocks and loads.
 VOLATILE = ("time", "elapsed", "share/", "util/", "memory/", "throughput/", "schedule/", "checkpoint/", "speed/")
 SHORT = ("rollout.max_response_tokens=12", "inference.kv_cache_gib=0.3")
@@ -170,6 +168,8 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 def record(output: Path, tree: Path, chosen: str) -> None:
     """Run the cases that a file does not have yet, and write each into it."""
+    from tiny_model import make_tiny_model
+
     known = json.loads(output.read_text("utf-8")) if output.is_file() else {}
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder) / "model", dtype="float32")
@@ -209,7 +209,7 @@ def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for index, (left, right) in enumerate(zip(one, other, strict=True)):
             yield from differences(left, right, f"{where}[{index}]")
-    elif one != other and not (one != one and other != other):  # NaN
+    elif one != other and str(one) != str(other):  # NaN equals NaN here
         yield f"{where}: {one}, then {other}"
 
 
