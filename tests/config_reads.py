@@ -223,6 +223,9 @@ class Reads:
                 found |= self._plugins[owner]
             for base in owner.__mro__:
                 found |= self._attributes.get((base, name), NONE)
+            # of a subclass of `Workers[AgenticConfig]` what is bound to the parameter is an `AgenticConfig`
+            given = classes_in(owner.__orig_bases__[0]) if "__orig_bases__" in vars(owner) else NONE
+            found |= {each for each in given if issubclass(each, tuple(found))}
             member = inspect.getattr_static(owner, name, None)
             if isinstance(member, property):
                 member = member.fget
