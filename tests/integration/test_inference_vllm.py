@@ -244,6 +244,20 @@ async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(
 
 
 @pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("verb", ["sleep", "resume", "start_weight_update"])
+async def test_a_death_is_one_whatever_was_asked(float_model: Path, verb: str) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    llm = create_autospec(AsyncLLM, instance=True, errored=False)
+    llm.pause_generation.side_effect = llm.resume_generation.side_effect = EngineDeadError()
+    engine = VLLMEngine(VLLMConfig(), spec(float_model))
+    engine._engine = llm
+    with pytest.raises(EngineDied, match="vLLM's engine process died"):
+        await getattr(engine, verb)()
+
+
+@pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("backend", ["shared_memory", "object_store", "nccl", "ipc"])
 async def test_no_reload_is_closed_that_left_layers_alone(float_model: Path, backend: str) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
