@@ -63,7 +63,8 @@ def classes_in(annotation: Any) -> Classes:
     """Return our classes, and models, that a value with this annotation may be of or may hold."""
     if isinstance(annotation, typing.TypeVar):
         return classes_in(annotation.__bound__)
-    found = {part for argument in typing.get_args(annotation) for part in classes_in(argument)}
+    parametrised = (typing.get_origin(annotation), *typing.get_args(annotation))  # `Reader[Pair]` is both
+    found = {part for each in parametrised if each is not None for part in classes_in(each)}
     if isinstance(annotation, type) and (
         annotation.__module__.startswith("roll_like") or issubclass(annotation, BaseModel)
     ):
@@ -225,7 +226,8 @@ class Reads:
                 found |= self._attributes.get((base, name), NONE)
             # of a subclass of `Workers[AgenticConfig]` what is bound to the parameter is an `AgenticConfig`
             given = classes_in(owner.__orig_bases__[0]) if "__orig_bases__" in vars(owner) else NONE
-            found |= {each for each in given if issubclass(each, tuple(found))}
+            bounds = tuple(each for each in found if not getattr(each, "_is_protocol", False))
+            found |= {each for each in given if issubclass(each, bounds)}
             member = inspect.getattr_static(owner, name, None)
             if isinstance(member, property):
                 member = member.fget

@@ -488,7 +488,7 @@ def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.Monk
     message = only(make(inference=wrong))
     assert message.startswith("error: inference.engine_args.enable_prefix_cachin: vLLM has no such engine argument")
     assert "did you mean 'enable_prefix_caching'?" in message
-    monkeypatch.setattr("roll_like.inference.vllm.arguments.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("roll_like.inference.settings.importlib.util.find_spec", lambda name: None)
     assert "vLLM is not installed here" in only(make(inference=wrong), "note")
 
 

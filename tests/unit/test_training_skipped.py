@@ -31,6 +31,8 @@ NAN, INF = math.nan, math.inf
 class Ranks:
     """Two ranks whose gradients have the given norms, one attempt after the other; the loss is the attempt's number."""
 
+    name = "training"
+
     def __init__(self, *norms: float, prefix: str = "train") -> None:
         self.norms = list(norms)
         self.prefix = prefix
