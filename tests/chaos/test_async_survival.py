@@ -166,7 +166,7 @@ def test_sigterm_cuts_the_wait_short_and_nothing_is_lost(
 
     def stop_while_waiting(rollouts: AsyncRollouts, done: int, total: int) -> None:
         show(rollouts, done, total)
-        if rollouts._collecting and rollouts._staleness.taken == 2 and not stopped:
+        if rollouts._stream.waiting and rollouts._staleness.taken == 2 and not stopped:
             stopped.append(done)
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -240,7 +240,7 @@ def test_the_trainer_dies_while_engines_sample(tmp_path: Path, model: Path, monk
         at(patch, TrainingEngine, "train_step", 6, lambda engine: kill(engine.cluster._actors[0]))
         code, output = run_here(config)
     assert code == 0, output
-    assert "from the checkpoint of step 3; steps 4 to 5 are computed again" in output
+    assert "steps 4 to 5 are computed again from the checkpoint of step 3" in output
     require_bound(require_one_epoch(tmp_path), 2)
 
 

@@ -264,7 +264,7 @@ def test_given_data_is_trained_on_again_where_there_is_no_checkpoint(
         run = ended(sft(tmp_path, model))
     assert run.weights == expected.weights
     assert run.series == expected.series
-    assert "from the beginning; steps 1 to 2 are computed again" in run.output
+    assert "steps 1 to 2 are computed again from the beginning" in run.output
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_no_step_is_computed_again_that_is_in_memory(
     assert run.weights == undisturbed.weights
     assert run.series == undisturbed.series
     finished = {"training": 3, "saving": 1, "syncing": 2}[phase]
-    assert re.search(rf"again in \d+ s, from the state of step {finished} in memory\b", run.output)
+    assert re.search(rf"replaced in \d+ s, and .*from the state of step {finished} in memory\b", run.output)
     assert run.total("health/steps_replayed") == (phase == "saving")
     assert list(memory.iterdir()) == []
 

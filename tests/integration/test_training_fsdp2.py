@@ -246,7 +246,8 @@ def test_ranks_that_divide_experts_learn_as_one_does_and_resume_on_others(
         assert sum(reports[step]["train/loss"] for reports, *_ in results[::sharing]) == pytest.approx(loss, rel=1e-4)
     for reports, _, found in results:
         assert close([report["train/grad_norm"] for report in reports], norms)
-        assert largest_difference(found, expected) < 5e-6
+        # a bias of the router is a buffer, which is sent as well
+        assert largest_difference({name: found[name] for name in expected}, expected) < 5e-6
     _, between, found = results[0]
     policy = AutoModelForCausalLM.from_pretrained(model)
     merged = dict(converted(policy, merged_weights(tmp_path, "fsdp2").items()))

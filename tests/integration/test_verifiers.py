@@ -108,6 +108,7 @@ async def test_harnesses_speak_other_formats(asks: str) -> None:
     assert part.reward == 2.0  # its weight
 
 
+@pytest.mark.slow
 async def test_groups_have_one_task_and_evaluations_other_ones() -> None:
     async with table("hm") as each:
         spec = spec_of({"id": "sums", "num_tasks": 5}, select={"include": {"idx": "1:"}}, held_out=2)
@@ -137,12 +138,14 @@ async def test_what_fails_is_no_reward() -> None:
             await each.play(missing)
 
 
+@pytest.mark.slow
 async def test_what_the_engine_loses_is_the_episodes_error() -> None:
     async with table(SampleLost("the replica died")) as each:
         with pytest.raises(SampleLost, match="the replica died"):
             await each.play(spec_of({"id": "sums"}))
 
 
+@pytest.mark.slow
 async def test_limits_of_the_run_cut_an_episode() -> None:
     async with table(PRICE, max_turns=2) as each:  # it calls for ever
         (part,) = await each.play(spec_of({"id": "shop"}), turns=2)
@@ -185,6 +188,7 @@ async def test_a_server_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     assert not Path(f"/proc/{process.pid}").exists()
 
 
+@pytest.mark.slow
 async def test_an_episode_that_is_cancelled_leaves_nothing() -> None:
     async with table("it is 4") as each:
         each.policy.open.clear()
@@ -215,25 +219,34 @@ def write_config(folder: Path, **verifiers: Any) -> Path:
     return path
 
 
-def test_a_check_says_what_verifiers_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong: dict[str, dict[str, Any]] = {
-        "environments.0.verifiers.taskset.num_taks: verifiers says: Extra inputs": {
-            "taskset": {"id": "sums", "num_taks": 3}
-        },
-        "environments.0.verifiers: verifiers says: ModuleNotFoundError: harness 'no-such-harness' not found": {
-            "harness": "no-such-harness"
-        },
-        "environments.0.verifiers.select.shufle: verifiers says: Extra inputs": {"select": {"shufle": True}},
-        "environments.0.verifiers.options.timeout.episode": {"options": {"timeout": {"episode": "long"}}},
-        "environments.0.verifiers.runtime: the harness 'mini-swe-agent' of 'agent' needs a container": {
-            "harness": "mini-swe-agent"
-        },
-        "no-such-python": {"python": "no-such-python"},
-        "KeyError: 'the column is missing'": {"taskset": {"id": "sums", "fails": "load"}},
-        "SystemExit: leaving": {"taskset": {"id": "sums", "fails": "exit"}},
-        "20 tasks, and 20 of them are held out": {"held_out": 20},
-    }
-    for words, verifiers in wrong.items():
-        assert main(["run", "--config", str(write_config(tmp_path, **verifiers)), "--check"]) == 1, words
-        assert words in capsys.readouterr().err.replace("\n  ", " "), words
+WRONG: dict[str, dict[str, Any]] = {
+    "environments.0.verifiers.taskset.num_taks: verifiers says: Extra inputs": {
+        "taskset": {"id": "sums", "num_taks": 3}
+    },
+    "environments.0.verifiers: verifiers says: ModuleNotFoundError: harness 'no-such-harness' not found": {
+        "harness": "no-such-harness"
+    },
+    "environments.0.verifiers.select.shufle: verifiers says: Extra inputs": {"select": {"shufle": True}},
+    "environments.0.verifiers.options.timeout.episode": {"options": {"timeout": {"episode": "long"}}},
+    "environments.0.verifiers.runtime: the harness 'mini-swe-agent' of 'agent' needs a container": {
+        "harness": "mini-swe-agent"
+    },
+    "no-such-python": {"python": "no-such-python"},
+    "KeyError: 'the column is missing'": {"taskset": {"id": "sums", "fails": "load"}},
+    "SystemExit: leaving": {"taskset": {"id": "sums", "fails": "exit"}},
+    "20 tasks, and 20 of them are held out": {"held_out": 20},
+}
+FAST = {"no-such-python", next(iter(WRONG))}
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in WRONG]
+)
+def test_a_check_says_what_verifiers_says(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--config", str(write_config(tmp_path, **WRONG[words])), "--check"]) == 1
+    assert words in capsys.readouterr().err.replace("\n  ", " ")
+
+
+@pytest.mark.slow
+def test_a_right_configuration_has_no_problem(tmp_path: Path) -> None:
     assert main(["run", "--config", str(write_config(tmp_path)), "--check"]) == 0
