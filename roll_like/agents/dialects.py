@@ -240,6 +240,9 @@ class Messages(Dialect):
             if not isinstance(message, Mapping):
                 raise ApiError(400, f"{at}: expected an object, found {kind_of(message)}", param=at)
             messages += self._split(message, at)
+        if messages and messages[-1]["role"] == "assistant":
+            what = "the last message is the assistant's; an answer that is begun for the policy is not sampled by it"
+            raise ApiError(400, what, param="messages")
         chat = _renamed(
             body, {"stop_sequences": "stop", "max_tokens": "max_tokens"}, ("temperature", "top_p", "top_k", "stream")
         )

@@ -123,6 +123,8 @@ async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> Non
             await client.messages.create(messages=image, **options)
         with pytest.raises(anthropic.BadRequestError, match="'bash_20250124'"):
             await client.messages.create(messages=user, tools=[{"type": "bash_20250124", "name": "bash"}], **options)
+        with pytest.raises(anthropic.BadRequestError, match="the last message is the assistant's"):
+            await client.messages.create(messages=[*user, {"role": "assistant", "content": "I"}], **options)
         other = client.with_options(api_key="wrong")
         with pytest.raises(anthropic.AuthenticationError, match="belongs to no open episode"):
             await other.messages.create(messages=user, **options)
