@@ -63,8 +63,9 @@ def classes_in(annotation: Any) -> Classes:
     """Return our classes, and models, that a value with this annotation may be of or may hold."""
     if isinstance(annotation, typing.TypeVar):
         return classes_in(annotation.__bound__)
-    parametrised = (typing.get_origin(annotation), *typing.get_args(annotation))  # `Reader[Pair]` is both
-    found = {part for each in parametrised if each is not None for part in classes_in(each)}
+    origin = typing.get_origin(annotation)  # `Reader[Pair]` is both
+    parts = [*typing.get_args(annotation), *([origin] if isinstance(origin, type) and origin is not annotation else [])]
+    found = {part for each in parts if each is not typing.Generic for part in classes_in(each)}
     if isinstance(annotation, type) and (
         annotation.__module__.startswith("roll_like") or issubclass(annotation, BaseModel)
     ):

@@ -27,6 +27,8 @@ from roll_like.tools.config import ToolConfig
 
 #: Products that are checked where they are written, and have no further effect; keys that choose a class.
 CHECKED_ONLY = {"samples_per_step", "episodes_per_step", "type", "pipeline"}
+#: Read by `OfflinePipeline` of a section whose class is a parameter of it, which types do not lead to.
+BY_PARAMETER = {"sources", "shuffle", "pairs_per_step"}
 
 
 @lru_cache(maxsize=1)
@@ -80,7 +82,7 @@ def unread(model: type[BaseModel], fields: set[tuple[type, str]]) -> set[str]:
         if (get_protocol_members(owner) <= has if is_protocol(owner) else issubclass(owner, model))
         or (not is_protocol(owner) and issubclass(model, owner))
     }
-    return set(model.model_fields) - read - CHECKED_ONLY
+    return set(model.model_fields) - read - CHECKED_ONLY - BY_PARAMETER
 
 
 @pytest.mark.parametrize("model", config_classes(), ids=lambda model: model.__qualname__)
