@@ -243,9 +243,7 @@ class Messages(Dialect):
         if messages and messages[-1]["role"] == "assistant":
             what = "the last message is the assistant's; an answer that is begun for the policy is not sampled by it"
             raise ApiError(400, what, param="messages")
-        chat = _renamed(
-            body, {"stop_sequences": "stop", "max_tokens": "max_tokens"}, ("temperature", "top_p", "top_k", "stream")
-        )
+        chat = _renamed(body, {"stop_sequences": "stop"}, ("max_tokens", "temperature", "top_p", "top_k", "stream"))
         choice = body.get("tool_choice") or {}
         named = {"auto": "auto", "any": "required", "none": "none"}.get(choice.get("type", "auto"), choice)
         return {

@@ -318,7 +318,7 @@ async def _streamed(http: web.Request, parts: Iterable[str], headers: Mapping[st
 
 
 def new_key() -> str:
-    """Return an API key that nobody guesses."""
+    """Return a random API key."""
     return f"sk-roll-{secrets.token_urlsafe(32)}"
 
 

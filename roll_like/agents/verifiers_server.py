@@ -265,10 +265,10 @@ def _error(error: Any) -> dict[str, Any]:
 
 def error_as_data(error: BaseException) -> dict[str, Any]:
     """Return an exception as data; `problems` are those of a validation, with the keys that they speak of."""
-    problems = []
-    if callable(listed := getattr(error, "errors", None)):
-        with contextlib.suppress(Exception):  # some other library's attribute of that name
-            problems = [{"key": list(each["loc"]), "message": each["msg"]} for each in listed()]
+    problems: list[dict[str, Any]] = []
+    if type(error).__name__ == "ValidationError" and type(error).__module__.startswith("pydantic"):
+        listed: Any = error  # pydantic is not imported: what is told may be that nothing can be
+        problems = [{"key": list(each["loc"]), "message": each["msg"]} for each in listed.errors()]
     return {
         "type": type(error).__name__,
         "message": str(error)[:MOST_CHARACTERS],
