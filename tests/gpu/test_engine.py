@@ -157,7 +157,7 @@ def engine(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[EngineT
 def trainer(engine: EngineThread, tiny_model: Path) -> Iterator[Trainer]:
     with pytest.MonkeyPatch.context() as patch:
         # smaller than the embedding: a tensor larger than the buffer travels whole, and others in several pieces
-        patch.setattr(weight_transfer, "IPC_BUFFER_BYTES", 4096)
+        patch.setattr(weight_transfer, "BUFFER_BYTES", 4096)
         trainer = Trainer(tiny_model, engine)
     yield trainer
     trainer.sender.close()
