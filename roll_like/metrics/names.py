@@ -156,6 +156,7 @@ advantage/mean | – | advantage | Mean advantage of the trained tokens.
 advantage/std | – | advantage spread | Their standard deviation.
 advantage/max | – | largest advantage | The largest of them.
 advantage/min | – | least advantage | The least of them.
+advantage/baseline/<name> | – | <name> | Running mean reward of one role of an environment, which `rae` compares with.
 mask/difficulty | share | off band | Share of samples left out because their group is too easy or too hard.
 mask/truncated | share | cut | Share of samples left out because the token limit cut them.
 staleness/mean | versions | staleness | Mean age of trained samples: versions since their oldest token.

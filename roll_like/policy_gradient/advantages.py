@@ -92,14 +92,21 @@ class Advantages:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: steps so far, running statistics, KL coefficient."""
-        return {"steps": self._steps, "shaping": self._shaping.state(), "kl": self._kl.state()}
+        """Return what a checkpoint keeps: steps so far, running statistics, KL coefficient, estimator."""
+        return {
+            "steps": self._steps,
+            "shaping": self._shaping.state(),
+            "kl": self._kl.state(),
+            "estimator": {self._algorithm.advantage.type: self._estimator.state()},
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken."""
         self._steps = int(state["steps"])
         self._shaping.load_state(state["shaping"])
         self._kl.load_state(state["kl"])
+        # checkpoints of earlier versions have none
+        self._estimator.load_state(state.get("estimator", {}).get(self._algorithm.advantage.type, {}))
 
     def _penalties(self, groups: Sequence[Group[Scored]]) -> tuple[list[FloatArray] | None, dict[str, Metric]]:
         """Return each token's KL penalty, where it is part of the reward."""

@@ -14,7 +14,7 @@ from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, MakeRunner, SampleProgress, collect_batch, no_progress
 from roll_like.rollout.router import Router
-from roll_like.types import Group, Scored, Task
+from roll_like.types import Group, Scored, Task, by_agent
 from roll_like.values import Sum, has_signal
 
 #: How fast the estimate of the share of accepted groups follows the last step.
@@ -77,8 +77,10 @@ class GroupFilter:
         if self._needs_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
             return False
         if self._domains.get(group.task.domain, self._drop_zero_variance):
-            compared = (*group.samples, *(group.baselines if self._needs_baseline else ()))
-            return bool(group.samples) and has_signal([sample.reward for sample in compared])
+            greedy = group.baselines if self._needs_baseline else ()
+            # an agent is compared with itself: that one of two players always wins is no signal
+            agents = by_agent([group]) if group.samples else []
+            return any(has_signal([sample.reward for sample in (*one.samples, *greedy)]) for one in agents)
         return bool(group.samples)
 
 

@@ -207,7 +207,7 @@ def test_a_users_own_estimator(monkeypatch):
 def test_registered_estimators_say_how_many_samples_they_need():
     registry: Registry[type[AdvantageEstimator]] = ADVANTAGES
     needed = {name: registry.get(name).minimum_samples_per_prompt for name in registry.names()}
-    single = {"gae", "reinforce", "reinforce_plus_plus", "remax", "turn_returns"}
+    single = {"gae", "reinforce", "reinforce_plus_plus", "remax", "rae", "turn_returns"}
     assert {name for name, least in needed.items() if least == 1} == single
     assert {name for name, least in needed.items() if least == 2} == set(needed) - single
     with pytest.raises(PluginError, match="did you mean 'grpo'"):

@@ -97,6 +97,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "advantage.gigpo.gamma": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
     "advantage.gigpo.turn_weight": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
     "advantage.grpo_passk.divide_by_std": ({"advantage": {"type": "grpo_passk"}}, [False, True]),
+    "advantage.rae.decay": ({"advantage": {"type": "rae"}}, [0.5, 0.95]),
     "advantage.reinforce.gamma": ({"advantage": {"type": "reinforce"}}, [0.9, 1.0]),
     "advantage.reinforce_plus_plus.gamma": ({"advantage": {"type": "reinforce_plus_plus"}}, [0.9, 1.0]),
     "advantage.remax.gamma": ({"advantage": {"type": "remax"}}, [0.9, 1.0]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ from algorithm_samples import make_group
 
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.rollout import RolloutConfig
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.registry import ADVANTAGES
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
+from roll_like.rollout.source import GroupFilter
 from roll_like.types import Failure, Group, Scored, by_agent
 from roll_like.values import Metric, reduce
 
@@ -28,21 +32,89 @@ def played(first: list[float], second: list[float]) -> Group[Scored]:
     return replace(group, samples=samples, failures=(LOST,))
 
 
+def advantages_by(advantage: Any, **algorithm: Any) -> Advantages:
+    config = AlgorithmConfig.model_validate({"advantage": advantage, **algorithm})
+    estimator = ADVANTAGES.get(config.advantage.type)(config.advantage)
+    return Advantages(estimator, config, KLController(config.kl), None, max_response_tokens=8)
+
+
 def test_a_group_has_a_baseline_for_each_agent() -> None:
-    algorithm = AlgorithmConfig.model_validate({"advantage": "dr_grpo"})
-    advantages = Advantages(
-        ADVANTAGES.get("dr_grpo")(algorithm.advantage),
-        algorithm,
-        KLController(algorithm.kl),
-        None,
-        max_response_tokens=8,
-    )
+    advantages = advantages_by("dr_grpo")
     assigned = advantages.assign([played([1, 1, -1], [-1, -1, 1]), make_group([1, 0])])
     # of the first player 1/3 is the mean, of the second -1/3: together it would be 0 for both
     expected = [2 / 3, 2 / 3, -4 / 3, -2 / 3, -2 / 3, 4 / 3, 0.5, -0.5]
     np.testing.assert_allclose([sample.advantages[-1] for sample in assigned.samples], expected, rtol=1e-6)
     # players see other prompts, so their samples do not share one
     assert [sample.group_id for sample in assigned.samples[:6:3]] == ["toy/0#0", "toy/0#1"]
+
+
+def last(advantages: Advantages, *groups: Group[Scored]) -> list[float]:
+    return [float(sample.advantages[-1]) for sample in advantages.assign(groups).samples]
+
+
+def game(group: Group[Scored], name: str) -> Group[Scored]:
+    task = replace(group.task, source=name)
+    samples = [replace(one, trajectory=replace(one.trajectory, task=task)) for one in group.samples]
+    return replace(group, task=task, samples=tuple(samples))
+
+
+def test_each_role_of_each_game_has_a_running_mean() -> None:
+    advantages = advantages_by({"type": "rae", "decay": 0.5})
+    # first: b = 0.5, 0.75, then 0.5 + 0.5 · (−1) → −0.125; second: b = −0.5, −0.75, 0.125
+    assert last(advantages, played([1, 1, -1], [-1, -1, 1])) == [0.5, 0.25, -0.875, -0.5, -0.25, 0.875]
+    # another game begins at 0, and so does the only agent of a third; the first goes on
+    groups = [game(played([1], [1]), "other"), game(make_group([2]), "third"), played([1], [0])]
+    assert last(advantages, *groups) == [0.5, 0.5, 1.0, 1 - (0.5 * -0.125 + 0.5), -0.5 * 0.125]
+    figures = reduce(advantages.assign([]).metrics)
+    assert figures == {
+        "advantage/baseline/toy/first": 0.4375,
+        "advantage/baseline/toy/second": 0.0625,
+        "advantage/baseline/other/first": 0.5,
+        "advantage/baseline/other/second": 0.5,
+        "advantage/baseline/third": 1.0,
+    }
+
+
+def test_the_mean_before_a_reward_differs_by_a_constant_factor() -> None:
+    rewards, decay = [0.3, -1.0, 2.0, 0.7], 0.95
+    before, expected = 0.0, []
+    for reward in rewards:
+        expected.append(decay * (reward - before))
+        before = decay * before + (1 - decay) * reward
+    np.testing.assert_allclose(last(advantages_by("rae"), make_group(rewards)), expected, rtol=1e-6)
+
+
+def test_penalties_count_for_the_running_mean() -> None:
+    shaped = advantages_by({"type": "rae", "decay": 0.5}, reward_shaping={"clip": 0.5})
+    assert last(shaped, make_group([4.0, -1.0])) == [0.25, -0.5 - (0.125 - 0.25)]
+
+
+@pytest.mark.parametrize("advantage", ["rae", "dr_grpo"])
+def test_a_resumed_run_goes_on_with_the_same_means(advantage: str) -> None:
+    steps = [[played([1, 0.3], [-1, -0.3])], [played([0.7, -0.1], [0.2, 0.9]), make_group([1.0, 0.1])]]
+    whole = advantages_by(advantage)
+    expected = [last(whole, *groups) for groups in steps]
+    begun, resumed = advantages_by(advantage), advantages_by(advantage)
+    assert last(begun, *steps[0]) == expected[0]
+    saved = json.loads(json.dumps(begun.state()))
+    resumed.load_state(saved)
+    assert last(resumed, *steps[1]) == expected[1]
+    assert resumed.state() == whole.state()
+    # of earlier versions, or with another estimator
+    for other in ({key: value for key, value in saved.items() if key != "estimator"}, advantages_by("grpo").state()):
+        fresh = advantages_by(advantage)
+        fresh.load_state(other)
+        assert last(fresh, *steps[0]) == expected[0]
+
+
+def test_a_group_in_which_a_side_always_wins_has_no_signal() -> None:
+    dropping = GroupFilter(
+        RolloutConfig(prompts_per_step=1, samples_per_prompt=2, drop_zero_variance_groups=True, max_oversampling=2.0)
+    )
+    assert not dropping(played([1, 1], [-1, -1]))
+    assert dropping(played([1, 1], [-1, 1]))
+    assert not dropping(make_group([1, 1]))
+    assert not dropping(replace(make_group([]), failures=(LOST,)))
 
 
 def test_groups_of_one_agent_stay_as_they_are() -> None:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from typing import ClassVar, Protocol, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +152,13 @@ class AdvantageEstimator(Algorithm, ABC):
     def learn(self) -> Metrics:
         """Train the estimator's own model, if any, on the groups of the last `assign`; return its metrics."""
         return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the steps so far; plain JSON."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; it is empty in checkpoints of runs with another estimator."""
 
     def assign(self, groups: Groups, token_penalties: TokenValues | None = None) -> list[PolicySample]:
         """Return the groups' samples in order, with advantages.
