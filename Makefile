@@ -4,7 +4,7 @@ BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo test test-all unit chaos compatibility oracle oracle-setup tokenizers torchvision verifiers gpu-check lint types imports docs site lock mlflow clean
+.PHONY: help setup demo test test-all unit chaos compatibility oracle oracle-setup tokenizers torchvision verifiers tinker gpu-check lint types imports docs site lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -15,10 +15,10 @@ setup:  ## Make .venv from the pinned lock (does nothing when it is up to date)
 demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on two CPU cores
 	@$(BIN)/python run_pipeline.py --config configs/rlvr_quickstart.yaml
 
-test: setup oracle-setup tokenizers torchvision verifiers  ## Lint, types, import contract, all tests but those marked slow
+test: setup oracle-setup tokenizers torchvision verifiers tinker  ## Lint, types, import contract, all tests but those marked slow
 	@$(BIN)/python scripts/run_tests.py
 
-test-all: setup oracle-setup tokenizers torchvision verifiers  ## The same and the slow ones: every test that a CPU can run
+test-all: setup oracle-setup tokenizers torchvision verifiers tinker  ## The same and the slow ones: every test that a CPU can run
 	@$(BIN)/python scripts/run_tests.py --slow
 
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
@@ -44,6 +44,9 @@ torchvision: setup  ## Fetch a torchvision for vLLM with images on a CPU, apart 
 
 verifiers: setup  ## Make an environment with the verifiers library, apart from .venv: docs/verifiers.md
 	@bash scripts/verifiers.sh
+
+tinker: setup  ## Make an environment with tinker's client and recipes, apart from .venv: docs/service.md
+	@bash scripts/tinker.sh
 
 gpu-check:  ## Run what only a GPU can show, with the python3 of the active environment: docs/gpu.md
 	@python3 scripts/gpu_check.py
