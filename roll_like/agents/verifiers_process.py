@@ -185,8 +185,11 @@ class VerifiersProcess:
     def _environment(self) -> dict[str, str]:
         variables = {**os.environ, **self.spec.env, KEY_VARIABLE: self._key, MARK_VARIABLE: self._mark}
         variables.pop("PYTHONHOME", None)
+        if "PYTHONPATH" in variables:  # what it starts runs in other folders
+            places = filter(None, variables["PYTHONPATH"].split(os.pathsep))
+            variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, places))
         if "PATH" not in self.spec.env:  # as in an activated environment: harnesses look for uv and others there
-            folder = str(Path(self.spec.python).parent) if os.sep in self.spec.python else ""
+            folder = str(Path(self.spec.python).parent.absolute()) if os.sep in self.spec.python else ""
             variables["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH", os.defpath))))
         return variables
 

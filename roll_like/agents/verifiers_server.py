@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+#: The version of verifiers that this was tested with.
+TESTED = "0.4.0"
 #: The variable of the key that requests to the model are sent with.
 KEY_VARIABLE = "ROLL_LIKE_VERIFIERS_KEY"
 #: Most characters of a message, a prompt or a traceback that are sent.
@@ -287,5 +289,6 @@ async def serve_run(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "verifiers_harnesses"))
     os.set_inheritable(int(sys.argv[1]), False)
     asyncio.run(serve_run(int(sys.argv[1])))

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from roll_like.errors import OK
 from roll_like.metrics.commands import Add
-from roll_like.starters.starter import STARTERS, write_starter
+from roll_like.starters.starter import ENVIRONMENT, STARTERS, make_environment, write_starter
 
 
 def add_init(add: Add) -> None:
     """Add the command `init`."""
-    init = add("init", _init, "write a small working reward, environment or run to start from")
+    init = add("init", _init, "write a small working reward, environment, taskset or run to start from")
     init.add_argument("kind", choices=tuple(STARTERS), metavar="KIND", help=f"one of {', '.join(STARTERS)}")
     init.add_argument(
         "folder", nargs="?", type=Path, metavar="FOLDER", help="folder to write to; default: one named after the kind"
@@ -31,7 +31,14 @@ def _init(arguments: argparse.Namespace) -> int:
     starter = STARTERS[arguments.kind]
     written = write_starter(arguments.kind, folder)
     print("written:")
-    _print({str(path): what for path, what in zip(written, starter.files.values(), strict=True)})
+    lines = {str(path): what for path, what in zip(written, starter.files.values(), strict=True)}
+    if starter.packages:
+        own = folder / ENVIRONMENT
+        lines[str(own)] = f"an environment with {', '.join(starter.packages)}"
+        if not own.exists():
+            print(f"  installing into {own}; this takes about a minute", flush=True)
+        make_environment(own, starter.packages)
+    _print(lines)
     first = [f"cd {shlex.quote(str(folder))}"]
     if shutil.which("roll-like") is None:  # called by its path, out of an environment that is not active
         first.append(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')

@@ -108,6 +108,14 @@ async def test_harnesses_speak_other_formats(asks: str) -> None:
     assert part.reward == 2.0  # its weight
 
 
+async def test_a_conversation_without_tools_needs_no_program() -> None:
+    seats = {**NULL, "harness": {"id": "roll-like-direct"}}
+    async with table("it is 4") as each:
+        (part,) = await each.play(spec_of({"id": "sums"}, seats=seats), seed=2)
+        assert_token_exact(part, each.policy)
+        assert (part.reward, [turn.shown[0]["content"] for turn in part.record]) == (2.0, ["What is 2 + 2?"])
+
+
 @pytest.mark.slow
 async def test_groups_have_one_task_and_evaluations_other_ones() -> None:
     async with table("hm") as each:
@@ -139,10 +147,11 @@ async def test_what_fails_is_no_reward() -> None:
 
 
 @pytest.mark.slow
-async def test_what_the_engine_loses_is_the_episodes_error() -> None:
+@pytest.mark.parametrize("harness", ["null", "roll-like-direct"])
+async def test_what_the_engine_loses_is_the_episodes_error(harness: str) -> None:
     async with table(SampleLost("the replica died")) as each:
         with pytest.raises(SampleLost, match="the replica died"):
-            await each.play(spec_of({"id": "sums"}))
+            await each.play(spec_of({"id": "sums"}, seats={**NULL, "harness": {"id": harness}}))
 
 
 @pytest.mark.slow

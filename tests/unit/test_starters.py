@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,31 @@ import pytest
 from config_files import RecordingPipeline
 
 from roll_like import cli
+from roll_like.agents.verifiers_server import TESTED
 from roll_like.config.load import dump_config, load_config
 from roll_like.envs.rows import _rows_at
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
 from roll_like.starters import starter
-from roll_like.starters.starter import STARTERS, write_starter
+from roll_like.starters.starter import ENVIRONMENT, STARTERS, make_environment, write_starter
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "roll_like" / "starters" / "templates"
-PIPELINES = ("rlvr", "agentic", "dpo", "sft")
+PIPELINES = ("rlvr", "agentic", "verifiers", "dpo", "sft")
+VERIFIERS = ROOT / ".verifiers"
 
 each_kind = pytest.mark.parametrize("kind", STARTERS)
 each_pipeline = pytest.mark.parametrize("kind", PIPELINES)
+each_with_rows = pytest.mark.parametrize("kind", [kind for kind in PIPELINES if kind != "verifiers"])
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> None:
+    """In the folder of the starter `verifiers` is an environment already: that of this repository."""
+    if not VERIFIERS.exists():
+        pytest.skip("make verifiers installs it")
+    (tmp_path / "verifiers").mkdir()
+    (tmp_path / "verifiers" / ENVIRONMENT).symlink_to(VERIFIERS)
 
 
 @pytest.fixture
@@ -56,10 +70,10 @@ def printed(kind: str, folder: str | None, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def run_pytest(folder: Path) -> str:
-    """Run `pytest` as a user does: in the folder, without this repository's settings."""
+def run_tests(folder: Path, *command: str) -> str:
+    """Run tests as a user does: in the folder, without this repository's settings."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        command,
         check=False,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -68,10 +82,11 @@ def run_pytest(folder: Path) -> str:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @each_kind
+@pytest.mark.usefixtures("installed")
 def test_everything_that_is_printed_works(
     kind: str,
     folder: Path,
@@ -88,7 +103,10 @@ def test_everything_that_is_printed_works(
         if program == "cd":
             monkeypatch.chdir(*words)
         elif program == "pytest":
-            assert re.search(r"^[5-9] passed", run_pytest(Path.cwd()), flags=re.MULTILINE)
+            told = run_tests(Path.cwd(), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+            assert re.search(r"^[5-9] passed", told, flags=re.MULTILINE)
+        elif program == f"{ENVIRONMENT}/bin/python":
+            assert re.search(r"^Ran [5-9] tests .*\n\nOK$", run_tests(Path.cwd(), program, *words), flags=re.MULTILINE)
         elif program == "roll-like":
             assert cli.main(words) == 0, capsys.readouterr()
     wanted = {
@@ -96,6 +114,7 @@ def test_everything_that_is_printed_works(
         "env": ["pytest", "roll-like check-env"],
         "rlvr": ["pytest", "roll-like check-reward", "roll-like run", "roll-like run"],
         "agentic": ["pytest", "roll-like check-env", "roll-like run", "roll-like run"],
+        "verifiers": [f"{ENVIRONMENT}/bin/python", "roll-like run", "roll-like run"],
         "dpo": ["roll-like run", "roll-like run"],
         "sft": ["roll-like run", "roll-like run"],
     }
@@ -179,7 +198,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@each_pipeline
+@each_with_rows
 def test_rows_are_counted_and_those_of_the_evaluation_are_others(kind: str, tmp_path: Path) -> None:
     write_starter(kind, tmp_path)
     train, evaluation = read(tmp_path / "train.jsonl"), read(tmp_path / "eval.jsonl")
@@ -205,7 +224,7 @@ def test_the_yaml_file_is_valid_and_names_no_schema(kind: str, folder: Path) -> 
     write_starter(kind, folder)
     path = folder / f"{kind}.yaml"
     config = load_config(path)
-    assert config.pipeline == kind
+    assert config.pipeline == ("agentic" if kind == "verifiers" else kind)
     assert "$schema" not in path.read_text(encoding="utf-8")
     again = folder / "resolved.yaml"
     again.write_text(dump_config(config), encoding="utf-8")
@@ -222,3 +241,41 @@ def test_the_comments_of_the_yaml_file_name_the_runs_folder() -> None:
 def test_every_template_is_used() -> None:
     files = {str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.*") if "__pycache__" not in path.parts}
     assert files == {name for each in STARTERS.values() for name in each.files}
+
+
+def test_verifiers_is_installed_in_the_version_that_is_tested() -> None:
+    package = f"verifiers=={TESTED}"
+    assert package in STARTERS["verifiers"].packages
+    assert package in (ROOT / "requirements" / "verifiers.in").read_text(encoding="utf-8").splitlines()
+
+
+def write_wheel(folder: Path) -> None:
+    """A package `thing` that pip and uv can install without a network."""
+    texts = {
+        "thing.py": "",
+        "thing-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n",
+        "thing-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(folder / "thing-1.0-py3-none-any.whl", "w") as file:
+        for name, text in {**texts, "thing-1.0.dist-info/RECORD": "".join(f"{each},,\n" for each in texts)}.items():
+            file.writestr(name, text)
+
+
+@pytest.mark.parametrize("tool", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
+def test_an_environment_is_made(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if tool == "uv" and not (VERIFIERS / "bin" / "uv").exists():
+        pytest.skip("make verifiers installs it")
+    write_wheel(tmp_path)
+    monkeypatch.setenv("PATH", str(VERIFIERS / "bin") if tool == "uv" else str(tmp_path))
+    for name in ("PIP_NO_INDEX", "UV_NO_INDEX"):
+        monkeypatch.setenv(name, "1")
+    for name in ("PIP_FIND_LINKS", "UV_FIND_LINKS"):
+        monkeypatch.setenv(name, str(tmp_path))
+    place = tmp_path / "own"
+    with pytest.raises(ConfigError, match=r"install .* no-such-thing failed: (?s:.*)no-such-thing") as caught:
+        make_environment(place, ("no-such-thing",))
+    assert f"run these yourself: {shutil.which('uv') or sys.executable} " in str(caught.value.fix)
+    assert not place.exists()
+    make_environment(place, ("thing",))
+    subprocess.run([place / "bin" / "python", "-c", "import thing"], check=True)
+    make_environment(place, ("no-such-thing",))  # kept as it is

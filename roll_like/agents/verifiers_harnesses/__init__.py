@@ -1,0 +1,1 @@
+"""Harnesses that a run brings into the environments of verifiers; each is found by the name of its file."""
