@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.types import PLAIN_LOGITS, LogitTransform
 
 #: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
@@ -67,6 +68,8 @@ class Blocks:
         cut: Sizes of the blocks.
         buffer: Memory of an earlier instance for the same shapes.
         temporaries: Tensors of a tile's size that the work on it makes; tiles are that much smaller.
+        divided: The ranks that divide the vocabulary, where blocks are whole rows: each computes its columns, and all
+            get all of them. Weight and bias are this rank's.
 
     Attributes:
         temperature: What products with their bias are divided by: the cut's, over the scale of the model's logits.
@@ -82,12 +85,17 @@ class Blocks:
         buffer: Tensor | None = None,
         *,
         temporaries: int = 1,
+        divided: DividedVocabulary | None = None,
     ) -> None:
-        self.hidden_ND, self.weight_VD, self.bias = hidden_ND, weight_VD, bias
+        self.hidden_ND, self.weight_VD, self.bias, self.divided = hidden_ND, weight_VD, bias, divided
+        self._bias_of_rows = bias
+        if divided is not None and bias is not None:
+            self._bias_of_rows = divided.whole_rows(bias[None], bias.new_empty(1, divided.size))[0]
         self.temperature = cut.temperature / cut.logits.scale
         self.cap = None if cut.logits.cap is None else cut.logits.cap / cut.temperature
         temporaries += self.cap is not None  # the slope
-        self.tokens, self.vocabulary = cut.tokens(len(hidden_ND)), cut.vocabulary(len(weight_VD))
+        columns = len(weight_VD) if divided is None else divided.size
+        self.tokens, self.vocabulary = cut.tokens(len(hidden_ND)), cut.vocabulary(columns)
         rows, columns = _longest(self.tokens), _longest(self.vocabulary)
         self.buffer = hidden_ND.new_empty(rows * columns) if buffer is None else buffer
         self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
@@ -103,6 +111,8 @@ class Blocks:
     def compute(self, rows: slice, columns: slice) -> Tensor:
         """Compute the products of a block, before bias and temperature, shape [C, K]."""
         block_CK = self.view(rows, columns)
+        if self.divided is not None:
+            return self.divided.whole_rows(self.hidden_ND[rows] @ self.weight_VD.t(), block_CK)
         torch.mm(self.hidden_ND[rows], self.weight_VD[columns].t(), out=block_CK)
         return block_CK
 
@@ -112,8 +122,8 @@ class Blocks:
             part = block_CK[rows]
             tile, scratch = (memory[: part.numel()].view(part.shape) for memory in (self._tile, self._scratch))
             tile.copy_(part)
-            if self.bias is not None:
-                tile.add_(self.bias[columns])
+            if self._bias_of_rows is not None:
+                tile.add_(self._bias_of_rows[columns])
             if self.temperature != 1.0:
                 tile.div_(self.temperature)
             if self.cap is not None:

@@ -19,6 +19,7 @@ their slope does not follow from probabilities.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from roll_like.algorithms.blocks import Blocks, Cut
+from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.errors import ConfigError, EngineError
 from roll_like.types import PLAIN_LOGITS, LogitTransform
 
@@ -41,6 +43,7 @@ def token_logprobs(
     chunk_vocab: int,
     bias: Tensor | None = None,
     logits: LogitTransform = PLAIN_LOGITS,
+    divided: DividedVocabulary | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target and the entropy at each position, in nats, shape [N].
 
@@ -59,6 +62,8 @@ def token_logprobs(
         chunk_vocab: Columns of logits that exist at a time, at most.
         bias: Of the output projection, shape [V].
         logits: What the model does to the products.
+        divided: The ranks that divide the vocabulary; `weight_VD` and `bias` are then this rank's, all else is the same
+            on each. Results and gradients of hidden states are those of the whole vocabulary.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -70,15 +75,17 @@ def token_logprobs(
             fix="set rollout.temperature above 0 for training",
         )
     cut = Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled(), logits=logits)
-    _check_shapes(hidden_ND, weight_VD, targets_N, bias)
+    _check_shapes(hidden_ND, weight_VD, targets_N, bias, divided)
     weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias, targets_N.long(), cut
+        hidden_ND, weight_VD, bias, targets_N.long(), cut, divided
     )
     return logprobs_N, entropy_N
 
 
-def _check_shapes(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias: Tensor | None) -> None:
+def _check_shapes(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias: Tensor | None, divided: DividedVocabulary | None
+) -> None:
     if hidden_ND.shape != (len(targets_N), weight_VD.shape[1]) or (bias is not None and len(bias) != len(weight_VD)):
         raise EngineError(
             f"hidden states of shape {tuple(hidden_ND.shape)}, targets {tuple(targets_N.shape)}, output projection "
@@ -87,10 +94,11 @@ def _check_shapes(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias:
         )
     if len(targets_N):
         low, high = targets_N.aminmax()
-        if int(low) < 0 or int(high) >= len(weight_VD):
+        vocabulary = len(weight_VD) if divided is None else divided.size
+        if int(low) < 0 or int(high) >= vocabulary:
             raise EngineError(
                 f"token ids from {int(low)} to {int(high)} are to be predicted by a model with a vocabulary of "
-                f"{len(weight_VD)}",
+                f"{vocabulary}",
                 fix="use the tokenizer that belongs to model.path",
             )
 
@@ -100,9 +108,17 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_N: Tensor, cut: Cut
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias: Tensor | None,
+        targets_N: Tensor,
+        cut: Cut,
+        divided: DividedVocabulary | None,
     ) -> tuple[Tensor, Tensor]:
         blocks = Blocks(hidden_ND, weight_VD, bias, cut)
+        if divided is not None:  # what is kept would be probabilities within this rank's part
+            cut, targets_N = replace(cut, keep=False), targets_N - divided.own.start
         keep = cut.keep and any(ctx.needs_input_grad) and len(blocks.vocabulary) == 1 and blocks.cap is None
         logsumexp_N, logprobs_N, entropy_N = (hidden_ND.new_zeros(len(hidden_ND), dtype=blocks.wide) for _ in range(3))
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -110,8 +126,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 last = rows.stop == len(hidden_ND)
                 results = _forward_rows(blocks, rows, targets_N[rows], keep=keep and last)
                 logsumexp_N[rows], logprobs_N[rows], entropy_N[rows] = results
+        if divided is not None:
+            parts = divided.told(torch.stack([logsumexp_N, logprobs_N, entropy_N]))
+            logsumexp_N, logprobs_N, entropy_N = reduce(_merge, [(part[0], part[1], part[2]) for part in parts])
         ctx.save_for_backward(hidden_ND, weight_VD, bias, targets_N, logsumexp_N, logprobs_N, entropy_N)
-        ctx.cut = cut
+        ctx.cut, ctx.divided = cut, divided
         ctx.kept = blocks.buffer if keep else None
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -121,7 +140,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprobs_N, grad_entropy_N = grads
         if grad_logprobs_N is None and grad_entropy_N is None:
-            return (None,) * 5
+            return (None,) * 6
         hidden_ND, weight_VD, bias, *saved = ctx.saved_tensors
         # the kept block is overwritten: a second backward pass computes it again
         kept, ctx.kept = ctx.kept, None
@@ -130,7 +149,9 @@ class _TokenLogprobs(torch.autograd.Function):
         gradients = _Gradients(blocks, saved, grad_logprobs_N, grad_entropy_N)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             results = gradients.run(ctx.needs_input_grad[:3], kept=kept is not None and grad_entropy_N is None)
-        return *results, None, None
+        if ctx.divided is not None and results[0] is not None:
+            ctx.divided.sum(results[0])
+        return *results, None, None, None
 
 
 def _forward_rows(blocks: Blocks, rows: slice, targets_C: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:

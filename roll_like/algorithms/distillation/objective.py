@@ -16,6 +16,7 @@ from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import kl
 from roll_like.algorithms.distillation.student import ChosenLogits, FullDivergence, entropy
 from roll_like.algorithms.distillation.teacher import REST_FLOOR, Teacher, TeacherTopK
+from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
 from roll_like.types import PLAIN_LOGITS, LogitTransform
@@ -34,6 +35,7 @@ def distillation_losses(
     targets_N: Tensor | None = None,
     weights_N: Tensor | None = None,
     logits: LogitTransform = PLAIN_LOGITS,
+    divided: DividedVocabulary | None = None,
 ) -> TokenLosses:
     """Return the loss of each token, (1 − c)·T²·D(teacher, student) + c·CE, before weights, shape [N].
 
@@ -55,6 +57,7 @@ def distillation_losses(
         targets_N: The token that the data has next at each position; needed with `ce_weight`.
         weights_N: Weight of each token; those of weight 0 are not computed and have loss 0.
         logits: What the student does to the products.
+        divided: The ranks that divide the student's vocabulary, as `token_logprobs` takes it.
 
     Returns:
         Losses, and figures of each token: `distill/divergence` (without T²), `distill/kl` (forward),
@@ -71,7 +74,8 @@ def distillation_losses(
             fix="give the data's own tokens, or set ce_weight to 0",
         )
     cut = Cut(loss.config.temperature, chunk_tokens, chunk_vocab, logits=logits)
-    _check_shapes(hidden_ND, weight_VD, teacher, targets_N, weights_N)
+    vocabulary = len(weight_VD) if divided is None else divided.size
+    _check_shapes(hidden_ND, weight_VD, teacher, targets_N, weights_N, vocabulary)
     kept_N = None if weights_N is None or bool((weights_N != 0).all()) else weights_N != 0
     if kept_N is not None:
         hidden_ND, teacher = hidden_ND[kept_N], teacher.select(kept_N)
@@ -79,10 +83,11 @@ def distillation_losses(
     head = (hidden_ND, weight_VD.to(hidden_ND.dtype), bias)  # mixed precision: a master weight in float32
     labels_N = None if targets_N is None else targets_N.long()
     if isinstance(teacher, TeacherTopK):
-        divergence_N, logprob_N, figures = _of_top_k(head, labels_N, teacher, loss, cut)
+        teacher.check(vocabulary, loss.config.temperature)
+        divergence_N, logprob_N, figures = _of_top_k(head, labels_N, teacher, loss, cut, divided, vocabulary)
     else:
         divergence_N, logprob_N, rows_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
-            *head, labels_N, teacher, loss, cut
+            *head, labels_N, teacher, loss, cut, divided
         )
         figures = {
             "distill/kl": rows_FN[0],
@@ -155,13 +160,13 @@ def _of_top_k(
     teacher: TeacherTopK,
     loss: DistillationLoss,
     cut: Cut,
+    divided: DividedVocabulary | None,
+    vocabulary: int,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return divergence, log-probability and figures of each token; `head` is hidden states, weight and bias."""
-    vocabulary = len(head[1])
-    teacher.check(vocabulary, loss.config.temperature)
     ids_NK = teacher.ids_NK.long()
     chosen_NK, rest_N, logprob_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
-        *head, ids_NK, labels_N, cut
+        *head, ids_NK, labels_N, cut, divided
     )
     rest = loss.config.tail == "rest" and ids_NK.shape[1] < vocabulary
     outcomes = top_k_outcomes(chosen_NK, rest_N, teacher, rest=rest)
@@ -183,9 +188,14 @@ def _spread(values: Tensor, kept_N: Tensor) -> Tensor:
 
 
 def _check_shapes(
-    hidden_ND: Tensor, weight_VD: Tensor, teacher: Teacher, targets_N: Tensor | None, weights_N: Tensor | None
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    teacher: Teacher,
+    targets_N: Tensor | None,
+    weights_N: Tensor | None,
+    vocabulary: int,
 ) -> None:
-    count, vocabulary = len(hidden_ND), len(weight_VD)
+    count = len(hidden_ND)
     lengths = {"teacher": len(teacher)}
     lengths |= {
         name: len(array) for name, array in (("targets", targets_N), ("weights", weights_N)) if array is not None

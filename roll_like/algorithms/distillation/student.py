@@ -24,6 +24,7 @@ from roll_like.algorithms.blocks import Blocks, Cut
 from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import kl
 from roll_like.algorithms.distillation.teacher import TeacherHead
+from roll_like.algorithms.divided import DividedVocabulary
 
 #: Tensors of a tile's size that a divergence and its gradient make.
 TEMPORARIES = 12
@@ -46,11 +47,14 @@ class ChosenLogits(torch.autograd.Function):
         ids_NK: Tensor,
         targets_N: Tensor | None,
         cut: Cut,
+        divided: DividedVocabulary | None,
     ) -> tuple[Tensor, ...]:
         """Stream over the vocabulary; `cut` says in what blocks, and T."""
         plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab, logits=cut.logits)
         blocks = Blocks(hidden_ND, weight_VD, bias, plain, temporaries=2)
         count, temperature = len(hidden_ND), cut.temperature
+        first = 0 if divided is None else divided.own.start
+        ids_NK, targets_N = ids_NK - first, None if targets_N is None else targets_N - first
         chosen_NK = hidden_ND.new_zeros(ids_NK.shape, dtype=blocks.wide)
         rest_N, total_N, top_N = (hidden_ND.new_full((count,), -math.inf, dtype=blocks.wide) for _ in range(3))
         target_N = hidden_ND.new_full((count,), math.nan if targets_N is None else 0.0, dtype=blocks.wide)
@@ -67,8 +71,16 @@ class ChosenLogits(torch.autograd.Function):
                 chosen_NK[rows] += chosen.read(tile) / temperature
                 others = chosen.without(torch.div(tile, temperature, out=scratch))
                 rest_N[rows] = torch.logaddexp(rest_N[rows], others.logsumexp(1))
+        best_N += first
+        if divided is not None:
+            divided.sum(chosen_NK)
+            divided.sum(target_N)
+            parts_SFN = torch.stack(divided.told(torch.stack([rest_N, total_N, top_N])))
+            rest_N, total_N = parts_SFN[:, :2].logsumexp(0)
+            best_SN = torch.stack(divided.told(best_N))
+            best_N = best_SN.gather(0, parts_SFN[:, 2].argmax(0, keepdim=True)).squeeze(0)
         ctx.save_for_backward(hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N)
-        ctx.temperature, ctx.plain = temperature, plain
+        ctx.temperature, ctx.plain, ctx.divided = temperature, plain, divided
         ctx.mark_non_differentiable(best_N)
         ctx.set_materialize_grads(False)
         return chosen_NK, rest_N, target_N - total_N, best_N
@@ -80,7 +92,7 @@ class ChosenLogits(torch.autograd.Function):
         hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N = ctx.saved_tensors
         present = [grad if grad.ndim == 2 else grad[:, None] for grad in grads[:3] if grad is not None]
         if not present:
-            return (None,) * 6
+            return (None,) * 7
         largest_N = torch.cat(present, 1).abs().amax(1)
         sums = HeadGradients(Blocks(hidden_ND, weight_VD, bias, ctx.plain, temporaries=2), largest_N, ctx)
         # where everything is chosen there is no rest, and its −∞ must not meet the −∞ of a chosen token
@@ -105,7 +117,7 @@ class ChosenLogits(torch.autograd.Function):
                         gradient.mul_(slope)
                     block_CK[part] = gradient
                 sums.add(rows, columns, block_CK)
-        return *sums.results(), None, None, None
+        return *sums.results(ctx.divided), None, None, None, None
 
 
 class FullDivergence(torch.autograd.Function):
@@ -126,12 +138,14 @@ class FullDivergence(torch.autograd.Function):
         teacher: TeacherHead,
         loss: DistillationLoss,
         cut: Cut,
+        divided: DividedVocabulary | None,
     ) -> tuple[Tensor, ...]:
         """Go through the tokens; `cut` says how many logits exist at a time, and T."""
         count = len(hidden_ND)
-        rows = max(1, cut.chunk_tokens * min(cut.chunk_vocab, len(weight_VD)) // len(weight_VD))
-        whole = Cut(1.0, rows, len(weight_VD), logits=cut.logits)
-        blocks = Blocks(hidden_ND, weight_VD, bias, whole, temporaries=TEMPORARIES)
+        vocabulary = len(weight_VD) if divided is None else divided.size
+        rows = max(1, cut.chunk_tokens * min(cut.chunk_vocab, vocabulary) // vocabulary)
+        whole = Cut(1.0, rows, vocabulary, logits=cut.logits)
+        blocks = Blocks(hidden_ND, weight_VD, bias, whole, temporaries=TEMPORARIES, divided=divided)
         divergence_N, logprob_N = (hidden_ND.new_full((count,), math.nan, dtype=blocks.wide) for _ in range(2))
         figures_FN = hidden_ND.new_zeros(2, count, dtype=blocks.wide)
         best_2N = torch.zeros(2, count, dtype=torch.int64, device=hidden_ND.device)
@@ -148,6 +162,7 @@ class FullDivergence(torch.autograd.Function):
                 best_2N[0, at], best_2N[1, at] = tile.argmax(-1), teacher_RV.argmax(-1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias, targets_N)
         ctx.teacher, ctx.loss, ctx.whole, ctx.temperature = teacher, loss, whole, cut.temperature
+        ctx.divided = divided
         ctx.mark_non_differentiable(figures_FN, best_2N)
         ctx.set_materialize_grads(False)
         return divergence_N, logprob_N, figures_FN, best_2N
@@ -158,9 +173,9 @@ class FullDivergence(torch.autograd.Function):
         """Go through the tokens again; autograd computes the gradient of the divergence for one tile of logits."""
         present = [grad for grad in grads[:2] if grad is not None]
         if not present:
-            return (None,) * 7
+            return (None,) * 8
         hidden_ND, weight_VD, bias, targets_N = ctx.saved_tensors
-        blocks = Blocks(hidden_ND, weight_VD, bias, ctx.whole, temporaries=TEMPORARIES)
+        blocks = Blocks(hidden_ND, weight_VD, bias, ctx.whole, temporaries=TEMPORARIES, divided=ctx.divided)
         sums = HeadGradients(blocks, torch.stack(present).abs().amax(0), ctx)
         theirs = _TeacherRows(ctx.teacher, ctx.whole, blocks.wide)
         soft_N, hard_N = (None if grad is None else sums.scaled(grad) for grad in grads[:2])
@@ -179,7 +194,7 @@ class FullDivergence(torch.autograd.Function):
                         gradient_RV.mul_(slope)
                     block_CV[part] = gradient_RV
                 sums.add(rows, columns, block_CV)
-        return *sums.results(), None, None, None, None
+        return *sums.results(ctx.divided), None, None, None, None, None
 
 
 def _slope(
@@ -286,6 +301,8 @@ class HeadGradients:
         blocks, scale_C1 = self.blocks, self.scale_N1[rows]
         # rows without weight add nothing, not even a NaN
         gradient_CK.masked_fill_(scale_C1 == 0, 0.0)
+        if blocks.divided is not None:  # whole rows, and this rank's columns of the weight
+            gradient_CK, columns = gradient_CK[:, blocks.divided.own], slice(0, len(blocks.weight_VD))
         if self.hidden_ND is not None:
             self.hidden_ND[rows] += (gradient_CK @ blocks.weight_VD[columns]) * scale_C1
         if self.weight_VD is not None:
@@ -294,12 +311,16 @@ class HeadGradients:
         if self.bias_V is not None:
             self.bias_V[columns] += (gradient_CK.t() @ scale_C1.to(gradient_CK.dtype)).flatten()
 
-    def results(self) -> list[Tensor | None]:
+    def results(self, divided: DividedVocabulary | None = None) -> list[Tensor | None]:
         """Return the three gradients in the dtypes of their tensors, None where not needed.
+
+        That of hidden states is summed over the ranks that divide the vocabulary.
 
         What was added up is for final logits without their cap; products are divided by the blocks' temperature.
         """
         blocks = self.blocks
+        if divided is not None and self.hidden_ND is not None:
+            divided.sum(self.hidden_ND)
         totals = (self.hidden_ND, self.weight_VD, self.bias_V)
         likes = (blocks.hidden_ND, blocks.weight_VD, blocks.bias)
         return [

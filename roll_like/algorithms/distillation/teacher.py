@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from roll_like.algorithms.blocks import Blocks, Cut
+from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.errors import ConfigError, EngineError
 from roll_like.types import PLAIN_LOGITS, LogitTransform
 
@@ -127,6 +128,7 @@ def teacher_topk(
     chunk_vocab: int,
     bias: Tensor | None = None,
     logits: LogitTransform = PLAIN_LOGITS,
+    divided: DividedVocabulary | None = None,
 ) -> TeacherTopK:
     """Return the teacher's K most likely tokens at each position, from its hidden states: what its worker sends.
 
@@ -143,25 +145,35 @@ def teacher_topk(
         chunk_vocab: Columns of logits that exist at a time, at most.
         bias: Of the output projection, shape [V].
         logits: What the teacher does to the products.
+        divided: The ranks that divide the vocabulary, as `token_logprobs` takes it; all of them return the same.
 
     Raises:
         ConfigError: `k` is not in [1, V].
     """
-    if not 1 <= k <= len(weight_VD):
-        raise ConfigError(f"top-k of the teacher is {k}; 1 to {len(weight_VD)}, its vocabulary, was expected")
+    vocabulary = len(weight_VD) if divided is None else divided.size
+    if not 1 <= k <= vocabulary:
+        raise ConfigError(f"top-k of the teacher is {k}; 1 to {vocabulary}, its vocabulary, was expected")
     cut = Cut(temperature, chunk_tokens, chunk_vocab, logits=logits)
     blocks = Blocks(hidden_ND, weight_VD.to(hidden_ND.dtype), bias, cut)
     ids_NK = torch.empty(len(hidden_ND), k, dtype=torch.int32, device=hidden_ND.device)
-    logprobs_NK = torch.empty(len(hidden_ND), k, dtype=blocks.wide, device=hidden_ND.device)
-    entropy_N = torch.empty(len(hidden_ND), dtype=blocks.wide, device=hidden_ND.device)
+    logits_NK = torch.empty(len(hidden_ND), k, dtype=blocks.wide, device=hidden_ND.device)
+    logsumexp_N, entropy_N = (torch.empty(len(hidden_ND), dtype=blocks.wide, device=hidden_ND.device) for _ in range(2))
     with torch.autocast(hidden_ND.device.type, enabled=False):
         for rows in blocks.tokens:
             best = _Best(k, rows.stop - rows.start, blocks.wide, hidden_ND.device)
             for columns in blocks.vocabulary:
                 for part, tile, _ in blocks.tiles(blocks.compute(rows, columns), columns):
                     best.add(part, tile, columns.start)
-            ids_NK[rows], logprobs_NK[rows] = best.ids_CK, best.logits_CK - best.logsumexp_C[:, None]
-            entropy_N[rows] = best.entropy_C
+            ids_NK[rows], logits_NK[rows] = best.ids_CK, best.logits_CK
+            logsumexp_N[rows], entropy_N[rows] = best.logsumexp_C, best.entropy_C
+    if divided is not None:
+        logits_NK, order_NK = torch.cat(divided.told(logits_NK), 1).topk(k)
+        ids_NK = torch.cat(divided.told(ids_NK + divided.own.start), 1).gather(1, order_NK)
+        parts_SFN = torch.stack(divided.told(torch.stack([logsumexp_N, entropy_N])))
+        logsumexp_N = parts_SFN[:, 0].logsumexp(0)
+        log_share_SN = parts_SFN[:, 0] - logsumexp_N
+        entropy_N = _weighted(log_share_SN, parts_SFN[:, 1]).sum(0)
+    logprobs_NK = logits_NK - logsumexp_N[:, None]
     return TeacherTopK(ids_NK=ids_NK, logprobs_NK=logprobs_NK, temperature=temperature, entropy_N=entropy_N)
 
 
