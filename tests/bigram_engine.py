@@ -26,6 +26,7 @@ from roll_like.config.training import TrainingConfig
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.objective import PolicyObjective, with_reference
 from roll_like.registry import ADVANTAGES
+from roll_like.training.backend import BatchT
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory
@@ -42,7 +43,7 @@ class BigramBackend:
     def __init__(self, table_VV: Tensor) -> None:
         self.table_VV = table_VV.clone().requires_grad_()
         self.module: Any = None
-        self._last = False
+        self._summed = False
 
     def wrap(self, module: Any) -> None:
         self.module = module
@@ -60,19 +61,20 @@ class BigramBackend:
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
         return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
 
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        assert not self._last, "the last micro-batch was announced"
-        loss_of().backward()
-        self._last = last
+    def forward_backward(self, batches: Sequence[BatchT], loss_of: Callable[[BatchT], Tensor]) -> None:
+        assert not self._summed, "the gradient of one step is added up at once"
+        for batch in batches:
+            loss_of(batch).backward()
+        self._summed = True
 
     def optimizer_step(self, learning_rate: float) -> float:
-        assert self._last
+        assert self._summed
         assert self.table_VV.grad is not None
         norm = float(self.table_VV.grad.norm())
         if math.isfinite(norm):
             with torch.no_grad():
                 self.table_VV -= learning_rate * self.table_VV.grad
-        self.table_VV.grad, self._last = None, False
+        self.table_VV.grad, self._summed = None, False
         return norm
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
 from roll_like.config.training import TrainerConfig
-from roll_like.training.backend import State, TrainingBackend
+from roll_like.training.backend import BatchT, State, TrainingBackend
 from roll_like.training.host_copies import tensors_within
 from roll_like.training.optimizer import adamw
 
@@ -29,7 +29,7 @@ class PlainBackend(TrainingBackend):
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         assert (dtype, device, world_size) == ("float32", "cpu", 1)
         super().__init__(settings, dtype=dtype, device=device, world_size=world_size)
-        self._boundaries: list[bool] = []
+        self._summed = False
 
     @staticmethod
     def violations(settings: TrainerConfig) -> Iterator[Violation]:
@@ -53,13 +53,15 @@ class PlainBackend(TrainingBackend):
     def forward(self, *inputs: Any) -> Any:
         return self.module.train(torch.is_grad_enabled())(*inputs)
 
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        loss_of().backward()
-        self._boundaries.append(last)
+    def forward_backward(self, batches: Sequence[BatchT], loss_of: Callable[[BatchT], Tensor]) -> None:
+        assert not self._summed, "the gradient of one step is added up at once"
+        for batch in batches:
+            loss_of(batch).backward()
+        self._summed = True
 
     def optimizer_step(self, learning_rate: float) -> float:
-        assert self._boundaries == [False] * (len(self._boundaries) - 1) + [True]
-        self._boundaries = []
+        assert self._summed
+        self._summed = False
         norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self._settings.optimizer.max_grad_norm))
         if math.isfinite(norm):
             for group in self._optimizer.param_groups:

@@ -146,6 +146,16 @@ class TrainerConfig(ConfigModel):
         "Default: yes. No effect if no GPU is shared.",
     )
 
+    @property
+    def data_ranks(self) -> int:
+        """Groups of neighbouring ranks that have rows of their own."""
+        return int(TRAINING_BACKENDS.get(self.backend).data_ranks(self))
+
+    @property
+    def sharing(self) -> int:
+        """Ranks of such a group, which get the same rows."""
+        return self.workers // self.data_ranks
+
     def violations(self, key: str, device: str) -> Iterator[Violation]:
         """Yield what cannot work in the section at a key, or has no effect.
 
@@ -235,9 +245,10 @@ class TrainerConfig(ConfigModel):
             what: What they are.
             more: What would give every rank something to do.
         """
-        sharing, workers = self.sequence_parallel, self.workers
-        if count < workers // sharing:
-            computing = f"{workers} workers" if sharing == 1 else f"{workers // sharing} times {sharing} workers"
+        ranks = self.data_ranks
+        if count < ranks:
+            sharing = self.sharing
+            computing = f"{ranks} workers" if sharing == 1 else f"{ranks} times {sharing} workers"
             yield Violation(
                 ("training", "workers"),
                 f"one {of} has {count} {what}, fewer than {computing}, so some would have nothing to do; use at most "

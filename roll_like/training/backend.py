@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from roll_like.algorithms.lazy import torch
 from roll_like.config.base import Violation
@@ -27,6 +27,8 @@ SUM_TOLERANCE = 1e-9
 StatePart = Literal["weights", "gradients", "optimizer"]
 #: What a rank holds between steps: weights; and what only training needs (gradients, master weights, moments).
 State: TypeAlias = Literal["weights", "optimizer"]
+#: What `forward_backward` computes the loss of.
+BatchT = TypeVar("BatchT")
 
 
 class LazyTensors(Mapping[str, "Tensor"]):
@@ -123,6 +125,14 @@ class TrainingBackend(ABC):
         del settings
         return frozenset()
 
+    @staticmethod
+    def data_ranks(settings: TrainerConfig) -> int:
+        """Return how many groups of neighbouring ranks have rows of their own; the ranks of a group get the same rows.
+
+        All ranks of a group return the same log-probabilities and metrics for them.
+        """
+        return settings.workers // settings.sequence_parallel
+
     @classmethod
     def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:
         """Return the memory of one rank of a model in training, on its device."""
@@ -177,12 +187,12 @@ class TrainingBackend(ABC):
         """Run the module; dropout is on where there are gradients only."""
 
     @abstractmethod
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        """Add one micro-batch's gradient: gradients of micro-batches and ranks are summed.
+    def forward_backward(self, batches: Sequence[BatchT], loss_of: Callable[[BatchT], Tensor]) -> None:
+        """Add the gradient of the next optimizer step: gradients of micro-batches and ranks are summed.
 
         Args:
-            loss_of: Runs `forward` and returns the micro-batch's share of the loss.
-            last: Whether it is this rank's last one before `optimizer_step`.
+            batches: All micro-batches of this rank before `optimizer_step`; all ranks have equally many.
+            loss_of: Runs `forward` for a micro-batch and returns its share of the loss; called once for each, in order.
         """
 
     @abstractmethod

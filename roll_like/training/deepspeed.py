@@ -20,7 +20,7 @@ from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.models.imports import quick_imports
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training import deepspeed_states
-from roll_like.training.backend import COLLECTIVE_TIMEOUT, State, StatePart, TrainingBackend
+from roll_like.training.backend import COLLECTIVE_TIMEOUT, BatchT, State, StatePart, TrainingBackend
 from roll_like.training.host_copies import tensors_within
 
 if TYPE_CHECKING:
@@ -134,12 +134,14 @@ class DeepSpeedBackend(TrainingBackend):
             self._engine.train(learning)
         return self._engine(*inputs)
 
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        self._engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages over ranks, where losses add up
-        self._engine.backward(loss_of() * self._world_size)
-        if not last:
-            self._engine.step()  # only counts the micro-batch; the optimizer moves at the boundary
+    def forward_backward(self, batches: Sequence[BatchT], loss_of: Callable[[BatchT], Tensor]) -> None:
+        for index, batch in enumerate(batches, start=1):
+            last = index == len(batches)
+            self._engine.set_gradient_accumulation_boundary(last)
+            # DeepSpeed averages over ranks, where losses add up
+            self._engine.backward(loss_of(batch) * self._world_size)
+            if not last:
+                self._engine.step()  # only counts the micro-batch; the optimizer moves at the boundary
 
     def optimizer_step(self, learning_rate: float) -> float:
         """Take the step. Where the norm is not finite only DeepSpeed's own counters of steps move on."""

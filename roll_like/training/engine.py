@@ -157,8 +157,8 @@ class TrainingEngine(Generic[StepT]):
                 self._worker_restarts.replace(f"every rank of {self.cluster.name}", error, self.rebuild)
 
     def _scatter(self, method: Callable[[TrainingRank, ShareT], R], shares: Sequence[ShareT]) -> list[R]:
-        """Call a method with a share for each group of ranks that share rows; all of a group return the same."""
-        sharing = self.objective.settings.sequence_parallel
+        """Call a method with a share for each group of ranks with the same rows; all of a group return the same."""
+        sharing = self.objective.settings.sharing
         return self.cluster.scatter(method, [share for share in shares for _ in range(sharing)])[::sharing]
 
     def micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[MicroBatch]]:

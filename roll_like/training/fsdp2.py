@@ -23,6 +23,7 @@ from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backend import (
     COLLECTIVE_TIMEOUT,
+    BatchT,
     LazyTensors,
     State,
     StatePart,
@@ -203,10 +204,10 @@ class FSDP2Backend(TrainingBackend):
             self._unit.reshard()  # what is outside the layers stays whole for a backward pass, which does not come
         return outputs
 
-    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
-        """Add one micro-batch's gradient, over all ranks: sums of whole gradients would need a whole model's memory."""
-        del last
-        torch.autograd.backward(loss_of())
+    def forward_backward(self, batches: Sequence[BatchT], loss_of: Callable[[BatchT], Tensor]) -> None:
+        """Add the gradients, over all ranks after each micro-batch: whole sums would need a whole model's memory."""
+        for batch in batches:
+            torch.autograd.backward(loss_of(batch))
 
     def optimizer_step(self, learning_rate: float) -> float:
         gradients = [_local(each.grad) for each in self._trained().values() if each.grad is not None]

@@ -157,11 +157,13 @@ class Objective(ABC, Generic[StepT, BatchT]):
     # ---- on the driver -------------------------------------------------------------------------
 
     def layout(self, ranks: int) -> Layout:
-        """Return how samples are laid out for the ranks; those that share rows count as one, with all their budgets."""
-        sharing = self.settings.sequence_parallel
+        """Return how samples are laid out for the ranks: groups with the same rows count as one.
+
+        Those that divide the tokens of a row have all their budgets for it.
+        """
         return Layout(
-            ranks=ranks // sharing,
-            max_tokens=self.settings.max_tokens_per_micro_batch * sharing,
+            ranks=ranks // self.settings.sharing,
+            max_tokens=self.settings.max_tokens_per_micro_batch * self.settings.sequence_parallel,
             share_prompts=self.settings.share_prompts and self.row_sharing is not None,
             packing=self.packing,
         )

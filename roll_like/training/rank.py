@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -213,11 +213,10 @@ class TrainingRank:
         def loss_of(batch: MicroBatch) -> Tensor:
             loss, metrics = self._objective.loss(self._model, batch, shared)
             collected.append(metrics)
+            PROGRESS.tick()
             return loss
 
-        for index, batch in enumerate(share.batches):
-            self._backend.forward_backward(partial(loss_of, batch), last=index == len(share.batches) - 1)
-            PROGRESS.tick()
+        self._backend.forward_backward(share.batches, loss_of)
         seconds = time.perf_counter() - started
         self._trained(seconds, share.batches)
         return merge([*collected, {COMPUTE_SECONDS: Max(seconds)}])

@@ -30,7 +30,7 @@ class Speed:
     Attributes:
         shape: The model's sizes.
         adapters: Parameters of its low-rank adapters; None where all of it is trained.
-        sharing: Ranks that compute the same rows.
+        sharing: Ranks that compute the same rows together.
         peak: Documented rate of matrix products in the model's precision, in FLOP/s; None where it is not known.
     """
 
@@ -58,7 +58,7 @@ class Speed:
             shape=load_model_shape(Path(spec.model_path)),
             adapters=adapters,
             peak=peak,
-            sharing=spec.objective.settings.sequence_parallel,
+            sharing=spec.objective.settings.sharing,
         )
 
     def add(self, seconds: float, batches: Sequence[MicroBatch] = ()) -> None:

@@ -34,12 +34,15 @@ calls, forward_backward = [], DeepSpeedBackend.forward_backward
 def waits_for_nothing():
     time.sleep(3600)
 
-def getting_stuck(backend, loss_of, *, last):
-    calls.append(last)
-    if len(calls) == 3 and not os.path.exists(ONCE):
-        open(ONCE, "w").close()
-        waits_for_nothing()
-    forward_backward(backend, loss_of, last=last)
+def getting_stuck(backend, batches, loss_of):
+    def loss(batch):
+        calls.append(batch)
+        if len(calls) == 3 and not os.path.exists(ONCE):
+            open(ONCE, "w").close()
+            waits_for_nothing()
+        return loss_of(batch)
+
+    forward_backward(backend, batches, loss)
 
 DeepSpeedBackend.forward_backward = getting_stuck
 """

@@ -41,8 +41,7 @@ def main(name: Any, stage: Any, dtype: Any) -> None:
     backend.wrap(module)
     inputs = torch.randn(4, WIDTH, dtype=kind)
     for _ in range(2):  # moments exist after the first step
-        backend.forward_backward(lambda: backend.forward(inputs).float().square().sum(), last=False)
-        backend.forward_backward(lambda: backend.forward(inputs).float().square().sum(), last=True)
+        backend.forward_backward([inputs, inputs], lambda batch: backend.forward(batch).float().square().sum())
         weights, optimizer = (storages(backend.tensors(part)) for part in ("weights", "optimizer"))
         others = [size for address, size in optimizer.items() if address not in weights]
         held = {"weights": sum(weights.values()), "others": sum(others)}

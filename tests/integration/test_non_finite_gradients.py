@@ -137,8 +137,7 @@ def left_out_expert_stays(ranks: int, settings: dict[str, Any], dtype: Any) -> b
     inputs = torch.randn(4, 64).to(getattr(torch, dtype))
     for used, spoilt in ((2, np.nan), (1, 1.0)):
         factor = spoilt if torch.distributed.get_rank() == ranks - 1 else 1.0
-        for last in (False, True):
-            backend.forward_backward(partial(_scaled, backend, inputs, used, factor), last=last)
+        backend.forward_backward([inputs, inputs], partial(_scaled, backend, used, factor))
         backend.optimizer_step(1e-3)
     weights = [expert.weight for expert in backend.module.experts]
     with backend.gathered(weights) if backend.sharded else nullcontext(weights) as whole:
@@ -146,7 +145,7 @@ def left_out_expert_stays(ranks: int, settings: dict[str, Any], dtype: Any) -> b
     return second and not first
 
 
-def _scaled(backend: Any, inputs: torch.Tensor, used: int, factor: float) -> torch.Tensor:
+def _scaled(backend: Any, used: int, factor: float, inputs: torch.Tensor) -> torch.Tensor:
     scaled: torch.Tensor = backend.forward(inputs, used) * factor
     return scaled
 
@@ -229,7 +228,7 @@ def alternating(rank: int, ranks: int, address: Any, cases: list[tuple[dict[str,
                     expert.weight.data = weight.detach().float().clone()
             plain(inputs.float(), used).backward()
             norm = torch.stack([expert.weight.grad.norm() for expert in plain.experts[:used]]).norm()
-            backend.forward_backward(partial(_scaled, backend, inputs, used, 1.0), last=True)
+            backend.forward_backward([inputs], partial(_scaled, backend, used, 1.0))
             of_case.append(backend.optimizer_step(1e-3) / float(norm))
         ratios.append(of_case)
     torch.distributed.destroy_process_group()
@@ -266,10 +265,10 @@ class Spoiling(DeepSpeedBackend):
         self.bad = (3, 4, 5, 6) if STARTED.exists() else (1, 4, 5, 7, 8, 9, 10)
         STARTED.touch()
 
-    def forward_backward(self, loss_of, *, last):
+    def forward_backward(self, batches, loss_of):
         factor = float("nan") if self.attempt in self.bad else 1.0
-        super().forward_backward(lambda: loss_of() * factor, last=last)
-        self.attempt += last
+        super().forward_backward(batches, lambda batch: loss_of(batch) * factor)
+        self.attempt += 1
 """
 
 

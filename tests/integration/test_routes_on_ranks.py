@@ -53,12 +53,7 @@ def computed(
     own = shards[rank * len(shards) // ranks]
     logprobs = trainer.forward(own)
     backend, held = trainer._backend, trainer._model
-    for index, batch in enumerate(own):
-        weights = torch.from_numpy(batch.weights)
-        backend.forward_backward(
-            lambda batch=batch, weights=weights: (held(batch, 1.0)[0] * weights).sum(),  # type: ignore[misc]
-            last=index == len(own) - 1,
-        )
+    backend.forward_backward(own, lambda batch: (held(batch, 1.0)[0] * torch.from_numpy(batch.weights)).sum())
     norm = backend.optimizer_step(1e-3)
     trainer.close()
     return logprobs, norm

@@ -62,7 +62,7 @@ def backend_of(ranks: int, layout: Layout, seed: int, module: type[nn.Module] = 
 def learn(backend: Any, step: int, rank: int, ranks: int) -> float:
     """Take an update on twelve tokens, of which each rank has a share."""
     tokens = torch.randint(7, (12,), generator=torch.Generator().manual_seed(step))[rank::ranks]
-    backend.forward_backward(partial(_loss, backend, tokens), last=True)
+    backend.forward_backward([tokens], partial(_loss, backend))
     return float(backend.optimizer_step(1e-2))
 
 

@@ -95,9 +95,7 @@ def computed(
         trainer = TrainingRank(cpu_rank(objective, folder), rank, ranks)
         trainer.start((address[0], port))
         before = trainer.forward(own)
-        for index, batch in enumerate(own):
-            loss_of = partial(loss, trainer._model, batch)
-            trainer._backend.forward_backward(loss_of, last=index == len(own) - 1)
+        trainer._backend.forward_backward(own, partial(loss, trainer._model))
         norm = trainer._backend.optimizer_step(LEARNING_RATE)
         weights = {name: tensor.detach().clone() for name, tensor in trainer._parameters()}
         found.append(

@@ -14,9 +14,11 @@ from tests_support import policy_sample  # type: ignore[import-not-found]
 
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.training import CriticConfig, TrainingConfig
+from roll_like.config.training import CriticConfig, TrainerConfig, TrainingConfig
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective, policy_batches, whole_batch
+from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.deepspeed import DeepSpeedBackend
 from roll_like.training.engine import TrainingEngine
 from roll_like.values import Max, Mean, Sum, reduce
 
@@ -54,10 +56,16 @@ class FakeCluster:
         return [share for name, shares in self.calls if name == "forward_backward" for share in shares]
 
 
-def trainer(cluster: FakeCluster, *, controller: KLController | None = None, **algorithm: Any) -> TrainingEngine[Any]:
+def trainer(
+    cluster: FakeCluster,
+    *,
+    controller: KLController | None = None,
+    training: dict[str, Any] | None = None,
+    **algorithm: Any,
+) -> TrainingEngine[Any]:
     config = AlgorithmConfig(**algorithm)
     objective = PolicyObjective(
-        settings=TrainingConfig(max_tokens_per_micro_batch=64),
+        settings=TrainingConfig(max_tokens_per_micro_batch=64, **training or {}),
         algorithm=config,
         max_response_tokens=8,
         kl=controller or KLController(config.kl),
@@ -69,6 +77,33 @@ def trained_targets(cluster: FakeCluster) -> list[float]:
     """The advantage of every token that the ranks were given a weight for."""
     batches = [batch for share in cluster.shares for batch in share.batches]
     return sorted(float(value) for batch in batches for value in batch.advantages[batch.weights != 0])
+
+
+class InPairs(DeepSpeedBackend):
+    """A backend whose ranks are pairs, each with rows of its own."""
+
+    @staticmethod
+    def data_ranks(settings: TrainerConfig) -> int:
+        return settings.workers // 2
+
+
+def test_neighbouring_ranks_get_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    TRAINING_BACKENDS.names()
+    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "in_pairs", InPairs)
+    cluster = FakeCluster({**COUNTS, "train/loss": Sum(1.0)})
+    monkeypatch.setattr(FakeCluster, "__len__", lambda cluster: 4)
+    engine = trainer(cluster, training={"backend": "in_pairs", "workers": 4})
+    assert (engine.layout["ranks"], engine.layout["max_tokens"]) == (2, 64)
+    samples = [policy_sample(group=group, prompt=1, response=2, advantage=1.0) for group in "abcd"]
+    report = reduce(engine.train_step(samples))
+    first, second, third, fourth = cluster.shares
+    assert first.batches is second.batches
+    assert third.batches is fourth.batches
+    assert {*first.batches[0].sample_ids} & {*third.batches[0].sample_ids} == set()
+    assert report["train/loss"] == 2.0  # one rank of each pair tells the metrics
+    assert sorted(len(found) for found in engine.logprobs(samples)) == [3] * 4
+    (violation,) = engine.objective.settings.ranks_have_work(1, "update", "samples", "sample more")
+    assert "fewer than 2 times 2 workers" in violation.message
 
 
 def test_no_samples_are_no_update() -> None:

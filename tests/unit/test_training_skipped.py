@@ -12,7 +12,6 @@ import pytest
 import torch
 from bigram_engine import bigram_engine
 from tests_support import policy_sample  # type: ignore[import-not-found]
-from torch import Tensor
 
 from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
@@ -168,15 +167,11 @@ def spoil(backend: Any, *attempts: int) -> None:
     """Let the gradients of these attempts be NaN."""
     plain, attempt = backend.forward_backward, 0
 
-    def forward_backward(loss_of: Any, *, last: bool) -> None:
+    def forward_backward(batches: Any, loss_of: Any) -> None:
         nonlocal attempt
-
-        def spoilt() -> Tensor:
-            loss: Tensor = loss_of()
-            return loss * NAN
-
-        plain(spoilt if attempt in attempts else loss_of, last=last)
-        attempt += last
+        factor = NAN if attempt in attempts else 1.0
+        plain(batches, lambda batch: loss_of(batch) * factor)
+        attempt += 1
 
     backend.forward_backward = forward_backward
 
