@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 from roll_like.agents.chat_api import ApiError, ChatResponse, kind_of
 
 Body = Mapping[str, Any]
+#: Options that chat requests check, whatever the format that they come in.
+_CHECKED = ("n", "top_logprobs")
 
 
 class Dialect(ABC):
@@ -93,10 +95,14 @@ class Responses(Dialect):
         messages = [] if not body.get("instructions") else [{"role": "system", "content": body["instructions"]}]
         for index, item in enumerate(_listed(items, "input")):
             _add(messages, self._message(item, f"input[{index}]"))
-        chat = _renamed(body, {"max_output_tokens": "max_completion_tokens"}, ("temperature", "top_p", "stream"))
+        kept = ("temperature", "top_p", "stream", *_CHECKED)
+        chat = _renamed(body, {"max_output_tokens": "max_completion_tokens"}, kept)
         choice = body.get("tool_choice")
         return {
             **chat,
+            **_nested(body, "text", "format", "response_format"),
+            **_nested(body, "reasoning", "effort", "reasoning_effort"),
+            "logprobs": "message.output_text.logprobs" in _listed(body.get("include") or [], "include"),
             "messages": messages,
             **({"tools": self._tools(body["tools"])} if body.get("tools") else {}),
             **({} if choice is None else {"tool_choice": choice}),
@@ -178,6 +184,7 @@ class Responses(Dialect):
         calls = answer.message.get("tool_calls") or ()
         if answer.message["content"] or not calls:
             part: dict[str, Any] = {"type": "output_text", "text": answer.message["content"] or "", "annotations": []}
+            part["logprobs"] = [] if answer.logprobs is None else answer.logprobs["content"]
             name = answer.answer_id.replace("chatcmpl-", "msg_")
             items.append({"type": "message", "id": name, "status": ended, "role": "assistant", "content": [part]})
         for call in calls:
@@ -209,9 +216,9 @@ def _item_events(item: Mapping[str, Any], place: int) -> Iterator[dict[str, Any]
     if text:
         (part,) = item["content"]
         at["content_index"] = 0
-        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
-        yield {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []}
-        yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+        yield {"type": "response.content_part.added", **at, "part": {**part, "text": "", "logprobs": []}}
+        yield {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": part["logprobs"]}
+        yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": part["logprobs"]}
         yield {"type": "response.content_part.done", **at, "part": part}
     else:
         arguments = item["arguments"]
@@ -243,7 +250,8 @@ class Messages(Dialect):
         if messages and messages[-1]["role"] == "assistant":
             what = "the last message is the assistant's; an answer that is begun for the policy is not sampled by it"
             raise ApiError(400, what, param="messages")
-        chat = _renamed(body, {"stop_sequences": "stop"}, ("max_tokens", "temperature", "top_p", "top_k", "stream"))
+        kept = ("max_tokens", "temperature", "top_p", "top_k", "stream", *_CHECKED)
+        chat = _renamed(body, {"stop_sequences": "stop"}, kept)
         choice = body.get("tool_choice") or {}
         named = {"auto": "auto", "any": "required", "none": "none"}.get(choice.get("type", "auto"), choice)
         return {
@@ -272,7 +280,8 @@ class Messages(Dialect):
                 text = "" if result is None else _text(result, f"{at}.content[{place}]")
                 yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
             elif kind not in ("thinking", "redacted_thinking"):
-                raise ApiError(400, f"{at}.content[{place}]: blocks of type {kind!r} are not served", param=at)
+                what = f"blocks of type {kind!r} are not served; the policy reads text and the results of tools"
+                raise ApiError(400, f"{at}.content[{place}]: {what}", param=at)
         if calls:
             yield {"role": message.get("role"), "content": "".join(texts) or None, "tool_calls": calls}
         elif texts:
@@ -369,6 +378,13 @@ def _renamed(body: Body, names: Mapping[str, str], kept: Sequence[str]) -> dict[
     """Return a request's options by their names in chat requests; null ones are left out."""
     pairs = [*names.items(), *((name, name) for name in kept)]
     return {name: body[key] for key, name in pairs if body.get(key) is not None}
+
+
+def _nested(body: Body, section: str, key: str, name: str) -> dict[str, Any]:
+    """Return an option of a section by its name in chat requests; nothing where there is none."""
+    inner = body.get(section)
+    value = inner.get(key) if isinstance(inner, Mapping) else None
+    return {} if value is None else {name: value}
 
 
 def _text(value: Any, at: str) -> str:

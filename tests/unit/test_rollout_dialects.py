@@ -132,6 +132,96 @@ async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> Non
         assert (await client.messages.create(messages=user, **options)).content[0].text == "fine"
 
 
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+
+
+async def test_several_answers_images_and_other_tokens_are_refused_in_every_format() -> None:
+    async with rig("fine") as each, anthropic_client(each) as client:
+
+        async def chat(content: Any = "hi", **more: Any) -> None:
+            await each.client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": content}], **more
+            )
+
+        async def responses(content: Any = "hi", **more: Any) -> None:
+            items: Any = [{"role": "user", "content": content}]
+            await each.client.responses.create(model="any", input=items, **more)
+
+        async def messages(content: Any = "hi", **more: Any) -> None:
+            said: Any = [{"role": "user", "content": content}]
+            await client.messages.create(model="any", max_tokens=5, messages=said, extra_body=more)
+
+        shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+        asked: list[tuple[Any, Any, str, str]] = [
+            (chat, {"n": 2}, "n is 2; expected 1: an agent goes on with one answer", "n"),
+            (responses, {"extra_body": {"n": 2}}, "n is 2; expected 1", "n"),
+            (messages, {"n": 2}, "n is 2; expected 1", ""),
+            (chat, {"logprobs": True, "top_logprobs": 2}, "top_logprobs is 2; expected 0: only", "top_logprobs"),
+            (responses, {"top_logprobs": 2}, "top_logprobs is 2; expected 0: only", "top_logprobs"),
+            (messages, {"top_logprobs": 2}, "top_logprobs is 2; expected 0: only", ""),
+            (
+                chat,
+                {"content": [{"type": "image_url", "image_url": {"url": PICTURE}}]},
+                "a part is 'image_url'; the policy reads text parts only",
+                "messages[0].content",
+            ),
+            (
+                responses,
+                {"content": [{"type": "input_image", "detail": "auto", "image_url": PICTURE}]},
+                "a part is 'input_image'; the policy reads text parts only",
+                "input[0]",
+            ),
+            (messages, {"content": [shown]}, "blocks of type 'image' are not served; the policy reads text", ""),
+            (
+                messages,
+                {"content": [{"type": "tool_result", "tool_use_id": "c", "content": [shown]}]},
+                "a part is 'image'; the policy reads text parts only",
+                "",
+            ),
+            (responses, {"include": 3}, "include: expected a list, found a number", "include"),
+        ]
+        for ask, options, words, param in asked:
+            with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as found:
+                await ask(**options)
+            assert words in found.value.message
+            assert getattr(found.value, "param", None) == (param or None)
+        assert not each.policy.requests  # nothing of it was sampled
+        for harmless in ({"n": 1}, {"top_logprobs": 0}):
+            await chat(**harmless)
+            await responses(extra_body=harmless)
+            await messages(**harmless)
+        assert len(each.policy.requests) == 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_have_log_probabilities_where_they_are_asked_for(stream: bool) -> None:
+    async with rig("so it is") as each:
+        options: Any = {"model": "any", "input": "hi", "include": ["message.output_text.logprobs"]}
+        if stream:
+            async with each.client.responses.stream(**options) as events:
+                deltas = [event async for event in events if event.type == "response.output_text.delta"]
+                answer: Any = await events.get_final_response()
+            assert [one.logprob for event in deltas for one in event.logprobs]
+        else:
+            answer = await each.client.responses.create(**options)
+        (part,) = answer.output[0].content
+        (sampled,) = each.policy.generations
+        assert [one.logprob for one in part.logprobs] == sampled.logprobs.tolist()
+        assert "".join(one.token for one in part.logprobs[:-1]) == "so it is"
+        plain: Any = await each.client.responses.create(model="any", input="hi")
+        assert plain.output[0].content[0].logprobs == []
+
+
+async def test_options_of_responses_that_the_run_decides_are_named() -> None:
+    async with rig("fine") as each:
+        asked: Any = {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "high"}, "temperature": 0.1}
+        answer = await each.client.responses.with_raw_response.create(model="any", input="hi", **asked)
+        assert answer.headers["x-roll-like-ignored"] == "reasoning_effort,response_format,temperature"
+        plain: Any = {"text": {"format": {"type": "text"}}, "reasoning": {"effort": None}}
+        answer = await each.client.responses.with_raw_response.create(model="any", input="hi", **plain)
+        assert "x-roll-like-ignored" not in answer.headers
+
+
 async def test_an_answer_that_was_cut_says_so() -> None:
     async with rig("a long answer") as each, anthropic_client(each) as client:
         cut = await each.client.responses.create(model="any", input="hi", max_output_tokens=4)
