@@ -83,7 +83,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
         if any(isinstance(spec, ProgramSpec | VerifiersSpec) for spec in specs):
             proxy = self._started_proxy(router, renderer, runner)
             programs = AgentPrograms(proxy, environments)
-            verifiers = VerifiersEnvironments(proxy, config.rollout.max_turns, self._resources.report)
+            verifiers = VerifiersEnvironments(proxy, limits_of(config), self._resources.report)
             self._stack.callback(lambda: runner.run(verifiers.close()))
             runner.run(verifiers.start(spec for spec in specs if isinstance(spec, VerifiersSpec)))
         rewards = None

@@ -10,10 +10,10 @@
     POST /v1/chat/completions   the policy answers; so it does at /v1/responses and /v1/messages (`dialects.py`)
     POST /v1/reward             {"reward": 1.0, "success": true, "done": true}, or {"answer": "…"} for an environment
     GET  /v1/task               name, seed and, with an environment, its first messages
-    GET  /v1/models             the policy
+    GET  /v1/models             the policy, and how many tokens a conversation may have
 
 Each episode has an API key of its own. A server that plays many has one key, and its requests name their episode in
-`X-Session-ID`.
+`X-Session-ID`; those that sample nothing need not.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from roll_like.agents.chat_api import (
 )
 from roll_like.agents.dialects import DIALECTS, MESSAGES, Dialect
 from roll_like.agents.episode import EpisodeSettings
-from roll_like.agents.proxy_episode import ProxyEpisode
+from roll_like.agents.proxy_episode import ProxyEpisode, drafted
+from roll_like.agents.recorder import Recorder
 from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.inference.interface import Sampling
 from roll_like.rollout.router import Router
 
 _log = logging.getLogger(__name__)
@@ -85,7 +87,7 @@ class Proxy:
         self._port = port
         self._model = model
         self._episodes: dict[str, ProxyEpisode] = {}
-        self._shared: set[str] = set()
+        self._shared: dict[str, int] = {}  # the longest conversation, by key
         self._opened = asyncio.Event()
         self._warned: set[str] = set()
         self._runner: web.AppRunner | None = None
@@ -138,9 +140,14 @@ class Proxy:
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/v1"
 
-    def share(self, key: str) -> None:
-        """Take requests with this key whose header says which session they belong to."""
-        self._shared.add(key)
+    def share(self, key: str, *, max_tokens: int) -> None:
+        """Take requests with this key whose header says which session they belong to.
+
+        Args:
+            key: The key.
+            max_tokens: Longest conversation of its episodes.
+        """
+        self._shared[key] = max_tokens
 
     def open(
         self,
@@ -196,9 +203,11 @@ class Proxy:
     async def _count(self, http: web.Request) -> web.Response:
         """Return how long a prompt is; nothing is sampled."""
         dialect = http[_DIALECT] = MESSAGES
-        episode = await self._episode(http)
-        request = read_chat_request(dialect.to_chat(read_body(await http.read())), episode.settings.sampling)
-        return web.json_response({"input_tokens": episode.count(request)})
+        episode = None if self._of_no_episode(http) else await self._episode(http)
+        sampling = Sampling(max_tokens=1) if episode is None else episode.settings.sampling
+        request = read_chat_request(dialect.to_chat(read_body(await http.read())), sampling)
+        recorder = Recorder(self._renderer) if episode is None else episode.recorder
+        return web.json_response({"input_tokens": len(drafted(recorder, request, keep=False).prompt_ids)})
 
     def _noted(self, request: ChatRequest) -> dict[str, str]:
         """Return a header that names options which the run decides; log each once."""
@@ -239,15 +248,19 @@ class Proxy:
         return web.json_response((await self._episode(http)).about)
 
     async def _models(self, http: web.Request) -> web.Response:
-        await self._episode(http)
+        if self._of_no_episode(http):
+            max_tokens = self._shared[_key_of(http)[1]]
+        else:
+            max_tokens = (await self._episode(http)).settings.limits.tokens
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "roll_like"}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response({"object": "list", "data": [{**model, "max_model_len": max_tokens}]})
+
+    def _of_no_episode(self, http: web.Request) -> bool:
+        """Return whether a request comes from a server of many episodes and names none of them."""
+        return _key_of(http)[1] in self._shared and SESSION_HEADER not in http.headers
 
     async def _episode(self, http: web.Request) -> ProxyEpisode:
-        kind, _, key = http.headers.get("Authorization", "").partition(" ")
-        if not key:  # Anthropic's clients
-            kind, key = "bearer", http.headers.get("x-api-key", "")
-        key = key.strip()
+        kind, key = _key_of(http)
         if key in self._shared:
             key = _of_session(key, http.headers.get(SESSION_HEADER, ""))
             await self._until_open(key)
@@ -320,6 +333,14 @@ async def _streamed(http: web.Request, parts: Iterable[str], headers: Mapping[st
 def new_key() -> str:
     """Return a random API key."""
     return f"sk-roll-{secrets.token_urlsafe(32)}"
+
+
+def _key_of(http: web.Request) -> tuple[str, str]:
+    """Return the scheme and the key of a request."""
+    kind, _, key = http.headers.get("Authorization", "").partition(" ")
+    if not key:  # Anthropic's clients
+        kind, key = "bearer", http.headers.get("x-api-key", "")
+    return kind, key.strip()
 
 
 def _of_session(key: str, session: str) -> str:

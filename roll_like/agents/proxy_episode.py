@@ -48,6 +48,7 @@ class ProxyEpisode:
         error: The infrastructure failure, if there was one.
         sent_answers: Answers and their turns, by the digest of the request: a client's retry gets the same answer.
         sent_rewards: Replies to posted rewards, by the digest of the request.
+        recorder: Its conversations.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ProxyEpisode:
         self._generator = generator
         self._renderer = renderer
         self._on_close = on_close
-        self._recorder = Recorder(renderer)
+        self.recorder = Recorder(renderer)
         self._sampling: set[asyncio.Task[Generation]] = set()
         self._requests = 0
         self._ignored = 0
@@ -94,42 +95,26 @@ class ProxyEpisode:
         """
         self._refuse_when_over()
         limits = self.settings.limits
-        if len(self._recorder.turns) + len(self._sampling) >= limits.turns:
+        if len(self.recorder.turns) + len(self._sampling) >= limits.turns:
             self._out_of.add("turns")
             raise ApiError(400, f"this episode has had its {limits.turns} turns; end it now", code="episode_turn_limit")
         began = time.time()
         self._ignored += bool(request.ignored)
-        draft = self._draft(request)
+        draft = drafted(self.recorder, request)
         try:
             generation = await self._sample(draft, request)
             message, finish_reason = _message(generation, request, draft.reasoning or THINK)
         except BaseException:
-            self._recorder.drop(draft)
+            self.recorder.drop(draft)
             raise
-        turn = self._recorder.commit(draft, generation, message, began=began, sampled=time.time())
+        turn = self.recorder.commit(draft, generation, message, began=began, sampled=time.time())
         self._out_of.discard("tokens")  # it went on with less
         return self._answer(model, request, turn, finish_reason), turn
-
-    def count(self, request: ChatRequest) -> int:
-        """Return how many tokens a request's prompt has.
-
-        Raises:
-            ApiError: There is no prompt for its messages.
-        """
-        draft = self._draft(request)
-        self._recorder.drop(draft)
-        return len(draft.prompt_ids)
-
-    def _draft(self, request: ChatRequest) -> Draft:
-        try:
-            return self._recorder.draft(request.messages, request.tools)
-        except EnvError as error:
-            raise ApiError(400, error.message, code="invalid_messages", param="messages") from error
 
     def take_back(self, turn: RecordedTurn) -> None:
         """Forget a turn whose answer never arrived, unless the agent has shown that it did."""
         if not turn.reward:
-            self._recorder.take_back(turn)
+            self.recorder.take_back(turn)
 
     def award(self, reward: float, success: bool | None = None, *, done: bool = True) -> None:
         """Add a reward to the latest turn.
@@ -143,9 +128,9 @@ class ProxyEpisode:
             ApiError: There is no turn that could have earned it, or the episode is over.
         """
         self._refuse_when_over()
-        if not self._recorder.turns:
+        if not self.recorder.turns:
             raise ApiError(400, "a reward came before the first answer; there is no turn that earned it")
-        total = self._recorder.turns[-1].reward + reward
+        total = self.recorder.turns[-1].reward + reward
         if not math.isfinite(total):
             raise ApiError(400, f"the turn's rewards add up to {total}; expected a finite number", param="reward")
         self.add_reward(reward, success)
@@ -159,7 +144,7 @@ class ProxyEpisode:
             ApiError: The episode is over, or there is no turn that could have earned a reward.
         """
         self._refuse_when_over()
-        if not self._recorder.turns:
+        if not self.recorder.turns:
             raise ApiError(400, "an answer was posted before the first chat request")
         self.answer = answer
         self._end()
@@ -169,7 +154,7 @@ class ProxyEpisode:
     @property
     def turns(self) -> int:
         """Answers of the policy so far."""
-        return len(self._recorder.turns)
+        return len(self.recorder.turns)
 
     @property
     def over(self) -> bool:
@@ -184,7 +169,7 @@ class ProxyEpisode:
     @property
     def final(self) -> Turn:
         """What the agent posted as its answer, else the content of the policy's latest answer."""
-        latest = self._recorder.turns[-1] if self._recorder.turns else None
+        latest = self.recorder.turns[-1] if self.recorder.turns else None
         tags = THINK if latest is None else latest.reasoning
         if self.answer is not None:
             # without a closing tag it is the answer that the agent has taken out of the content
@@ -198,7 +183,7 @@ class ProxyEpisode:
 
     def add_reward(self, reward: float, success: bool | None) -> None:
         """Add a reward to the latest turn; None for `success` leaves it as it was."""
-        self._recorder.turns[-1].reward += reward
+        self.recorder.turns[-1].reward += reward
         self.rewarded = True
         self._success = self._success if success is None else success
 
@@ -212,7 +197,7 @@ class ProxyEpisode:
         """
         if self.error is not None:
             raise self.error
-        if not self._recorder.turns:
+        if not self.recorder.turns:
             raise EnvError("the agent sent no chat request", fix="let it send chat completions to OPENAI_BASE_URL")
         if not self.rewarded:
             cut = f", and it had no {' and no '.join(sorted(self._out_of))} left" if self.truncated else ""
@@ -221,18 +206,18 @@ class ProxyEpisode:
                 fix='post {"reward": …} to OPENAI_BASE_URL + "/reward"'
                 + ("; or set `program.limit_reward` to the reward of such an episode" if cut else ""),
             )
-        records = [_record(turn) for turn in self._recorder.turns]
-        messages, prompt_ids = self._recorder.first_prompt
+        records = [_record(turn) for turn in self.recorder.turns]
+        messages, prompt_ids = self.recorder.first_prompt
         return scored_episode(
             replace(self.settings.task, messages=started_messages(messages), prompt_ids=prompt_ids),
             self.settings.sample_index,
-            self._recorder.segments(),
+            self.recorder.segments(),
             records,
             text="\n".join(record.text for record in records),
             stop=StopReason.LENGTH if self.truncated else StopReason.STOP,
             details={
-                "cuts": float(self._recorder.cuts),
-                "conversations": float(self._recorder.conversations),
+                "cuts": float(self.recorder.cuts),
+                "conversations": float(self.recorder.conversations),
                 "ignored_options": float(self._ignored),
             },
             success=self._success,
@@ -317,6 +302,21 @@ class ProxyEpisode:
             {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
             for text, logprob in zip(texts, np.asarray(generation.logprobs, np.float64).tolist(), strict=True)
         ]
+
+
+def drafted(recorder: Recorder, request: ChatRequest, *, keep: bool = True) -> Draft:
+    """Return the draft of a request; where it is not kept, nothing of it stays in the episode.
+
+    Raises:
+        ApiError: There is no prompt for its messages.
+    """
+    try:
+        draft = recorder.draft(request.messages, request.tools)
+    except EnvError as error:
+        raise ApiError(400, error.message, code="invalid_messages", param="messages") from error
+    if not keep:
+        recorder.drop(draft)
+    return draft
 
 
 #: An id that the parser gave.

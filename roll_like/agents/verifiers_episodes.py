@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from roll_like.agents.episode import EpisodeSettings, VerifiersLost, VerifiersSpec
+from roll_like.agents.episode import EpisodeLimits, EpisodeSettings, VerifiersLost, VerifiersSpec
 from roll_like.agents.proxy import Proxy, new_key
 from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
@@ -24,18 +24,25 @@ from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts, t
 from roll_like.errors import EnvError
 from roll_like.types import EVALUATION_SEED, Scored, StopReason
 
+#: What verifiers calls the errors of an agent that was refused a turn: the refusal's, and that of a program that ends
+#: because of it.
+_OF_REFUSED_TURNS = {"ProviderError", "HarnessError"}
+#: Stages without which there is no reward: verifiers counts it 0 where their time is over.
+_UNSCORED = {"setup_timeout", "finalize_timeout", "scoring_timeout"}
+
 
 class VerifiersEnvironments:
     """The servers of a run's verifiers environments.
 
     Args:
         proxy: Started; answers the requests of their agents.
-        max_turns: Turns after which verifiers ends an agent that has no limit of its own.
+        limits: Where an episode ends at the latest; verifiers ends an agent that has no limit of its own after so many
+            turns.
         report: Told about servers that were replaced.
     """
 
-    def __init__(self, proxy: Proxy, max_turns: int, report: RestartCallback = to_stderr) -> None:
-        self._make = partial(_Server, proxy=proxy, max_turns=max_turns, report=report)
+    def __init__(self, proxy: Proxy, limits: EpisodeLimits, report: RestartCallback = to_stderr) -> None:
+        self._make = partial(_Server, proxy=proxy, limits=limits, report=report)
         self._servers: dict[str, _Server] = {}
 
     async def play(self, spec: VerifiersSpec, settings: EpisodeSettings) -> list[Scored]:
@@ -69,10 +76,10 @@ class VerifiersEnvironments:
 class _Server:
     """The server of one environment, and another in its place when it is lost."""
 
-    def __init__(self, spec: VerifiersSpec, proxy: Proxy, max_turns: int, report: RestartCallback) -> None:
+    def __init__(self, spec: VerifiersSpec, proxy: Proxy, limits: EpisodeLimits, report: RestartCallback) -> None:
         self._spec = spec
         self._proxy = proxy
-        self._max_turns = max_turns
+        self._limits = limits
         self._restarts = WorkerRestarts("environments", "its episodes are played again", report)
         self._key = new_key()
         self._room = asyncio.Semaphore(spec.max_episodes)
@@ -132,7 +139,7 @@ class _Server:
         for episode in episodes.values():
             if episode.error is not None:
                 raise episode.error
-        if not outcome["ok"] and not self._cut(episodes):
+        if not outcome["ok"] and not self._cut(outcome, episodes):
             raise EnvError(f"an episode of {self._spec.name!r} failed: {_why(outcome)}")
         parts = [
             self._part(trace, episodes.get(trace["id"]), ok=outcome["ok"])
@@ -143,9 +150,10 @@ class _Server:
             raise EnvError(f"an episode of {self._spec.name!r} has no trainable agent")
         return parts
 
-    def _cut(self, episodes: Mapping[str, ProxyEpisode]) -> bool:
-        """Return whether the run's own limit ended an episode, and such episodes have a reward."""
-        return self._spec.limit_reward is not None and any(episode.truncated for episode in episodes.values())
+    def _cut(self, outcome: Mapping[str, Any], episodes: Mapping[str, ProxyEpisode]) -> bool:
+        """Return whether the run's own limit ended an episode, nothing else failed, and such episodes have a reward."""
+        refused = any(episode.truncated for episode in episodes.values())
+        return self._spec.limit_reward is not None and refused and only_refused(outcome)
 
     def _part(self, trace: Mapping[str, Any], episode: ProxyEpisode | None, *, ok: bool) -> Scored:
         name, who = trace["agent"], f"{trace['agent']!r} of {self._spec.name!r}"
@@ -154,12 +162,19 @@ class _Server:
                 f"{who} never asked the policy, and is to be trained",
                 fix="remove a `model` or `client` of its own from its configuration",
             )
+        if ok and trace["stop"] in _UNSCORED:
+            raise EnvError(
+                f"{who} has no reward: verifiers' {trace['stop'].removesuffix('_timeout')} ran out of time",
+                fix="raise its `timeout` in `verifiers.options`",
+            )
+        if ok and (missing := [name for name, value in trace["rewards"].items() if value is None]):
+            raise EnvError(f"verifiers did not compute {', '.join(map(repr, missing))} of {who}")
         reward = trace["reward"] if ok else self._spec.limit_reward
         if not isinstance(reward, (int, float)) or not math.isfinite(reward):
             raise EnvError(f"verifiers gave {who} the reward {reward}; expected a finite number")
         episode.add_reward(reward, None)
         sample = episode.scored()
-        cut = trace["truncated"] or not ok
+        cut = trace["truncated"] or trace["timeout"] or not ok
         figures = {**trace["metrics"], **trace["rewards"]}
         stated = {f"verifiers/{key}": float(each) for key, each in figures.items() if isinstance(each, (int, float))}
         return replace(
@@ -186,9 +201,9 @@ class _Server:
             return self._process
 
     async def _start(self) -> None:
-        self._proxy.share(self._key)
+        self._proxy.share(self._key, max_tokens=self._limits.tokens)
         process = VerifiersProcess(self._spec, self._key)
-        about = await process.start(max_turns=self._max_turns)
+        about = await process.start(max_turns=self._limits.turns)
         self._process, self._several = process, len(about["agents"]) > 1
 
     async def _place(self, process: VerifiersProcess, seed: int) -> int:
@@ -235,7 +250,24 @@ def place_of(seed: int, count: int | None, spec: VerifiersSpec) -> int:
     return first + (place if last is None else place % (last - first))
 
 
+def only_refused(outcome: Mapping[str, Any]) -> bool:
+    """Return whether nothing failed in an episode but agents that were refused a turn.
+
+    >>> refused = {"errors": [{"type": "HarnessError"}]}
+    >>> only_refused({"errors": [], "traces": [refused, {"errors": []}]})
+    True
+    >>> only_refused({"errors": [], "traces": [refused, {"errors": [{"type": "SandboxError"}]}]})
+    False
+    """
+    return {error["type"] for error in _errors(outcome)} <= _OF_REFUSED_TURNS
+
+
+def _errors(outcome: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Return the errors of an episode and of its agents."""
+    return [*outcome["errors"], *(error for trace in outcome["traces"] for error in trace["errors"])]
+
+
 def _why(outcome: Mapping[str, Any]) -> str:
-    """Return the first error of an episode in verifiers' words."""
-    errors = [*outcome["errors"], *(error for trace in outcome["traces"] for error in trace["errors"])]
+    """Return the last error of an episode in verifiers' words."""
+    errors = _errors(outcome)
     return "; ".join(f"{error['type']}: {error['message']}" for error in errors[-1:]) or "verifiers gives no reason"

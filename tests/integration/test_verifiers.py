@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,13 +17,16 @@ import yaml
 from chat_templates import renderer
 from fake_policy import FakePolicy, assert_token_exact, episode_settings
 
-from roll_like.agents import verifiers_process
-from roll_like.agents.episode import VerifiersLost, VerifiersSpec
+from roll_like.agents import verifiers_episodes, verifiers_process
+from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.agents.episode import EpisodeLimits, VerifiersLost, VerifiersSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
 from roll_like.cli import main
 from roll_like.errors import EnvError
+from roll_like.inference.interface import GenerateRequest, Sampling
+from roll_like.rollout.collection import collect_batch
 from roll_like.rollout.router import SampleLost
 from roll_like.types import EVALUATION_SEED, Scored, StopReason
 
@@ -66,14 +70,16 @@ class Table:
 
 
 @asynccontextmanager
-async def table(*says: str | Exception, max_turns: int = 5) -> AsyncIterator[Table]:
-    policy, reports = FakePolicy(CHATML, says), list[str]()
+async def table(
+    *says: str | Exception | Callable[[GenerateRequest], str], max_turns: int = 5, tokens: int = 2000
+) -> AsyncIterator[Table]:
+    policy, reports = FakePolicy(CHATML, says[0] if callable(says[0]) else says), list[str]()
 
     def report(role: str, text: str, *, seconds: float | None) -> None:
         reports.append(f"{role}: {text}")
 
     async with Proxy(policy, CHATML) as proxy:
-        environments = VerifiersEnvironments(proxy, max_turns, report)
+        environments = VerifiersEnvironments(proxy, EpisodeLimits(turns=max_turns, tokens=tokens), report)
         try:
             yield Table(policy, environments, reports)
         finally:
@@ -97,6 +103,41 @@ async def test_agents_of_an_episode_have_sequences_and_rewards_of_their_own() ->
         assert [(one.agent, one.reward) for one in (first, second)] == [("first", 1.0), ("second", -1.0)]
         assert len(each.policy.generations) == 3  # that of the watcher is not trained on
         assert "Duel 4." in str(first.record[0].shown)
+
+
+async def test_a_history_that_is_summed_up_and_sub_agents_are_trained_as_they_were_sampled() -> None:
+    harness = {"id": "rambles", "turns": 4, "sums_up_after": 3, "sub_agents": 2}
+    async with table(*"abcdefghijkl", max_turns=20) as each:
+        (part,) = await each.play(spec_of({"id": "sums"}, seats={**NULL, "harness": harness}), turns=20)
+        assert_token_exact(part, each.policy)
+    whole = part.trajectory
+    # the agent's three turns, one after the summary, and each turn of a sub-agent, which remembers nothing
+    assert sorted(len(set(whole.turns[one.start : one.end].tolist()) - {-1}) for one in whole.parts) == [1] * 9 + [3]
+    assert part.details["conversations"] == 10
+    assert (len(part.record), part.reward) == (12, 0.0)
+
+
+@pytest.mark.slow
+async def test_the_default_harness_sums_its_history_up_at_the_runs_limit() -> None:
+    shell = '<tool_call>\n{"name": "bash", "arguments": {"command": "seq 200"}}\n</tool_call>'
+    summary = "I have counted to 200."
+
+    def said(request: GenerateRequest) -> str:
+        prompt = CHATML.decode(request.prompt_ids)
+        if "CONTEXT CHECKPOINT COMPACTION" in prompt:
+            return summary
+        return "it is 4" if summary in prompt else shell
+
+    async with table(said, max_turns=9, tokens=2600) as each:
+        spec = spec_of({"id": "sums"}, seats={**NULL, "harness": {"id": "bash"}})
+        (part,) = await each.play(spec, turns=9, tokens=2600, seed=2)
+        asked = [CHATML.decode(one.prompt_ids) for one in each.policy.requests]
+        assert_token_exact(part, each.policy)
+    assert part.reward == 2.0
+    assert "CONTEXT CHECKPOINT" in asked[-2]
+    assert summary in asked[-1]
+    assert "seq 200" not in asked[-1]
+    assert len(part.trajectory.parts) >= 2
 
 
 @pytest.mark.parametrize("asks", ["responses", "messages"])
@@ -138,6 +179,11 @@ async def test_what_fails_is_no_reward() -> None:
             spec = spec_of({"id": "sums", "task": {"fails": fails}}, name=f"reward-{fails}")
             with pytest.raises(EnvError, match=words):
                 await each.play(spec)
+        slow = spec_of(
+            {"id": "sums", "task": {"fails": "slow"}}, seats={**NULL, "timeout": {"scoring": 0.2}}, name="slow"
+        )
+        with pytest.raises(EnvError, match="'agent' of 'slow' has no reward: verifiers' scoring ran out of time"):
+            await each.play(slow)
         silent = spec_of({"id": "sums"}, seats={**NULL, "harness": {"id": "formats", "asks": "nothing"}}, name="silent")
         with pytest.raises(EnvError, match="'agent' of 'silent' never asked the policy"):
             await each.play(silent)
@@ -166,6 +212,10 @@ async def test_limits_of_the_run_cut_an_episode() -> None:
         assert (part.reward, part.trajectory.stop_reason) == (-0.5, StopReason.LENGTH)
         with pytest.raises(EnvError, match="this episode has had its 1 turns"):
             await each.play(replace(rude, name="strict", limit_reward=None), turns=1)
+        # time that is over is a limit: what was played is scored
+        late = {**NULL, "harness": {"id": "rambles", "seconds": 60}, "timeout": {"rollout": 0.5}}
+        (part,) = await each.play(spec_of({"id": "sums"}, seats=late, name="late"))
+        assert (len(part.record), part.reward, part.trajectory.stop_reason) == (1, 0.0, StopReason.LENGTH)
 
 
 async def test_a_server_that_dies_is_replaced() -> None:
@@ -182,6 +232,55 @@ async def _lost(each: Table, spec: VerifiersSpec) -> VerifiersLost:
     with pytest.raises(VerifiersLost) as found:
         await each.play(spec)
     return found.value
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_run_goes_on_when_a_server_is_lost_in_mid_episode(
+    signal_: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifiers_process, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(verifiers_process, "SILENCE_SECONDS", 3.0)
+    started: list[VerifiersProcess] = []
+
+    class Noted(VerifiersProcess):
+        async def start(self, **options: Any) -> dict[str, Any]:
+            about = await super().start(**options)
+            started.append(self)
+            return about
+
+    monkeypatch.setattr(verifiers_episodes, "VerifiersProcess", Noted)
+    seats = {**NULL, "harness": {"id": "rambles", "turns": 2}}
+    async with table("it is 4") as each:
+        spec = spec_of({"id": "sums"}, seats=seats)
+        manager = EnvManager(each.policy, Nobody(), [spec], CHATML, retries=0, verifiers=each.environments)
+        plan = EpisodePlan(
+            episodes_per_group=2, sampling=Sampling(max_tokens=64), limits=EpisodeLimits(turns=5, tokens=2000)
+        )
+        each.policy.open.clear()
+        tasks = (episode_task(spec, seed) for seed in itertools.count())
+        playing = asyncio.ensure_future(collect_batch(manager.runner(plan, 0), tasks, groups=2))
+        while len(each.policy.requests) < 4:
+            await asyncio.sleep(0.02)
+        assert started[0].pid is not None
+        os.kill(started[0].pid, signal_)
+        while len(started) < 2:
+            await asyncio.sleep(0.02)
+        each.policy.open.set()
+        collected = await playing
+    assert [len(group.samples) for group in collected.groups] == [2, 2]
+    assert not collected.failures  # it was not the episodes' fault, though nothing may be tried again
+    assert all(len(one.record) == 2 for group in collected.groups for one in group.samples)
+    (report,) = each.reports
+    how = "ended with status -9" if signal_ is signal.SIGKILL else "answered nothing for 3 s and was killed"
+    assert f"the verifiers server of 'it' {how}" in report
+    assert not Path(f"/proc/{started[0].pid}").exists()
+
+
+class Nobody:
+    """Hosts no environment."""
+
+    def open(self, spec: Any) -> Any:
+        raise AssertionError(spec)
 
 
 async def test_a_server_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from chat_templates import renderer
 from fake_policy import FakePolicy, episode_settings, parts_of
 from proxy_rig import CHATML, HELLO, TOOL, rig, until
 
+from roll_like.agents import proxy
 from roll_like.agents.proxy import Proxy
 from roll_like.errors import EnvError, GenerationError
 from roll_like.rollout.router import SampleLost
@@ -140,9 +142,30 @@ async def test_paths_and_bodies_that_are_not_there() -> None:
 
 async def test_what_an_agent_may_look_up() -> None:
     async with rig("fox") as one:
-        assert [model.id async for model in one.client.models.list()] == ["policy"]
+        (model,) = [model async for model in one.client.models.list()]
+        assert (model.id, model.model_extra) == ("policy", {"max_model_len": 2000})  # by which agents shorten histories
         key = {"Authorization": f"Bearer {one.episode.key}"}
         assert (await one.http.get(f"{one.episode.base_url}/task", headers=key)).json() == {"name": "agent", "seed": 11}
+
+
+async def test_a_server_of_many_episodes_may_look_up_without_naming_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig("fox", tokens=300) as one:
+        one.proxy.share("sk-many", max_tokens=300)
+        client = one.client.with_options(api_key="sk-many")
+        began = time.monotonic()
+        (model,) = [model async for model in client.models.list()]
+        assert model.model_extra == {"max_model_len": 300}
+        many = {"Authorization": "", "x-api-key": "sk-many"}
+        asked = {"messages": HELLO, "max_tokens": 5}
+        alone = await one.post("messages/count_tokens", asked)
+        assert (await one.post("messages/count_tokens", asked, **many)).json() == alone.json()
+        empty = await one.post("messages/count_tokens", {"messages": []}, **many)
+        assert (empty.status_code, empty.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert time.monotonic() - began < proxy.SESSION_SECONDS  # it waits for no session
+        monkeypatch.setattr(proxy, "SESSION_SECONDS", 0.01)
+        with pytest.raises(openai.AuthenticationError):  # what is sampled is of an episode
+            await client.chat.completions.create(model="any", messages=HELLO)
+        assert not one.policy.requests
 
 
 async def test_rewards_that_make_no_sense() -> None:

@@ -1,5 +1,6 @@
 """A taskset as verifiers' documentation teaches it, that can also fail in every way a taskset does."""
 
+import asyncio
 import os
 import sys
 
@@ -21,6 +22,8 @@ class SumTask(vf.Task[SumData, vf.State, SumTaskConfig]):
             raise ValueError("no such sum")
         if self.config.fails == "nan":
             return float("nan")
+        if self.config.fails == "slow":
+            await asyncio.sleep(60)
         if self.config.fails == "death":
             os._exit(7)
         return float(str(self.data.answer) in trace.last_reply)
