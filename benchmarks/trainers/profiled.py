@@ -27,11 +27,11 @@ def profiled_step(engine: Any, step: Any) -> dict[str, Any]:
     """
     update: Update[Any] = next(iter(engine.objective.updates(step, engine)))
     share = Share(batches=update.shards[0], shared=update.shared)
-    figures: dict[str, Any] = ray.get(engine.cluster._actors[0].__ray_call__.remote(_profiled, share))
+    figures: dict[str, Any] = ray.get(engine.cluster._actors[0].__ray_call__.remote(profiled, share))
     return figures
 
 
-def _profiled(rank: TrainingRank, share: Share[Any]) -> dict[str, Any]:
+def profiled(rank: TrainingRank, share: Share[Any]) -> dict[str, Any]:
     seconds = _timed(rank, share)
     cuda = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as recorded:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -58,6 +60,12 @@ def _longest(parts: list[slice]) -> int:
     return max((part.stop - part.start for part in parts), default=0)
 
 
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed, as it is beside torch's builds for GPUs."""
+    return find_spec("triton") is not None
+
+
 class Blocks:
     """The logits of one block at a time, in `buffer`, and float32 views of them tile by tile.
 
@@ -101,7 +109,22 @@ class Blocks:
         self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
         elements = CPU_TILE if hidden_ND.device.type == "cpu" else DEVICE_TILE
         self.tile_rows = max(1, min(rows, elements // temporaries // max(columns, 1)))
-        self._tile, self._scratch = (hidden_ND.new_empty(self.tile_rows * columns, dtype=self.wide) for _ in range(2))
+        self._tile_elements = self.tile_rows * columns
+
+    @cached_property
+    def fused(self) -> bool:
+        """Whether `head_kernels.py` may read the products: on GPUs where Triton is."""
+        return self.hidden_ND.is_cuda and self.wide == torch.float32 and has_triton()
+
+    @cached_property
+    def _tiles(self) -> tuple[Tensor, Tensor]:
+        """Memory of a tile and of a scratch, which exist only where they are wanted."""
+        tile, scratch = (self.hidden_ND.new_empty(self._tile_elements, dtype=self.wide) for _ in range(2))
+        return tile, scratch
+
+    def bias_of(self, columns: slice) -> Tensor | None:
+        """Return the bias of a part of the vocabulary."""
+        return None if self.bias is None else self.bias[columns]
 
     def view(self, rows: slice, columns: slice) -> Tensor:
         """Return the buffer as the block `rows × columns`, whatever it holds, shape [C, K]."""
@@ -120,7 +143,7 @@ class Blocks:
         """Yield rows within the block, their final logits, and a scratch of the same shape."""
         for rows in slices(len(block_CK), self.tile_rows):
             part = block_CK[rows]
-            tile, scratch = (memory[: part.numel()].view(part.shape) for memory in (self._tile, self._scratch))
+            tile, scratch = (memory[: part.numel()].view(part.shape) for memory in self._tiles)
             tile.copy_(part)
             if self._bias_of_rows is not None:
                 tile.add_(self._bias_of_rows[columns])
@@ -138,8 +161,11 @@ class Blocks:
         return None if self.cap is None else torch.div(tile, self.cap).square_().neg_().add_(1.0)
 
     def add(self, total: Tensor, part: Tensor) -> None:
-        """Add a product in low precision to a sum in float32, tile by tile."""
-        flat_total, flat_part = total.view(-1), part.view(-1)
-        for piece in slices(part.numel(), self._tile.numel()):
-            wide = self._tile[: piece.stop - piece.start].copy_(flat_part[piece])
-            flat_total[piece].add_(wide)
+        """Add a product in low precision to a sum in float32."""
+        if part.is_cuda:
+            total.add_(part)
+            return
+        # tile by tile: the whole would be copied first
+        flat_total, flat_part, tile = total.view(-1), part.view(-1), self._tiles[0]
+        for piece in slices(part.numel(), tile.numel()):
+            flat_total[piece].add_(tile[: piece.stop - piece.start].copy_(flat_part[piece]))

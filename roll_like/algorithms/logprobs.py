@@ -13,7 +13,8 @@ f is the identity, but for models that scale or bound their logits (`LogitTransf
 The backward pass computes blocks again from the hidden states. What is kept between the passes is at
 most one block, the last: as large as the block that exists during the forward pass anyway, and where
 one block holds the whole batch nothing is computed twice. With bounded logits none is kept, because
-their slope does not follow from probabilities.
+their slope does not follow from probabilities. On GPUs Triton kernels read a block once (`head_kernels.py`),
+and the kept block holds products.
 """
 
 from __future__ import annotations
@@ -165,6 +166,11 @@ def _forward_block(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-sum-exp, log-probability (−∞ for a target elsewhere) and entropy within a part of the vocabulary."""
     block_CK = blocks.compute(rows, columns)
+    if blocks.fused:
+        from roll_like.algorithms.head_kernels import token_sums
+
+        local_C = targets_C - columns.start
+        return token_sums(block_CK, local_C, blocks.bias_of(columns), blocks.temperature, blocks.cap)
     logsumexp_C, logprobs_C, entropy_C = (block_CK.new_empty(len(block_CK), dtype=blocks.wide) for _ in range(3))
     local_C = (targets_C - columns.start).clamp(0, block_CK.shape[1] - 1)
     for tile_rows, tile, scratch in blocks.tiles(block_CK, columns):
@@ -245,6 +251,8 @@ class _Gradients:
     def _kept(self, rows: slice, columns: slice) -> Tensor:
         """Turn the probabilities that the forward pass left in the buffer into p − δ, shape [C, K]."""
         block_CK = self.blocks.view(rows, columns)
+        if self.blocks.fused:
+            return self._fused(block_CK, rows, columns)
         minus_rest_C = torch.expm1(self.logprobs_N[rows])
         # not scatter_, which copies the whole block on CPU
         at_C = torch.arange(len(block_CK), device=block_CK.device)
@@ -254,6 +262,8 @@ class _Gradients:
     def _recomputed(self, rows: slice, columns: slice) -> Tensor:
         """Compute the block again and turn it into the gradient's rows, shape [C, K]."""
         block_CK = self.blocks.compute(rows, columns)
+        if self.blocks.fused:
+            return self._fused(block_CK, rows, columns)
         local_C1 = self.targets_N[rows, None] - columns.start
         inside_C1 = (local_C1 >= 0) & (local_C1 < block_CK.shape[1])
         local_C1 = local_C1.clamp(0, block_CK.shape[1] - 1)
@@ -276,3 +286,14 @@ class _Gradients:
                 tile.mul_(slope)
             block_CK[tile_rows] = tile
         return block_CK
+
+    def _fused(self, products_CK: Tensor, rows: slice, columns: slice) -> Tensor:
+        """Turn products into the gradient's rows where they are, shape [C, K]."""
+        from roll_like.algorithms.head_kernels import products_to_gradient
+
+        sums = (self.logsumexp_N[rows], self.logprobs_N[rows], self.entropy_N[rows])
+        grads = None if self.grad_entropy_N is None else (self.grad_logprobs_N[rows], self.grad_entropy_N[rows])
+        local_C = self.targets_N[rows] - columns.start
+        blocks = self.blocks
+        products_to_gradient(products_CK, local_C, blocks.bias_of(columns), blocks.temperature, blocks.cap, sums, grads)
+        return products_CK

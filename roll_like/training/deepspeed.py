@@ -61,6 +61,12 @@ class DeepSpeedBackend(TrainingBackend):
                 f"{settings.offload} needs zero_stage ≥ {needed}, because DeepSpeed offloads only what ZeRO shards; "
                 f"found zero_stage: {settings.zero_stage}",
             )
+        if settings.compile and settings.zero_stage == 3:
+            yield Violation(
+                ("compile",),
+                "DeepSpeed's zero_stage 3 gathers weights by hooks inside of the layers, which would cut what is "
+                "compiled to pieces; use zero_stage 2 or less, or backend: fsdp2",
+            )
 
     @staticmethod
     def divided(settings: TrainerConfig) -> frozenset[StatePart]:

@@ -19,6 +19,7 @@ from roll_like.models.router import RouterReplay
 from roll_like.models.vision import refuse_vision, tower_runs, vision_tower
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import use_row_attention
+from roll_like.training.compiled import compile_layers
 from roll_like.training.interface import BatchT, Objective, RankModel, RankSpec, StepT
 from roll_like.training.layout import MicroBatch
 from roll_like.training.policy import PolicyModule, TokenLogprobHead
@@ -116,4 +117,6 @@ def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is not None and not spec.frozen:
         add_adapters(model, settings.lora, seed=spec.seed, section=spec.objective.section)
+    if settings.compile:
+        compile_layers(model)
     return model

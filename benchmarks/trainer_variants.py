@@ -1,0 +1,146 @@
+r"""Seconds, tokens/s, MFU and memory of one rank's training step with other settings, one after another.
+
+    python benchmarks/trainer_variants.py --variant "" --variant training.zero_stage=2
+    python benchmarks/trainer_variants.py --device cuda --prompts 4 --samples 1 --shortest 16300 --longest 16384 \
+        --max-tokens 16512 rollout.max_response_tokens=16384 model.path=FOLDER model.dtype=bfloat16 \
+        --variant training.compile=true --variant "training.compile=true training.gradient_checkpointing=true"
+
+Without Ray, each in a process that is forked from one with all imports done: a GPU that is lent by the minute has no
+time for starts. Each variant is a line of JSON: what it takes to its first step, the median of the steps after the
+second, and where `--peak` says what the GPU can do, its MFU (`roll_like/models/flops.py` says which FLOPs count).
+`--profile` adds kernels and launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers.integrations.sdpa_attention
+import transformers.modeling_layers  # noqa: F401 - imported once, for all variants
+from common import add_device_argument
+from trainers.batches import policy_work
+from trainers.profiled import profiled
+
+from roll_like.algorithms.kl import KLController
+from roll_like.models.load import resolve_model
+from roll_like.policy_gradient.objective import PolicyObjective
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import Share
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import rank_spec
+
+
+class OwnRank:
+    """A cluster of one rank in this process, as far as a `TrainingEngine` asks."""
+
+    name = "training"
+
+    def __init__(self, rank: TrainingRank) -> None:
+        self._rank = rank
+
+    def __len__(self) -> int:
+        return 1
+
+    def everywhere(self, method: Any, *arguments: Any) -> list[Any]:
+        return [method(self._rank, *arguments)]
+
+    def scatter(self, method: Any, shares: Sequence[Any]) -> list[Any]:
+        return [method(self._rank, share) for share in shares]
+
+
+def measured(options: argparse.Namespace, variant: str) -> dict[str, Any]:
+    """Return the figures of a variant."""
+    began = time.perf_counter()
+    options = argparse.Namespace(**{**vars(options), "overrides": [*options.overrides, *variant.split()]})
+    work = policy_work(options)
+    config = work.config
+    objective = PolicyObjective(
+        settings=config.training,
+        algorithm=config.algorithm,
+        max_response_tokens=config.rollout.max_response_tokens,
+        kl=KLController(config.algorithm.kl),
+    )
+    devices = config.resources.devices_of("training")
+    spec = rank_spec(config, resolve_model(config.model), devices, objective, total_updates=1000)
+    os.environ |= {"DS_ACCELERATOR": spec.device}
+    rank = TrainingRank(spec, 0, 1)
+    figures: dict[str, Any] = {"variant": variant}
+    try:
+        rank.start(rank.address())
+        figures["start_seconds"] = round(time.perf_counter() - began, 1)
+        cluster: Any = OwnRank(rank)
+        engine = TrainingEngine(cluster, objective, joined=rank.joins_rows())
+        seconds = []
+        for step in range(2 + options.repetitions):
+            if spec.device == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            metrics = engine.train_step(work.batches[0])
+            if spec.device == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+            if step == 0:
+                figures |= {"first_step_seconds": round(seconds[0], 2), "loss": metrics["train/loss"].value}
+                figures["grad_norm"] = round(float(metrics["train/grad_norm"].value), 5)
+        median = statistics.median(seconds[2:])
+        figures |= {
+            "seconds": round(median, 4),
+            "tokens_per_second": round(work.tokens / median),
+            "model_tflops_per_second": round(work.flops / median / 1e12, 1),
+        }
+        if options.peak:
+            figures["mfu"] = round(work.flops / median / 1e12 / options.peak, 4)
+        if spec.device == "cuda":
+            figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+            torch.cuda.reset_peak_memory_stats()
+        if options.profile:
+            update = next(iter(objective.updates(work.batches[0], engine)))
+            figures |= profiled(rank, Share(batches=update.shards[0], shared=update.shared))
+    except Exception as error:  # noqa: BLE001 - the next variant may work
+        figures["error"] = f"{type(error).__name__}: {error}"[:600]
+    return figures
+
+
+def child(options: argparse.Namespace, variant: str) -> None:
+    print(json.dumps(measured(options, variant)), flush=True)
+    os._exit(0)  # what libraries do at the end takes seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device_argument(parser)
+    parser.add_argument("--variant", action="append", help="key=value of the configuration, several with spaces")
+    parser.add_argument("--max-tokens", type=int, help="budget of a micro-batch; default: the quickstart's")
+    parser.add_argument("--prompts", type=int, default=16, help="groups in the batch")
+    parser.add_argument("--samples", type=int, default=8, help="samples of each group")
+    parser.add_argument("--shortest", type=int, default=15, help="tokens of the shortest response")
+    parser.add_argument("--longest", type=int, default=40, help="tokens of the longest response")
+    parser.add_argument("--repetitions", type=int, default=3, help="steps that are timed")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a variant, at most")
+    parser.add_argument("--peak", type=float, help="TFLOP/s that the device can do: 989.5 for an H100 in bfloat16")
+    parser.add_argument("--profile", action="store_true", help="also tell where a step spends its time")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model")
+    parser.add_argument("overrides", nargs="*", help="key=value of the configuration, for all variants")
+    parser.set_defaults(threads=os.cpu_count(), zero_stage=None, bare_max_tokens=None, no_share_prompts=False)
+    options = parser.parse_args()
+    forked = multiprocessing.get_context("fork")
+    for variant in options.variant or [""]:
+        process = forked.Process(target=child, args=(options, variant))
+        process.start()
+        process.join(options.limit)
+        if process.is_alive():
+            print(json.dumps({"variant": variant, "error": f"no end after {options.limit} s"}), flush=True)
+            process.kill()
+            process.join()
+
+
+if __name__ == "__main__":
+    main()

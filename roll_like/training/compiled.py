@@ -1,0 +1,36 @@
+"""`training.compile`: the model's layers through torch.compile, which fuses what lies between their matrix products.
+
+Each layer is compiled by itself, so that one compilation serves all layers of a kind, and rows of any length after the
+first. Attention stays as it is, between two compiled parts: its kernels are made for it, and what rows see is Python.
+What wraps layers from outside goes on to work on their calls: gradient checkpointing, FSDP2's gathering, adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Variants of a function that a process may have: with and without gradients, with and without a window, in two modes.
+MAX_VARIANTS = 64
+
+
+def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -> int:
+    """Compile each layer of a Hugging Face model on its first call; return how many layers there are.
+
+    Args:
+        model: The model with its attention, its adapters and its checkpointing.
+        backend: Of torch.compile.
+    """
+    from transformers import AttentionInterface
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
+    name = model.config.get_text_config()._attn_implementation
+    attention = AttentionInterface()[name]
+    AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
+    layers: list[Any] = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=True)
+    return len(layers)
