@@ -26,7 +26,7 @@ from roll_like.types import Group, Scored, Trajectory
 pytestmark = pytest.mark.integration
 
 MODULE = """
-import os, re, time
+import ctypes, os, time
 from pathlib import Path
 from roll_like import Completion, register_reward
 
@@ -46,7 +46,7 @@ def trying(completion: Completion) -> float:
         (folder / "raised").touch()
         raise ConnectionError("the judge is away")
     if text == "holds the interpreter":
-        re.match(r"(a|aa)+$", "a" * 60 + "b")
+        ctypes.PyDLL(None).sleep(60)  # as a regular expression without end does, which would take a core
     if text == "hangs":
         time.sleep(60)
     return float(text == completion.answer)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from chat_templates import renderer
 from fake_policy import FakePolicy, assert_token_exact, episode_settings
+from forked_python import forked_python
 
 from roll_like.agents import verifiers_episodes, verifiers_process
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
@@ -31,22 +32,36 @@ from roll_like.rollout.router import SampleLost
 from roll_like.types import EVALUATION_SEED, Scored, StopReason
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".verifiers" / "bin" / "python"
+#: verifiers' own interpreter.
+VERIFIERS = ROOT / ".verifiers" / "bin" / "python"
 TASKS = ROOT / "tests" / "verifiers_tasks"
 CHATML = renderer("chatml")
 NULL = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}
+#: What servers are started with.
+PYTHON = {"python": str(VERIFIERS)}
 PRICE = '<tool_call>\n{"name": "shop_price", "arguments": {"item": "melon"}}\n</tool_call>'
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(not PYTHON.exists(), reason="make verifiers installs what it plays in"),
+    pytest.mark.skipif(not VERIFIERS.exists(), reason="make verifiers installs what it plays in"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers are forked from one process that has imported verifiers."""
+    with (
+        forked_python(VERIFIERS, ["verifiers.v1"], tmp_path_factory.mktemp("python")) as program,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setitem(PYTHON, "python", str(program))
+        yield
 
 
 def spec_of(taskset: dict[str, Any], *, seats: Any = NULL, **options: Any) -> VerifiersSpec:
     settings: dict[str, Any] = {
         "name": "it",
-        "python": str(PYTHON),
+        **PYTHON,
         "select": {},
         "held_out": 0,
         "env": {"PYTHONPATH": str(TASKS)},
@@ -286,7 +301,7 @@ class Nobody:
 async def test_a_server_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifiers_process, "PING_SECONDS", 0.1)
     monkeypatch.setattr(verifiers_process, "SILENCE_SECONDS", 2.0)
-    process = VerifiersProcess(spec_of({"id": "sums"}), key="k")
+    process = VerifiersProcess(spec_of({"id": "sums"}, python=str(VERIFIERS)), key="k")
     await process.start(serve=False)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
@@ -313,7 +328,7 @@ async def test_an_episode_that_is_cancelled_leaves_nothing() -> None:
 
 
 def write_config(folder: Path, **verifiers: Any) -> Path:
-    entry = {"python": str(PYTHON), "taskset": "sums", "harness": None, "env": {"PYTHONPATH": str(TASKS)}, **verifiers}
+    entry = {**PYTHON, "taskset": "sums", "harness": None, "env": {"PYTHONPATH": str(TASKS)}, **verifiers}
     config = {
         "pipeline": "agentic",
         "steps": 1,

@@ -54,9 +54,15 @@ def evaluate_all(programs: list[str], tests: list[AssertTest]) -> list[CodeResul
         return asyncio.run(main(evaluator))
 
 
-def test_canonical_solutions_pass_and_corrupted_ones_fail() -> None:
+#: Every one, or some.
+STEPS = [pytest.param(1, id="all", marks=pytest.mark.slow), pytest.param(8, id="every eighth")]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_canonical_solutions_pass_and_corrupted_ones_fail(step: int) -> None:
     problems = list(read_problems().values())
     assert len(problems) == 164
+    problems = problems[::step]
     tests = [assert_test(problem) for problem in problems]
     right = [problem["prompt"] + problem["canonical_solution"] for problem in problems]
     wrong = [
@@ -67,6 +73,6 @@ def test_canonical_solutions_pass_and_corrupted_ones_fail() -> None:
     names = [problem["task_id"] for problem in problems]
     failed = {name: result.tests[0] for name, result in zip(names, results, strict=False) if result.fraction < 1}
     assert failed == {}
-    statuses = Counter(result.status for result in results[164:])
+    statuses = Counter(result.status for result in results[len(problems) :])
     assert set(statuses) <= {TestStatus.WRONG_ANSWER, TestStatus.RUNTIME_ERROR}, statuses
-    assert statuses[TestStatus.WRONG_ANSWER] >= 155, statuses
+    assert statuses[TestStatus.WRONG_ANSWER] >= 0.945 * len(problems), statuses

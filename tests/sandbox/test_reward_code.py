@@ -102,7 +102,8 @@ def test_a_time_limit_is_a_judgement_and_a_sandbox_that_is_not_there_is_none() -
 
 def test_programs_that_never_end_are_scored_within_the_time_of_a_group() -> None:
     tests = [{"input": f"{number}\n", "output": "0\n"} for number in range(20)]
-    endless = [completion(fenced("while True: pass\n"), tests=tests) for _ in range(4)]
+    program = "import time\nwhile True: time.sleep(60)\n"
+    endless = [completion(fenced(program), tests=tests) for _ in range(4)]
     for settings, limit in ({"reward": "binary"}, 25.0), ({"reward": "fraction", "total_seconds": 2.0}, 30.0):
         reward = Code(CodeConfig.model_validate({"wall_seconds": 1.0, **settings}))
         reward.start()
