@@ -33,6 +33,7 @@ from roll_like.errors import (
     RollLikeError,
 )
 from roll_like.metrics.commands import number_within
+from roll_like.service.commands import add_service
 from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
 from roll_like.viewer.commands import add_commands
@@ -170,6 +171,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_init(partial(_add, commands))
     add_commands(partial(_add, commands))
     add_serving(partial(_add, commands))
+    add_service(partial(_add, commands))
 
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
     schema.add_argument("--pipeline", default="rlvr", help="name of the pipeline (default: rlvr)")

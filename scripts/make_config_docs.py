@@ -22,6 +22,7 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.schema import json_schema, markdown, write_json
+from roll_like.service.config import ServiceConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,6 +52,15 @@ keys in files whose first line is
   turns), disjoint ranges are disaggregated (they run side by side); ranges that overlap only in part are refused. A
   range is divided evenly among the role's workers.
 - A plugin (reward, advantage, loss, tracker) is written `{type: name, …}`, or only `name` for its defaults.
+"""
+
+
+SERVICE = """\
+# Configuration of a service
+
+Every key of a file for `roll-like service`, generated as [configuration.md](configuration.md) is, which also says how
+files extend each other, how keys are changed on the command line, and what a device range is. JSON Schema:
+[schema/service.json](schema/service.json). What is served: [service.md](service.md).
 """
 
 
@@ -116,6 +126,9 @@ def files() -> dict[Path, str]:
         written[docs / f"schema/{page.pipeline}.json"] = write_json(schema)
         lines = markdown(schema, rlvr, "configuration.md")
         written[docs / f"configuration_{page.pipeline}.md"] = _page(page.introduction, lines)
+    service = json_schema(ServiceConfig)
+    written[docs / "schema/service.json"] = write_json(service)
+    written[docs / "configuration_service.md"] = _page(SERVICE, markdown(service, rlvr, "configuration.md"))
     return written
 
 

@@ -39,7 +39,7 @@ NAME_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 ALWAYS_SHARED = "the pipeline"
 
 
-def _of_known_home(path: Path) -> Path:
+def known_home(path: Path) -> Path:
     """Return a path as it is.
 
     Raises:
@@ -158,7 +158,7 @@ class RunConfig(PipelineConfig):
     takes_images: ClassVar[bool] = False
 
     name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    output_dir: Annotated[Path, AfterValidator(_of_known_home)] = Field(
+    output_dir: Annotated[Path, AfterValidator(known_home)] = Field(
         default=Path("runs"), description="Folder of runs; this one is `output_dir/name`."
     )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(

@@ -37,6 +37,7 @@ class Sampling:
         top_k: Keep the k likeliest tokens; 0 keeps all.
         max_tokens: Longest response, in tokens.
         stop: Strings that end a response.
+        stop_ids: Tokens that end it, in the place of those that end the model's responses; None for these.
     """
 
     temperature: float = 1.0
@@ -44,6 +45,7 @@ class Sampling:
     top_k: int = 0
     max_tokens: int
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

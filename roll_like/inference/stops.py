@@ -71,22 +71,29 @@ class Stops:
         self._left_out = [token for token in self._special if token not in kept]
         self.of = lru_cache(maxsize=256)(self._of)
 
-    def _of(self, strings: tuple[str, ...]) -> RequestStops:
-        """Return what ends a response of a request with these stop strings."""
+    def _of(self, strings: tuple[str, ...], ids: tuple[int, ...] | None = None) -> RequestStops:
+        """Return what ends a response of a request with these stop strings, and tokens (`Sampling.stop_ids`)."""
         named = {self._special[string] for string in strings if string in self._special}
         others = tuple(string for string in strings if string not in self._special)
         special = any(token in string for string in others for token in self._special)
-        return RequestStops(tuple(sorted(self.ids | named)), others, special)
+        return RequestStops(tuple(sorted((self.ids if ids is None else set(ids)) | named)), others, special)
 
-    def text(self, tokens: Sequence[int], strings: tuple[str, ...], reason: StopReason) -> str:
+    def text(
+        self,
+        tokens: Sequence[int],
+        strings: tuple[str, ...],
+        reason: StopReason,
+        ids: tuple[int, ...] | None = None,
+    ) -> str:
         """Return a response as people and rewards see it: without special tokens, and without what ended it.
 
         Args:
             tokens: The response's, with that which ended it.
             strings: The request's stop strings.
             reason: Why it ended.
+            ids: The request's stop tokens (`Sampling.stop_ids`).
         """
-        stops = self.of(strings)
+        stops = self.of(strings, ids)
         if reason is not StopReason.STOP:
             return self._plain(tokens)
         if tokens and tokens[-1] in stops.ids:
@@ -98,9 +105,9 @@ class Stops:
             whole = whole.replace(token, "")
         return whole
 
-    def found(self, tokens: Sequence[int], strings: tuple[str, ...]) -> bool:
+    def found(self, tokens: Sequence[int], strings: tuple[str, ...], ids: tuple[int, ...] | None = None) -> bool:
         """Return whether the last token, or a stop string in the text so far, ends a response."""
-        stops = self.of(strings)
+        stops = self.of(strings, ids)
         if tokens and tokens[-1] in stops.ids:
             return True
         if not stops.strings:

@@ -191,7 +191,7 @@ class TaskEngine(PolledEngine):
                 for start, end, version in spans
                 if start < min(end, len(tokens))
             ),
-            text=self._stops.text(tokens, request.sampling.stop, stop_reason),
+            text=self._stops.text(tokens, request.sampling.stop, stop_reason, request.sampling.stop_ids),
             stop_reason=stop_reason,
             cached_prompt_tokens=cached,
             routes=told_routes(routes, request, len(tokens), stop_reason, self._experts),

@@ -193,9 +193,14 @@ def evaluations_of(config: RunConfig) -> list[int]:
 
 
 @contextmanager
-def measuring(config: RunConfig) -> Iterator[tuple[ResourceManager, ExitStack]]:
-    """Hold the configuration's hardware for an evaluation without a run; what goes onto the stack is closed first."""
-    logs = config.runs_dir / "evaluation-logs"
+def measuring(config: RunConfig, logs: Path | None = None) -> Iterator[tuple[ResourceManager, ExitStack]]:
+    """Hold the configuration's hardware without a run; what goes onto the stack is closed first.
+
+    Args:
+        config: The configuration.
+        logs: Where workers' output goes; default: `evaluation-logs` beside the runs.
+    """
+    logs = logs or config.runs_dir / "evaluation-logs"
     with ExitStack() as stack:
         session = stack.enter_context(RaySession(config.resources, logs))
         resources = stack.enter_context(ResourceManager(config.resources))

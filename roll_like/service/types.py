@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
 from roll_like.errors import RollLikeError
-from roll_like.types import IntArray
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from roll_like.types import FloatArray, IntArray, StopReason
 
 #: What a request says of its loss beside the data.
 LossSettings: TypeAlias = Mapping[str, float | str]
+#: Values of each token of a datum, shape [T] or [T, K].
+TokenArray: TypeAlias = npt.NDArray[Any]
 
 
 class RequestError(RollLikeError, ValueError):
@@ -37,19 +36,52 @@ class Datum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossResult:
-    """What a loss makes of one datum.
+class TrainRequest:
+    """A batch to compute a loss of, and its gradient.
 
     Attributes:
-        loss: A sum over tokens, with its history.
-        outputs: What the client is told of each token, shape [T] or [T, K], without history; has `logprobs`.
-        metrics: By names that end in how they are put together over data: `:sum`, `:mean`, `:min` or `:max`.
+        model_id: Whose.
+        seq_id: Its place among the model's requests, from 1.
+        loss: Name of the loss.
+        settings: What is said of the loss beside the data.
+        forward_only: Whether no gradient is wanted.
+        read: Returns the data; raises `RequestError` where they are not what the protocol has.
     """
 
-    loss: Tensor
-    outputs: Mapping[str, Tensor]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    model_id: str
+    seq_id: int
+    loss: str
+    settings: LossSettings
+    forward_only: bool
+    read: Callable[[], Sequence[Datum]]
 
 
-#: Takes the log-probabilities of the targets, shaped as these are, the datum's inputs as tensors, and the settings.
-DatumLoss: TypeAlias = "Callable[[Tensor, Mapping[str, Tensor], LossSettings], LossResult]"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """One sample.
+
+    Attributes:
+        token_ids: With the token that ended it, shape [R].
+        logprobs: Of each under the distribution it was drawn from, in nats, shape [R].
+        stop_reason: Why it ended.
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleResult:
+    """The samples of one prompt.
+
+    Attributes:
+        samples: As many as were asked for.
+        prompt_logprobs: Of each token of the prompt under the model, in nats, NaN for the first, shape [P]; None where
+            they were not asked for.
+        cached_prompt_tokens: Tokens of the prompt that an earlier request had computed.
+    """
+
+    samples: Sequence[SampledTokens]
+    prompt_logprobs: FloatArray | None = None
+    cached_prompt_tokens: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 from roll_like.algorithms.lazy import torch
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
-from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
+from roll_like.config.training import OptimizerConfig, StateBytes, StateSizes, TrainerConfig
 from roll_like.models.quantized import shape_and_dtype
 
 if TYPE_CHECKING:
@@ -79,6 +80,26 @@ def require_same_sum(what: str, found: float, written: float, size: float) -> No
         raise RuntimeError(f"what was loaded is not what was written: the sum of {what} is {found}, not {written}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """A rank's share of what is trained, while something else is.
+
+    Attributes:
+        weights: By name.
+        moments: The optimizer's states of each; empty before its first step.
+        gradients: Of each; None where nothing was added up.
+    """
+
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, dict[str, Any]]
+    gradients: Mapping[str, Tensor | None]
+
+    @classmethod
+    def of_weights(cls, weights: Mapping[str, Tensor]) -> SetAside:
+        """Return weights as they are before the first step."""
+        return cls(weights=weights, moments={name: {} for name in weights}, gradients=dict.fromkeys(weights))
+
+
 class TrainingBackend(ABC):
     """One rank's module in the hands of a training library, registered in `TRAINING_BACKENDS`: `training.backend`.
 
@@ -102,6 +123,8 @@ class TrainingBackend(ABC):
     reads_late: ClassVar[bool] = False
     #: Whether ranks can divide the experts of a layer (`expert_parallel`).
     divides_experts: ClassVar[bool] = False
+    #: Whether it can put what is trained aside and go on with something else of the same shapes (`set_aside`).
+    switches_models: ClassVar[bool] = False
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:
@@ -208,6 +231,30 @@ class TrainingBackend(ABC):
         Returns:
             The norm over all ranks, the same on each; infinite or NaN where the step was not taken.
         """
+
+    def adjust(self, optimizer: OptimizerConfig) -> None:
+        """Take the next optimizer steps with these settings; for backends that declare `switches_models`."""
+        raise NotImplementedError(f"{type(self).__name__} keeps the settings of its start")
+
+    def set_aside(self) -> SetAside:
+        """Return this rank's share of what is trained, with moments and gradients, for `put_back`.
+
+        Then it has no moments and no gradients; weights keep their numbers. For backends that declare
+        `switches_models`, as the following methods.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not switch between models")
+
+    def put_back(self, share: SetAside) -> None:
+        """Go on with what `set_aside` returned."""
+        raise NotImplementedError(f"{type(self).__name__} does not switch between models")
+
+    def trained_shares(self) -> dict[str, Tensor]:
+        """Return this rank's shares of what is trained, by name; they change as it is trained."""
+        raise NotImplementedError(f"{type(self).__name__} does not switch between models")
+
+    def write(self, parameter: Tensor, whole: Tensor) -> None:
+        """Give a parameter other numbers; every rank has the whole of them."""
+        raise NotImplementedError(f"{type(self).__name__} does not switch between models")
 
     @property
     def sharded(self) -> bool:

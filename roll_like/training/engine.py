@@ -123,7 +123,7 @@ class TrainingEngine(Generic[StepT]):
 
     def forward_backward(self, update: Update[Any]) -> dict[str, Metric]:
         """Add up the gradient of an optimizer step on the ranks."""
-        return merge(self._scatter(TrainingRank.forward_backward, _shares(update)))
+        return merge(self.scatter(TrainingRank.forward_backward, _shares(update)))
 
     def measure(self, step: StepT) -> dict[str, Metric]:
         """Return the objective's metrics of a step under the current weights, without an optimizer step."""
@@ -132,7 +132,7 @@ class TrainingEngine(Generic[StepT]):
     def evaluate(self, update: Update[Any]) -> dict[str, Metric]:
         """Return the metrics of one optimizer step's batches under the current weights."""
         with self.resident("weights"):
-            return merge(self._scatter(TrainingRank.evaluate, _shares(update)))
+            return merge(self.scatter(TrainingRank.evaluate, _shares(update)))
 
     def forward(self, shards: Sequence[Sequence[BatchT]], *, adapters: bool = True) -> list[list[Any]]:
         """Return what the objective's forward pass says of each rank's micro-batches.
@@ -146,7 +146,7 @@ class TrainingEngine(Generic[StepT]):
         while True:
             try:
                 with self.resident("weights"):
-                    return self._scatter(forward, shards)
+                    return self.scatter(forward, shards)
             except WorkerError as error:
                 died = isinstance(error, WorkerDied)
                 # what is raised twice does not pass by itself; what a trained model has learned its files do not have,
@@ -156,7 +156,7 @@ class TrainingEngine(Generic[StepT]):
                 raised = not died
                 self._worker_restarts.replace(f"every rank of {self.cluster.name}", error, self.rebuild)
 
-    def _scatter(self, method: Callable[[TrainingRank, ShareT], R], shares: Sequence[ShareT]) -> list[R]:
+    def scatter(self, method: Callable[[TrainingRank, ShareT], R], shares: Sequence[ShareT]) -> list[R]:
         """Call a method with a share for each group of ranks with the same rows; all of a group return the same."""
         sharing = self.objective.settings.sharing
         return self.cluster.scatter(method, [share for share in shares for _ in range(sharing)])[::sharing]

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
-from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
+from roll_like.config.training import OptimizerConfig, StateBytes, StateSizes, TrainerConfig
 from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backend import (
     COLLECTIVE_TIMEOUT,
     BatchT,
     LazyTensors,
+    SetAside,
     State,
     StatePart,
     TrainingBackend,
@@ -58,6 +59,7 @@ class FSDP2Backend(TrainingBackend):
     start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "expert_parallel")
     reads_late: ClassVar[bool] = True
     divides_experts: ClassVar[bool] = True
+    switches_models: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         if dtype == "float16":
@@ -221,6 +223,47 @@ class FSDP2Backend(TrainingBackend):
         else:
             self._optimizer.zero_grad()
         return norm
+
+    def adjust(self, optimizer: OptimizerConfig) -> None:
+        """Take the next optimizer steps with these settings."""
+        self._settings = self._settings.model_copy(update={"optimizer": optimizer})
+        for group in self._optimizer.param_groups:
+            group.update(betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay)
+
+    def set_aside(self) -> SetAside:
+        """Return this rank's share of what is trained, with moments and gradients; it keeps the weights alone."""
+        trained = self._trained()
+        share = SetAside(
+            weights={name: _local(parameter).clone() for name, parameter in trained.items()},
+            moments={name: self._optimizer.state.pop(parameter, {}) for name, parameter in trained.items()},
+            gradients={name: parameter.grad for name, parameter in trained.items()},
+        )
+        self._optimizer.zero_grad()
+        return share
+
+    def put_back(self, share: SetAside) -> None:
+        """Go on with what `set_aside` returned."""
+        with torch.no_grad():
+            for name, parameter in self._trained().items():
+                _local(parameter).copy_(share.weights[name])
+                parameter.grad = share.gradients[name]
+                if share.moments[name]:
+                    self._optimizer.state[parameter] = share.moments[name]
+                else:
+                    self._optimizer.state.pop(parameter, None)
+
+    def trained_shares(self) -> dict[str, Tensor]:
+        """Return this rank's shares of what is trained, by name."""
+        return {name: _local(parameter) for name, parameter in self._trained().items()}
+
+    def write(self, parameter: Tensor, whole: Tensor) -> None:
+        """Give a parameter other numbers; every rank has the whole of them."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(parameter, DTensor), "what is trained is sharded"
+        sharded = distribute_tensor(whole.to(self._device), parameter.device_mesh, parameter.placements)
+        with torch.no_grad():
+            _local(parameter).copy_(_local(sharded))
 
     @contextmanager
     def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

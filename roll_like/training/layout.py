@@ -182,17 +182,13 @@ def spread(
     if joined and packed is None:
         # rows of whole groups may leave half of each budget empty; cut up, they fill it and repeat some prompts
         rows, plans = min((rows, plans), laid_out(max_tokens // ROWS_A_BUDGET), key=lambda one: _cost(one[1]))
-    count = max(len(plan) for plan in plans)
     weight_of = PerToken(weights)
+    count = even_out(plans)
     filled = []
     for plan in plans:
-        while len(plan) < count and any(len(batch) > 1 for batch in plan):
-            largest = max(plan, key=len)
-            plan.remove(largest)
-            plan += [largest[::2], largest[1::2]]
-        batches = [make(_pad(batch, weight_of)) for batch in plan]
+        batches = [make(padded(batch, weight_of)) for batch in plan]
         if len(batches) < count:
-            filler = make(_pad([min(rows, key=len)], PerToken([np.zeros_like(weight) for weight in weights])))
+            filler = make(padded([min(rows, key=len)], PerToken([np.zeros_like(weight) for weight in weights])))
             batches += [filler] * (count - len(batches))
         filled.append(batches)
     return filled
@@ -204,7 +200,19 @@ def _cost(plans: Sequence[Sequence[Sequence[TokenRow]]]) -> int:
     return count * JOINED_BATCH_TOKENS + max(sum(len(row) for batch in plan for row in batch) for plan in plans)
 
 
-def _pad(rows: Sequence[TokenRow], weight_of: PerToken) -> MicroBatch:
+def even_out(plans: Sequence[list[list[TokenRow]]]) -> int:
+    """Cut up micro-batches of ranks that have fewer than another, in place; return how many that one has."""
+    count = max(len(plan) for plan in plans)
+    for plan in plans:
+        while len(plan) < count and any(len(batch) > 1 for batch in plan):
+            largest = max(plan, key=len)
+            plan.remove(largest)
+            plan += [largest[::2], largest[1::2]]
+    return count
+
+
+def padded(rows: Sequence[TokenRow], weight_of: PerToken) -> MicroBatch:
+    """Return a micro-batch of some rows, with the weights of their targets."""
     length = max(len(row) for row in rows)
     shape = (len(rows), length)
     token_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)

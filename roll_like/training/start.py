@@ -58,6 +58,7 @@ def start_engine(
     *,
     stack: ExitStack,
     timer: Timer = untimed,
+    kind: type[TrainingRank] = TrainingRank,
 ) -> TrainingEngine[StepT]:
     """Start the ranks of one model and have them meet.
 
@@ -68,6 +69,7 @@ def start_engine(
         devices: Devices to divide among them.
         stack: Ends them when it is closed.
         timer: Times a named part of a step.
+        kind: The class of each rank.
 
     Raises:
         EngineError: A rank did not start.
@@ -75,7 +77,7 @@ def start_engine(
     placements = resources.place(devices, spec.objective.settings.workers, role)
     cluster = Cluster(
         role,
-        TrainingRank,
+        kind,
         placements,
         arguments=lambda rank: (spec, rank, len(placements)),
         environment=lambda rank: trainer_environment(placements[rank], spec.objective.settings, spec.device),

@@ -23,6 +23,7 @@ from roll_like.data.pairs import load_pairs
 from roll_like.data.tasks import load_tasks
 from roll_like.errors import RollLikeError
 from roll_like.registry import PIPELINES, REWARDS
+from roll_like.service.config import load_service_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -58,11 +59,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_that_a_page_shows_is_valid(page: Path, block: str, folder: Path) -> None:
     (name,) = re.findall(r"^# (\w+\.yaml), in the repository's root$", block, flags=re.M)
     (folder / name).write_text(block, encoding="utf-8")
-    config: Any = load_config(folder / name)
+    load: Callable[[Path], Any] = load_service_config if page.stem == "service" else load_config
+    config = load(folder / name)
     assert config.name == name.removesuffix(".yaml")
     text = page.read_text(encoding="utf-8")
     assert f"--config {name}" in text or page.stem == "dpo"
-    assert f"runs/{config.name}/model" in text or page.stem in {"dpo", "reward_model", "quickstart"}
+    assert f"runs/{config.name}/model" in text or page.stem in {"dpo", "reward_model", "quickstart", "service"}
 
 
 PARTS = [
@@ -125,7 +127,10 @@ LOADERS: dict[str, Callable[[Any, Renderer], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("page", "block"), FILES, ids=[names(page) for page, _ in FILES])
+RUNS = [(page, block) for page, block in FILES if page.stem != "service"]
+
+
+@pytest.mark.parametrize(("page", "block"), RUNS, ids=[names(page) for page, _ in RUNS])
 def test_the_rows_that_a_tutorial_shows_are_read(page: Path, block: str, folder: Path) -> None:
     """By the loader and with the settings of the YAML below them."""
     before = page.read_text(encoding="utf-8").partition(block)[0]

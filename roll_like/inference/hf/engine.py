@@ -237,7 +237,7 @@ class HFEngine(PolledEngine):
 
     def _why_stopped(self, sample: _Sample) -> StopReason | None:
         sampling = sample.request.sampling
-        if self._stops.found(sample.tokens, sampling.stop):
+        if self._stops.found(sample.tokens, sampling.stop, sampling.stop_ids):
             return StopReason.STOP
         return StopReason.LENGTH if len(sample.tokens) >= sampling.max_tokens else None
 
@@ -255,7 +255,12 @@ class HFEngine(PolledEngine):
                     token_ids=np.asarray(sample.tokens, np.int32),
                     logprobs=np.asarray(sample.logprobs, np.float32),
                     segments=segments_of(sample.versions),
-                    text=self._stops.text(sample.tokens, sample.request.sampling.stop, sample.stop_reason),
+                    text=self._stops.text(
+                        sample.tokens,
+                        sample.request.sampling.stop,
+                        sample.stop_reason,
+                        sample.request.sampling.stop_ids,
+                    ),
                     stop_reason=sample.stop_reason,
                     routes=self._routes(sample),
                 )

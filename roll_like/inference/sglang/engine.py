@@ -148,11 +148,12 @@ class SGLangEngine(TaskEngine):
         return self._told(request, answer)
 
     def _sampling_params(self, request: GenerateRequest) -> dict[str, Any]:
-        stops = self._stops.of(request.sampling.stop)
+        stops = self._stops.of(request.sampling.stop, request.sampling.stop_ids)
         return {
             **sampling_params(request.sampling, request.seed),
             "stop": list(stops.strings) or None,
             "stop_token_ids": list(stops.ids),
+            "ignore_eos": request.sampling.stop_ids is not None,
             "skip_special_tokens": not stops.special,
         }
 

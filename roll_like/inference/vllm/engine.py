@@ -176,7 +176,7 @@ class VLLMEngine(TaskEngine):
         completion: Any = None
         cached = 0
         prompt = image_prompt(request) if request.images else tokens_input(request.prompt_ids.tolist())
-        params = _sampling_params(request, self._stops.of(request.sampling.stop))
+        params = _sampling_params(request, self._stops.of(request.sampling.stop, request.sampling.stop_ids))
         adapter = self._adapter_of(request)
         async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
             completion, cached = output.outputs[0], output.num_cached_tokens or 0
@@ -378,6 +378,7 @@ def _sampling_params(request: GenerateRequest, stops: RequestStops) -> Any:
         max_tokens=sampling.max_tokens,
         stop=list(stops.strings) or None,
         stop_token_ids=list(stops.ids),
+        ignore_eos=sampling.stop_ids is not None,
         skip_special_tokens=not stops.special,
         seed=request.seed,
         logprobs=0,  # of the sampled token alone
