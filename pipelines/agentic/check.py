@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.agents.agent_program import found_program
+from roll_like.agents.container import container_problem
 from roll_like.agents.env_manager import episode_task
 from roll_like.agents.env_worker import HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec, ProgramSpec, VerifiersSpec
@@ -174,6 +175,11 @@ def _refused(
 
 def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:
     """Yield why a program cannot be started."""
+    if spec.container is not None:
+        problem = asyncio.run(container_problem(spec.container))
+        if problem is not None:
+            yield Finding("error", f"{key}.runtime.{problem[0]}", problem[1])
+        return
     if spec.directory is not None and not Path(spec.directory).is_dir():
         yield Finding("error", f"{key}.directory", f"{spec.directory!r} is no directory; correct it")
     elif found_program(spec) is None:

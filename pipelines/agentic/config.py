@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,14 +23,53 @@ from roll_like.types import EVALUATION_SEED
 SET_FOR_PROGRAMS = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ROLL_LIKE_SEED", "ROLL_LIKE_TASK", "ROLL_LIKE_EPISODE")
 
 
+class ContainerConfig(ConfigModel):
+    """The container that a program runs in: `sh` has to be in its image, and the program."""
+
+    type: Literal["docker", "podman"] = Field(description="The engine that runs it.")
+    image: str = Field(description="What it is made from; runs use it as it is on this machine, and pull none.")
+    mounts: tuple[str, ...] = Field(
+        default=(), description="Folders of this machine in it: `source:target`, read-only, or `source:target:rw`."
+    )
+    network: str = Field(
+        default="none",
+        description="`none`: only the policy can be reached. `bridge`, or another network of the engine: that and the "
+        "policy. `host`: this machine's network.",
+    )
+    memory_gib: PositiveFloat | None = Field(
+        default=None, description="Most memory; default: no limit. GiB. A program that needs more is killed."
+    )
+    cpus: PositiveFloat | None = Field(default=None, description="Most processors; default: no limit.")
+    options: tuple[str, ...] = Field(
+        default=(), description="Further options of the engine's `run`, such as `--user=1000`."
+    )
+
+    def violations(self, path: tuple[str | int, ...]) -> Iterator[Violation]:
+        """Yield what no engine takes."""
+        for index, mount in enumerate(self.mounts):
+            if re.fullmatch(r"[^:]+:/[^:]*(:(ro|rw))?", mount) is None:
+                text = (
+                    f"found {mount!r}; expected `source:target` with a target from the root on, or `source:target:rw`"
+                )
+                yield Violation((*path, "mounts", index), text)
+
+
 class ProgramConfig(ConfigModel):
     """A program that plays episodes; it knows a base URL and a key, and asks there for the policy's turns."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="The program and its arguments, such as `[python, agent.py]`; `python` is the run's own."
+        description="The program and its arguments, such as `[python, agent.py]`; `python` is the run's own, or its "
+        "container's."
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables beside the run's own.")
-    directory: str | None = Field(default=None, description="Where it is started; default: where the run was.")
+    directory: str | None = Field(
+        default=None,
+        description="Where it is started; default: where the run was. With `runtime` a folder of the container; "
+        "default: that of the image.",
+    )
+    runtime: ContainerConfig | None = Field(
+        default=None, description="The container that it runs in; default: none, on the driver's machine as it is."
+    )
     timeout_seconds: PositiveFloat = Field(
         default=300.0, description="Longest episode; a program that takes longer is ended and has failed. Seconds."
     )
@@ -164,6 +204,8 @@ class EnvironmentConfig(ConfigModel):
                 f"{self.id!r} scores every episode of this program, so this has no effect; remove it, or "
                 "remove `id` and let the program post its rewards",
             )
+        if self.program.runtime is not None:
+            yield from self.program.runtime.violations((*path, "program", "runtime"))
         for name in sorted(self.program.env.keys() & set(SET_FOR_PROGRAMS)):
             yield Violation(
                 (*path, "program", "env", name),

@@ -23,11 +23,13 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
+from roll_like.agents.container import Container
 from roll_like.agents.episode import EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
@@ -77,7 +79,7 @@ class AgentPrograms:
         async with self._room.setdefault(spec.name, asyncio.Semaphore(spec.max_programs)):
             if spec.environment is None:
                 async with _closing(self._proxy.open(settings)) as episode:
-                    await _run_program(spec, episode)
+                    await self._run(spec, episode)
                     if episode.truncated and not episode.rewarded and episode.turns and spec.limit_reward is not None:
                         episode.add_reward(spec.limit_reward, None)
                     return episode.scored()
@@ -91,7 +93,7 @@ class AgentPrograms:
         async with _closing(self._environments.open(environment_spec)) as environment:
             started = await environment.reset(settings.seed)
             async with _closing(self._proxy.open(settings, started.messages)) as episode:
-                await _run_program(spec, episode)
+                await self._run(spec, episode)
                 if episode.error is None and episode.turns:
                     stepped = await environment.step(episode.final)
                     if not (stepped.terminated or stepped.truncated):
@@ -103,36 +105,51 @@ class AgentPrograms:
                     episode.add_reward(stepped.reward, stepped.success)
                 return episode.scored()
 
+    async def _run(self, spec: ProgramSpec, episode: ProxyEpisode) -> None:
+        mark = secrets.token_hex(16)
+        if spec.container is None:
+            await _run_program(spec, episode, mark, None)
+            return
+        with tempfile.TemporaryDirectory(prefix="roll-") as folder:
+            container = Container(spec.container, f"roll-like-{mark}", self._proxy, folder)
+            await _run_program(spec, episode, mark, container)
 
-async def _run_program(spec: ProgramSpec, episode: ProxyEpisode) -> None:
+
+async def _run_program(spec: ProgramSpec, episode: ProxyEpisode, mark: str, container: Container | None) -> None:
     """Run a program until it exits, its episode ends, or its deadline.
 
     Raises:
         EnvError: It cannot be started, took too long, or failed.
     """
     what = f"the program `{shlex.join(spec.command)}`"
-    mark = secrets.token_hex(16)
     code, late = None, False
+    command: Sequence[str] = spec.command
+    told, cwd = _told(spec, episode, mark), spec.directory
+    if container is None:
+        variables = _environment(spec, episode, told)
+    else:
+        command, variables = container.command(command, cwd, {**told, "OPENAI_BASE_URL": container.base_url})
+        cwd = container.folder
     with OutputTail("stderr") as stderr, OutputTail("stdout") as stdout:
         try:
             process = await asyncio.create_subprocess_exec(
-                *spec.command,
-                stdin=asyncio.subprocess.DEVNULL,
+                *command,
+                stdin=asyncio.subprocess.DEVNULL if container is None else asyncio.subprocess.PIPE,
                 stdout=stdout.write_end,
                 stderr=stderr.write_end,
-                cwd=spec.directory,
-                env=_environment(spec, episode, mark),
+                cwd=cwd,
+                env=variables,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             raise EnvError(f"{what} cannot be started: {error}", fix="correct `program.command`") from error
         try:
-            async with asyncio.timeout(spec.timeout_seconds):
+            async with asyncio.timeout(spec.timeout_seconds), _serving(container, process):
                 code = await _ended(process, episode)
         except TimeoutError:
             late = not episode.over
         finally:
-            await uncancelled(_end(process, mark))
+            await uncancelled(_end(process, mark, container))
         details = f", with {episode.turns} turns taken{_quoted(stderr, stdout)}"
     if late:
         raise EnvError(
@@ -160,22 +177,33 @@ def found_program(spec: ProgramSpec) -> str | None:
     return shutil.which(name, path=spec.env.get("PATH", search_path()))
 
 
-def _environment(spec: ProgramSpec, episode: ProxyEpisode, mark: str) -> dict[str, str]:
-    """Return the environment variables of a program."""
-    variables = {
-        **os.environ,
+def _told(spec: ProgramSpec, episode: ProxyEpisode, mark: str) -> dict[str, str]:
+    """Return what a program is told in environment variables, wherever it runs."""
+    told = {
         **spec.env,
         "OPENAI_BASE_URL": episode.base_url,
         "OPENAI_API_KEY": episode.key,
         "ROLL_LIKE_SEED": str(episode.settings.seed),
         EPISODE_VARIABLE: mark,
     }
+    task = json.dumps(episode.about)
+    return told if len(task) > MAX_TASK_BYTES else {**told, "ROLL_LIKE_TASK": task}
+
+
+def _environment(spec: ProgramSpec, episode: ProxyEpisode, told: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a program on this machine."""
+    variables = {**os.environ, **told}
     if "PATH" not in spec.env:  # as in an activated environment
         variables["PATH"] = search_path()
     for name in ("NO_PROXY", "no_proxy"):  # requests to the run must not go through a network proxy
         variables[name] = ",".join(filter(None, (variables.get(name), urlsplit(episode.base_url).hostname)))
-    task = json.dumps(episode.about)
-    return variables if len(task) > MAX_TASK_BYTES else {**variables, "ROLL_LIKE_TASK": task}
+    return variables
+
+
+def _serving(
+    container: Container | None, process: asyncio.subprocess.Process
+) -> contextlib.AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext() if container is None else container.serving(process)
 
 
 async def _ended(process: asyncio.subprocess.Process, episode: ProxyEpisode) -> int | None:
@@ -192,8 +220,10 @@ async def _ended(process: asyncio.subprocess.Process, episode: ProxyEpisode) -> 
         await asyncio.gather(exited, over, return_exceptions=True)
 
 
-async def _end(process: asyncio.subprocess.Process, mark: str) -> None:
+async def _end(process: asyncio.subprocess.Process, mark: str, container: Container | None) -> None:
     """End a program and everything that it started."""
+    if container is not None:
+        await container.remove()
     # processes that inherited the mark, in any session; then the rest of the group, which may have unset it
     await asyncio.to_thread(sweep, mark, name=EPISODE_VARIABLE, patience=0.0)
     with contextlib.suppress(ProcessLookupError):

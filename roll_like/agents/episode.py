@@ -45,6 +45,29 @@ class EnvironmentSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """The container that a program runs in.
+
+    Attributes:
+        type: The engine's command: `docker` or `podman`.
+        image: What it is made from; on this machine.
+        mounts: Folders of this machine in it: `source:target`, or `source:target:rw`.
+        network: `none`, `host`, or a network of the engine such as `bridge`.
+        memory_gib: Most memory; None: no limit.
+        cpus: Most processors; None: no limit.
+        options: Further options of the engine's `run`.
+    """
+
+    type: str
+    image: str
+    mounts: tuple[str, ...] = ()
+    network: str = "none"
+    memory_gib: float | None = None
+    cpus: float | None = None
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSpec:
     """An agent program as a run uses it: it sends chat requests to the proxy (`proxy.py`).
 
@@ -52,7 +75,8 @@ class ProgramSpec:
         name: Its name in metrics.
         command: The program and its arguments; found as a shell finds it.
         env: Environment variables beside the run's own.
-        directory: Where it is started; None is where the run was.
+        directory: Where it is started, in its container if it has one; None is where the run was, or the image says.
+        container: What it runs in; None: on this machine as it is.
         timeout_seconds: Longest episode, from its start. What takes longer has failed.
         max_programs: How many may run at a time.
         environment: Gives it its task and scores its answer; None where the program posts its reward.
@@ -63,6 +87,7 @@ class ProgramSpec:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     directory: str | None = None
+    container: ContainerSpec | None = None
     timeout_seconds: float
     max_programs: int
     environment: EnvironmentSpec | None = None

@@ -23,7 +23,8 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -133,6 +134,17 @@ class Proxy:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    @contextlib.asynccontextmanager
+    async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Answer requests of another socket too; it is closed at the end."""
+        assert self._runner is not None, "not started"
+        site = web.SockSite(self._runner, listener)
+        await site.start()
+        try:
+            yield
+        finally:
+            await site.stop()
 
     @property
     def base_url(self) -> str:

@@ -15,11 +15,15 @@ from typing import Any
 from roll_like.agents.agent_program import OutputTail, uncancelled
 from roll_like.agents.episode import VerifiersLost, VerifiersSpec
 from roll_like.agents.verifiers_server import KEY_VARIABLE, MOST_BYTES
-from roll_like.cluster.guardian import sweep
+from roll_like.cluster.guardian import MARKER, remove_containers, sweep
 from roll_like.errors import EnvError
 
 #: Processes that have this variable with the server's own value end with it.
 MARK_VARIABLE = "ROLL_LIKE_VERIFIERS"
+#: verifiers labels containers with its value: by it they are found when their server, or the run, was killed.
+RUN_VARIABLE = "VF_RUN_ID"
+#: verifiers' runtimes that are containers on this machine.
+ENGINES = ("docker", "podman")
 #: Longest silence of a server: its event loop answers while episodes wait. Seconds.
 SILENCE_SECONDS = 60.0
 #: How often it is asked. Seconds.
@@ -56,6 +60,7 @@ class VerifiersProcess:
         self.spec = spec
         self._key = key
         self._mark = secrets.token_hex(16)
+        self._engines: list[str] = []
         self._numbers = 0
         self._waiting: dict[int, tuple[asyncio.Future[dict[str, Any]], Callable[[dict[str, Any]], None]]] = {}
         self._output = OutputTail("output")
@@ -112,6 +117,8 @@ class VerifiersProcess:
                 raise VerifiersLost(why) from error
             raise
         self._tasks.append(asyncio.ensure_future(self._watch()))
+        runtimes = {agent["runtime"] for agent in about["agents"].values()}
+        self._engines = [engine for engine in ENGINES if engine in runtimes]
         return about
 
     @property
@@ -176,6 +183,8 @@ class VerifiersProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), END_SECONDS)
             await asyncio.to_thread(sweep, self._mark, name=MARK_VARIABLE, patience=0.0)
+            if self._engines:  # a server that is killed leaves its containers
+                await asyncio.to_thread(remove_containers, self._mark, self._engines)
             await self._process.wait()
         for task in self._tasks:
             task.cancel()
@@ -184,6 +193,7 @@ class VerifiersProcess:
 
     def _environment(self) -> dict[str, str]:
         variables = {**os.environ, **self.spec.env, KEY_VARIABLE: self._key, MARK_VARIABLE: self._mark}
+        variables[RUN_VARIABLE] = f"{os.environ.get(MARKER, '')}-{self._mark}"
         variables.pop("PYTHONHOME", None)
         if "PYTHONPATH" in variables:  # what it starts runs in other folders
             places = filter(None, variables["PYTHONPATH"].split(os.pathsep))

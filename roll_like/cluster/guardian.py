@@ -6,7 +6,8 @@ Run as a script, with nothing but the standard library, so that it costs a few m
 
 The driver holds the pipe's other end, and writes `DONE` to it before it closes it. When it closes, because the driver
 is done or because it was killed, processes that inherited the marker in their environment are ended, the newest
-checkpoint that lies in memory only is brought to disk, and the directories are removed. That it was killed is added to
+checkpoint that lies in memory only is brought to disk, and the directories are removed. If it was killed, so are
+containers that have the marker in a label. That it was killed is added to
 the run's events.
 """
 
@@ -17,9 +18,12 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 #: Name of the environment variable that every process of a session inherits.
@@ -67,6 +71,18 @@ def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None
     until = time.monotonic() + 1.0
     while marked(value, name) and time.monotonic() < until:
         time.sleep(0.05)
+
+
+def remove_containers(value: str, engines: Iterable[str] = ("docker", "podman")) -> None:
+    """Remove the containers that have a label with a value in it, of the engines that there are."""
+    for engine in filter(shutil.which, engines):
+        with suppress(subprocess.TimeoutExpired):
+            run = partial(subprocess.run, check=False, capture_output=True, text=True, timeout=30)
+            listed = run([engine, "ps", "--all", "--format={{.ID}} {{.Labels}}"])
+            found = [line.split()[0] for line in listed.stdout.splitlines() if value in line]
+            if found:  # killed first: an engine waits for what it only asks to end
+                run([engine, "kill", *found])
+                run([engine, "rm", "--force", *found])
 
 
 def name_semaphores() -> None:
@@ -169,6 +185,8 @@ def main() -> None:
     wanted, began = parser.parse_args(), time.time()
     killed = sys.stdin.buffer.read() != DONE
     sweep(wanted.value, patience=PATIENCE if killed else LEFT_OVER)
+    if killed:
+        remove_containers(wanted.value)
     try:
         if killed and wanted.events is not None:
             note_end(wanted.events, began)

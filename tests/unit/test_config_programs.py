@@ -15,7 +15,7 @@ from chat_templates import renderer
 from config_files import MINIMAL_AGENTIC, changed
 from pydantic import ValidationError
 
-from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
+from roll_like.agents.episode import ContainerSpec, EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.check import environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, specs_of
@@ -68,6 +68,31 @@ def test_a_program_becomes_what_episodes_are_played_by() -> None:
             environment=lake,
         ),
     ]
+
+
+def test_a_program_may_have_a_container() -> None:
+    runtime = {"type": "podman", "image": "agent:1", "mounts": ["a:/a", "b:/b:rw"], "memory_gib": 2, "cpus": 0.5}
+    (spec,) = specs_of(config({"program": {**COMMAND, "runtime": runtime}}).environments)
+    container = ContainerSpec(type="podman", image="agent:1", mounts=("a:/a", "b:/b:rw"), memory_gib=2.0, cpus=0.5)
+    assert isinstance(spec, ProgramSpec)
+    assert spec.container == container
+    for mount in ("a", "a:b", "a:/a:no", ":/a", "a:/b:/c:ro"):
+        found = problems({"program": {**COMMAND, "runtime": {**runtime, "mounts": ["a:/a", mount]}}})
+        assert "expected `source:target`" in found["environments.0.program.runtime.mounts.1"]
+
+
+def test_a_container_that_cannot_run_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parsed = config({"program": {**COMMAND, "runtime": {"type": "podman", "image": "agent:1"}}})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (finding,) = environment_findings(parsed, None)
+    assert (finding.key, finding.level) == ("environments.0.program.runtime.type", "error")
+    assert "there is no 'podman' on this machine" in finding.message
+    for name, script in {"podman": "echo no such image >&2; exit 1", "nsenter": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (finding,) = environment_findings(parsed, None)
+    assert finding.key == "environments.0.program.runtime.image"
+    assert "podman has no image 'agent:1': no such image" in finding.message
 
 
 def test_a_resolved_configuration_is_valid_again() -> None:

@@ -1,0 +1,212 @@
+"""Runs an agent program in a container of Docker or Podman.
+
+The container has a network namespace of its own, in which the policy's endpoint is reachable at 127.0.0.1: a short
+process enters the namespace, listens there, and hands the listening socket to the run. So no address of this machine
+has to be reachable from the container, and with `network: none` nothing else is.
+
+The container's shell waits for a line before it starts the program, which is sent when the endpoint listens. Images
+need `sh`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from roll_like.agents.episode import ContainerSpec
+from roll_like.agents.proxy import BACKLOG, Proxy
+from roll_like.cluster.guardian import MARKER
+from roll_like.errors import EnvError
+
+#: Longest start of a container, and longest command of an engine. Seconds.
+START_SECONDS = 60.0
+#: How often an engine is asked whether a container has started. Seconds.
+POLL_SECONDS = 0.05
+#: The label of the run that a container is of.
+LABEL = "roll-like.run"
+_LISTEN = """
+import socket, sys
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", int(sys.argv[1])))
+listener.listen(int(sys.argv[2]))
+socket.send_fds(socket.socket(fileno=int(sys.argv[3])), [b"listening"], [listener.fileno()])
+"""
+
+
+class Container:
+    """One container, for one episode.
+
+    Args:
+        spec: What it is made from.
+        name: Its name; unique on this machine.
+        proxy: The policy's endpoint.
+        folder: Where the engine's command is started; Podman leaves notes of killed programs there.
+    """
+
+    def __init__(self, spec: ContainerSpec, name: str, proxy: Proxy, folder: str) -> None:
+        self._spec = spec
+        self._name = name
+        self._proxy = proxy
+        self.folder = folder
+
+    @property
+    def base_url(self) -> str:
+        """Where programs in it find the policy, `/v1` included."""
+        if self._spec.network == "host":
+            return self._proxy.base_url
+        return f"http://127.0.0.1:{urlsplit(self._proxy.base_url).port}/v1"
+
+    def command(
+        self, command: Sequence[str], directory: str | None, variables: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the engine's command that runs a program in it, and that command's environment variables.
+
+        Args:
+            command: The program and its arguments.
+            directory: Where it is started in the container; None: where the image says.
+            variables: Environment variables of the program.
+        """
+        spec, host = self._spec, urlsplit(self.base_url).hostname
+        for name in ("NO_PROXY", "no_proxy"):  # engines may tell containers of this machine's network proxy
+            variables = {**variables, name: ",".join(filter(None, (variables.get(name), host)))}
+        options = [f"--name={self._name}", "--rm", "--interactive", "--pull=never", f"--network={spec.network}"]
+        options.append(f"--label={LABEL}={os.environ.get(MARKER, '')}")  # the guardian removes what a killed run leaves
+        # values are in no command line, but for those that would change the engine's own environment
+        theirs = {name: value for name, value in variables.items() if name not in os.environ}
+        options += [f"--env={name}" if name in theirs else f"--env={name}={variables[name]}" for name in variables]
+        options += [f"--volume={mount}" for mount in map(_absolute, spec.mounts)]
+        if directory is not None:
+            options.append(f"--workdir={directory}")
+        if spec.memory_gib is not None:
+            memory = f"{round(spec.memory_gib * 2**30)}b"
+            options += [f"--memory={memory}", f"--memory-swap={memory}"]
+        if spec.cpus is not None:
+            options.append(f"--cpus={spec.cpus:g}")
+        start = ["--entrypoint=sh", spec.image, "-c", 'read -r _ && exec "$@"', "sh", *command]
+        return [spec.type, "run", *options, *spec.options, *start], {**os.environ, **theirs}
+
+    @contextlib.asynccontextmanager
+    async def serving(self, process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+        """Let its program begin, and answer its requests meanwhile.
+
+        Args:
+            process: What `command` started, with a pipe to its standard input.
+
+        Raises:
+            EnvError: It does not start, or its namespace cannot be entered.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            pid = await self._started(process)
+            if pid is not None:  # else it has ended, and its output says why
+                if self._spec.network != "host":
+                    await stack.enter_async_context(self._proxy.listening(await self._listener(pid)))
+                assert process.stdin is not None
+                with contextlib.suppress(ConnectionError):
+                    process.stdin.write(b"\n")
+                    await process.stdin.drain()
+                process.stdin.close()
+            yield
+
+    async def remove(self) -> None:
+        """Remove the container and everything that runs in it.
+
+        Raises:
+            EnvError: The engine says that it cannot.
+        """
+        await run_engine(self._spec, "kill", self._name)
+        until = time.monotonic() + START_SECONDS
+        while True:
+            code, _, said = await run_engine(self._spec, "rm", "--force", self._name)
+            if code == 0 or re.search("no such container|no container with", said, re.IGNORECASE):
+                return
+            if time.monotonic() > until:
+                raise EnvError(f"the container {self._name} could not be removed: {said}", fix="remove it by hand")
+            await asyncio.sleep(POLL_SECONDS)  # Docker says so while it removes one itself
+
+    async def _started(self, process: asyncio.subprocess.Process) -> int | None:
+        """Wait until it runs; return the process in it, as this machine numbers it, or None if it ended."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while process.returncode is None:
+                    code, found, _ = await run_engine(self._spec, "inspect", "--format={{.State.Pid}}", self._name)
+                    if code == 0 and (pid := int(found)):
+                        return pid
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError as error:
+            raise EnvError(
+                f"a container of {self._spec.image!r} did not start within {START_SECONDS:g} s",
+                fix="look whether the engine works: run the image by hand",
+            ) from error
+        return None
+
+    async def _listener(self, pid: int) -> socket.socket:
+        """Return a socket that listens in the network namespace of a process."""
+        ours, theirs = socket.socketpair()
+        # who is not root may enter the namespaces of containers that are its own
+        joined = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        port = urlsplit(self.base_url).port
+        arguments = [sys.executable, "-I", "-S", "-c", _LISTEN, str(port), str(BACKLOG), str(theirs.fileno())]
+        with ours, theirs:
+            entering = await asyncio.create_subprocess_exec(
+                "nsenter",
+                f"--target={pid}",
+                "--net",
+                *joined,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+            )
+            _, said = await entering.communicate()
+            if entering.returncode:
+                raise EnvError(
+                    f"the policy cannot be reached from a container: its network cannot be entered: "
+                    f"{said.decode(errors='replace').strip()[-500:]}",
+                    fix="use rootless Podman, start the run as root, or set `program.runtime.network` to `host`",
+                )
+            _, (descriptor,), _, _ = socket.recv_fds(ours, 16, 1)
+        return socket.socket(fileno=descriptor)
+
+
+async def run_engine(spec: ContainerSpec, *arguments: str) -> tuple[int, str, str]:
+    """Run a command of a container's engine; return its status and what it wrote."""
+    process = await asyncio.create_subprocess_exec(
+        spec.type,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, said = await process.communicate()
+    return process.returncode or 0, out.decode(errors="replace").strip(), said.decode(errors="replace").strip()
+
+
+async def container_problem(spec: ContainerSpec) -> tuple[str, str] | None:
+    """Return the key of what keeps a container from running, and why; None where nothing is found."""
+    if shutil.which(spec.type) is None:
+        return "type", f"there is no {spec.type!r} on this machine; install it, or set the other one"
+    if spec.network != "host" and shutil.which("nsenter") is None:
+        return "network", f"{spec.network!r} needs the program `nsenter` of util-linux; install it, or use `host`"
+    code, _, said = await run_engine(spec, "image", "inspect", spec.image)
+    if code:
+        return "image", f"{spec.type} has no image {spec.image!r}: {said}; pull or build it, runs do not"
+    return None
+
+
+def _absolute(mount: str) -> str:
+    """Return a mount with its folder from the root on, read-only unless it says otherwise.
+
+    >>> _absolute("/data:/data"), _absolute("/out:/out:rw")
+    ('/data:/data:ro', '/out:/out:rw')
+    """
+    source, target, *how = mount.split(":")
+    return ":".join([os.path.abspath(os.path.expanduser(source)), target, *(how or ["ro"])])

@@ -1,0 +1,227 @@
+"""TextArena, OpenEnv and NeMo Gym through verifiers: real packages and servers, on this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from chat_templates import renderer
+from fake_policy import FakePolicy, assert_token_exact, episode_settings
+from hygiene import nothing_left
+from run_config import command_here
+
+from roll_like.agents.episode import EpisodeLimits, VerifiersSpec
+from roll_like.agents.proxy import Proxy
+from roll_like.agents.verifiers_episodes import VerifiersEnvironments
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
+from roll_like.builtin.pipelines.agentic.environments import spec_of
+from roll_like.config.load import load_config
+from roll_like.errors import EnvError
+from roll_like.inference.interface import GenerateRequest
+from roll_like.rollout.router import Router
+from roll_like.types import Scored, StopReason
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "shared_environments"
+VERIFIERS = ROOT / ".verifiers" / "bin" / "python"
+GYM = ROOT / ".nemo-gym" / "bin" / "python"
+CHATML = renderer("chatml")
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.skipif(not VERIFIERS.exists(), reason="make verifiers installs what it plays in"),
+]
+needs_gym = pytest.mark.skipif(not GYM.exists(), reason=".nemo-gym has no Python with nemo-gym: docs/contributing.md")
+
+
+@pytest.fixture(scope="module")
+def nltk_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nltk_data")
+    subprocess.run([sys.executable, EXAMPLES / "word_list.py", EXAMPLES / "words.txt", folder], check=True)
+    return folder
+
+
+@contextlib.contextmanager
+def served(*command: str | Path) -> Iterator[str]:
+    """A server that gets a free port as its last argument; yields its address when it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([*command, str(port)]) as process:
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                    break
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[str]:
+    with served(VERIFIERS, EXAMPLES / "number_server.py") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def choices() -> Iterator[str]:
+    with served(GYM, EXAMPLES / "gym_server.py", "resources_servers.mcqa.app:MCQAResourcesServer") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def weather() -> Iterator[str]:
+    server = "resources_servers.example_single_tool_call.app:SimpleWeatherResourcesServer"
+    with served(GYM, EXAMPLES / "gym_server.py", server) as address:
+        yield address
+
+
+def entry(name: str, **changes: Any) -> VerifiersSpec:
+    """The environment of an example, with its taskset's options changed."""
+    config = load_config(EXAMPLES / f"{name}.yaml")
+    assert isinstance(config, AgenticConfig)
+    spec = spec_of(config.environments[0])
+    assert isinstance(spec, VerifiersSpec)
+    taskset = {**spec.config["taskset"], **changes.pop("taskset", {})}
+    return replace(spec, python=str(VERIFIERS), config={**spec.config, "taskset": taskset}, **changes)
+
+
+class Table:
+    """The server of one environment; whoever plays there next is its policy."""
+
+    def __init__(self, spec: VerifiersSpec, turns: int) -> None:
+        self.spec = spec
+        self.turns = turns
+        self.policy = FakePolicy(CHATML, [""])
+        self.environments: VerifiersEnvironments | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    async def play(self, policy: FakePolicy, *, seed: int = 0) -> Scored:
+        self.policy = policy
+        assert self.environments is not None
+        (part,) = await self.environments.play(self.spec, episode_settings(seed=seed, turns=self.turns))
+        assert_token_exact(part, policy)
+        return part
+
+
+@contextlib.asynccontextmanager
+async def table(spec: VerifiersSpec, *, turns: int = 10) -> AsyncIterator[Table]:
+    each = Table(spec, turns)
+    async with Proxy(cast(Router, each), CHATML) as proxy:
+        each.environments = VerifiersEnvironments(proxy, EpisodeLimits(turns=turns, tokens=4000))
+        try:
+            yield each
+        finally:
+            await each.environments.close()
+
+
+async def test_a_game_of_textarena(nltk_data: Path) -> None:
+    letters = iter("etaoinshrdlcumgpywbfvk")
+    async with table(entry("textarena", env={"NLTK_DATA": str(nltk_data)}), turns=30) as each:
+        part = await each.play(FakePolicy(CHATML, lambda _: f"[{next(letters)}]"), seed=3)
+        assert "You are playing Hangman" in str(part.record[0].shown)
+        assert part.trajectory.stop_reason == StopReason.STOP
+        assert 0 < part.reward <= 1  # the share of the word's letters that were found
+        repeated = await each.play(FakePolicy(CHATML, ["[e]"]), seed=3)
+        assert (len(repeated.record), repeated.reward < 1) == (3, True)  # the second invalid move ends the game
+
+
+async def test_an_environment_of_openenv(numbers: str) -> None:
+    def halves(request: GenerateRequest) -> str:
+        low, high = 1, 9
+        for told in re.findall(r"higher|lower", CHATML.decode(request.prompt_ids)):
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if told == "higher" else (low, middle - 1)
+        return str((low + high) // 2)
+
+    async with table(entry("openenv", taskset={"base_url": numbers}), turns=4) as each:
+        part = await each.play(FakePolicy(CHATML, halves))
+        assert (part.reward, len(part.trajectory.parts)) == (1.0, 1)
+        wrong = await each.play(FakePolicy(CHATML, ["I do not know"]))
+        assert (wrong.reward, len(wrong.record), wrong.trajectory.stop_reason) == (0.0, 4, StopReason.STOP)
+        with pytest.raises(EnvError, match=r"'openenv' failed: .*VALIDATION_ERROR"):  # not what the action takes
+            await each.play(FakePolicy(CHATML, ['{"number": 5}']))
+    async with table(entry("openenv", taskset={"base_url": "http://127.0.0.1:9"})) as each:
+        with pytest.raises(EnvError, match=r"'openenv' failed: .*Failed to connect"):
+            await each.play(FakePolicy(CHATML, ["5"]))
+
+
+@needs_gym
+async def test_nemo_gym_scores_answers(choices: str) -> None:
+    rows = EXAMPLES / "choices.jsonl"
+    spec = entry("nemo_gym", taskset={"dataset": str(rows), "task": {"resources_url": choices}})
+    letter = json.loads(rows.read_text().splitlines()[spec.held_out])["expected_answer"]
+    async with table(spec) as each:
+        right = await each.play(FakePolicy(CHATML, [f"\\boxed{{{letter}}}"]))
+        assert right.reward == right.details["verifiers/nemo_gym"] == 1.0
+        assert (await each.play(FakePolicy(CHATML, ["I do not know"]))).reward == 0.0
+
+
+@needs_gym
+async def test_tools_of_nemo_gym_are_called(weather: str, tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "name": "get_weather", "description": "", "parameters": parameters, "strict": True}
+    asked = {"input": [{"role": "user", "content": "What is the weather in Rome?"}], "tools": [tool]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"responses_create_params": asked}) + "\n")
+    task = {"dataset": str(tmp_path / "rows.jsonl"), "task": {"resources_url": weather}}
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    async with table(entry("nemo_gym", taskset=task, held_out=0)) as each:
+        policy = FakePolicy(CHATML, [call, "cold"])
+        assert (await each.play(policy)).reward == 1.0
+    assert "The weather in Rome is cold." in CHATML.decode(policy.requests[-1].prompt_ids)
+
+
+EXAMPLE_RUNS = ["textarena", "openenv", pytest.param("nemo_gym", marks=needs_gym)]
+
+
+@pytest.mark.usefixtures("warm_ray")
+@pytest.mark.parametrize("name", EXAMPLE_RUNS)
+def test_the_example_trains(name: str, tiny_model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    changes: dict[str, Any] = {
+        "model.path": tiny_model,
+        "steps": 3,
+        "inference.type": "hf",
+        "output_dir": tmp_path,
+        "metrics.trackers": "[]",
+        "checkpoint.at_end": "false",
+        "checkpoint.export": "false",
+        "rollout.groups_per_step": 2,
+        "rollout.episodes_per_group": 2,
+        "rollout.max_response_tokens": 8,
+        "evaluation.seeds": 2,
+        "evaluation.episodes_per_seed": 1,
+        "environments.0.verifiers.python": VERIFIERS,
+    }
+    if name == "textarena":
+        changes["environments.0.verifiers.env.NLTK_DATA"] = request.getfixturevalue("nltk_data")
+    elif name == "openenv":
+        changes["environments.0.verifiers.taskset.base_url"] = request.getfixturevalue("numbers")
+    else:
+        changes["environments.0.verifiers.taskset.task.resources_url"] = request.getfixturevalue("choices")
+    config = f"examples/shared_environments/{name}.yaml"
+    stated = [f"{key}={value}" for key, value in changes.items()]
+    assert command_here(ROOT, "run", "--config", config, "--check", *stated)[0] == 0
+    with nothing_left():
+        code, output = command_here(ROOT, "run", "--config", config, *stated)
+    assert code == 0, output
+    steps = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    assert [step["rollout/samples"] for step in steps] == [4, 4, 4]
+    assert all(step["rollout/failures"] == 0 for step in steps)
+    evaluations = [json.loads(line) for line in (tmp_path / name / "evaluations.jsonl").read_text().splitlines()]
+    assert len(evaluations) == 2  # before and after
+    assert all(0 <= each["eval/avg"] <= 1 for each in evaluations)
