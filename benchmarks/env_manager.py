@@ -35,8 +35,9 @@ SPEC = EnvironmentSpec(name="corridor", env_id="benchmark/Corridor-v0", kwargs={
 class InstantEngine:
     """Answers at once, the same words to everything."""
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._ids = np.asarray([*renderer.encode("<action>right</action>"), *renderer.end_ids], np.int32)
+    def __init__(self, renderer: Renderer, words: str = "<action>right</action>") -> None:
+        self._words = words
+        self._ids = np.asarray([*renderer.encode(words), *renderer.end_ids], np.int32)
 
     async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:  # noqa: ARG002
         """Return the words."""
@@ -46,7 +47,7 @@ class InstantEngine:
             token_ids=self._ids,
             logprobs=np.full(len(self._ids), -0.1, np.float32),
             segments=(Segment(start=0, end=len(self._ids), policy_version=0),),
-            text="<action>right</action>",
+            text=self._words,
             stop_reason=StopReason.STOP,
         )
 

@@ -83,6 +83,7 @@ def some_slow(script: Path) -> Any:
         "soak",
         "traces",
         "training",
+        "verifiers_cost",
         "vs_trl",
         "weight_sync",
     }
@@ -91,6 +92,8 @@ def some_slow(script: Path) -> Any:
 
 @pytest.mark.parametrize("script", [some_slow(script) for script in SCRIPTS])
 def test_a_benchmark_runs_to_its_table(script: Path, tmp_path: Path) -> None:
+    if script.stem == "verifiers_cost" and not (ROOT / ".verifiers").exists():
+        pytest.skip("make verifiers installs what it plays in")
     figures = smoke_figures(script, folder=tmp_path)
     assert (figures["benchmark"], figures["smoke"]) == (script.stem, True)
     assert COLUMNS.get(script.stem, set()) <= figures.keys()

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from chat_templates import renderer
 from fake_policy import FakePolicy, assert_token_exact, episode_settings
 from forked_python import forked_python
+from table_policy import TablePolicy
 
 from roll_like.agents import verifiers_episodes, verifiers_process
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
@@ -25,6 +27,7 @@ from roll_like.agents.proxy import Proxy
 from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
 from roll_like.cli import main
+from roll_like.cluster.worker_restarts import to_stderr
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.collection import collect_batch
@@ -93,10 +96,17 @@ async def table(
     def report(role: str, text: str, *, seconds: float | None) -> None:
         reports.append(f"{role}: {text}")
 
+    async with playing(policy, EpisodeLimits(turns=max_turns, tokens=tokens), report) as environments:
+        yield Table(policy, environments, reports)
+
+
+@asynccontextmanager
+async def playing(policy: Any, limits: EpisodeLimits, report: Any = to_stderr) -> AsyncIterator[VerifiersEnvironments]:
+    """Servers whose requests a policy answers."""
     async with Proxy(policy, CHATML) as proxy:
-        environments = VerifiersEnvironments(proxy, EpisodeLimits(turns=max_turns, tokens=tokens), report)
+        environments = VerifiersEnvironments(proxy, limits, report)
         try:
-            yield Table(policy, environments, reports)
+            yield environments
         finally:
             await environments.close()
 
@@ -205,6 +215,34 @@ async def test_what_fails_is_no_reward() -> None:
         missing = spec_of({"id": "no-such-taskset"}, name="missing")
         with pytest.raises(VerifiersRefusal, match="taskset 'no-such-taskset' not found"):
             await each.play(missing)
+
+
+async def test_a_game_is_learned_by_self_play() -> None:
+    policy = TablePolicy(CHATML, "0123456789", {"advantage": {"type": "rae", "decay": 0.9}}, lr=10.0)
+    ask = int(CHATML.encode("\n")[-1])  # what stands before every answer
+    digits = [int(CHATML.encode(digit)[0]) for digit in "0123456789"]
+
+    def expected() -> float:
+        chances = np.exp(policy.logprobs(ask)[digits])
+        return float(chances @ np.arange(10) / chances.sum())
+
+    limits, figures = EpisodeLimits(turns=2, tokens=500), []
+    spec = spec_of({"id": "duel"}, seats={**NULL, "harness": {"id": "roll-like-direct"}}, max_episodes=12)
+    plan = EpisodePlan(episodes_per_group=1, sampling=Sampling(max_tokens=1), limits=limits)
+    before = expected()
+    async with playing(policy, limits) as environments:
+        manager = EnvManager(policy, Nobody(), [spec], CHATML, retries=0, verifiers=environments)
+        tasks = (episode_task(spec, seed) for seed in itertools.count())
+        for _ in range(4):
+            collected = await collect_batch(manager.runner(plan, None), tasks, groups=12)
+            for first, second in (group.samples for group in collected.groups):
+                assert (first.agent, second.agent, first.reward) == ("first", "second", -second.reward)
+            figures.append(policy.train(collected))
+    assert before == pytest.approx(4.5, abs=0.2)
+    assert expected() > before + 2
+    means = [figures[-1][f"advantage/baseline/it/{role}"] for role in ("first", "second")]
+    assert means[0] == pytest.approx(-means[1])
+    assert figures[0]["train/tokens"] == 24  # of the players: what the watcher says is not trained
 
 
 @pytest.mark.slow

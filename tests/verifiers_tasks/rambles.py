@@ -12,6 +12,7 @@ class RamblesHarnessConfig(vf.HarnessConfig):
     sums_up_after: int = 0
     sub_agents: int = 0
     seconds: float = 0.0
+    replies: str = "go on"
 
 
 class RamblesHarness(vf.Harness[RamblesHarnessConfig]):
@@ -34,7 +35,10 @@ class RamblesHarness(vf.Harness[RamblesHarnessConfig]):
             messages = [{"role": "user", "content": data.prompt_text}]
             for turn in range(self.config.turns):
                 said = await ask(messages)
-                messages += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "go on"}]
+                messages += [
+                    {"role": "assistant", "content": said["content"]},
+                    {"role": "user", "content": self.config.replies},
+                ]
                 if self.config.sub_agents:
                     asked = [
                         [
