@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,21 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec, VerifiersSpec
 from roll_like.agents.proxy import Proxy
+from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.data.chat import Renderer
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected, collect_batch
 from roll_like.rollout.router import Router
-from roll_like.types import StopReason
+from roll_like.types import StopReason, Trajectory
 
 pytestmark = pytest.mark.integration
 
 GROUPS, MEMBERS, TURNS = 2, 2, 4
 AGENT = Path(__file__).with_name("openai_agent.py")
+VERIFIERS = Path(__file__).resolve().parents[2] / ".verifiers" / "bin" / "python"
+RAMBLES = {"turns": 4, "sums_up_after": 2, "sub_agents": 1}
 
 
 class NoEnvironments:
@@ -55,6 +60,67 @@ async def play(recorder: Recorder, seen: Path) -> Collected:
         manager = EnvManager(router, NoEnvironments(), [spec], renderer, retries=0, programs=AgentPrograms(proxy))
         tasks = (episode_task(spec, seed) for seed in itertools.count())
         return await collect_batch(manager.runner(plan, 0), tasks, groups=GROUPS)
+
+
+def engine_turns(recorder: Recorder) -> Counter[Any]:
+    """What the engine was given, what it sampled, and how likely."""
+    return Counter(
+        (
+            tuple(asked.prompt_ids.tolist()),
+            tuple(recorder.sampled[name].token_ids.tolist()),
+            tuple(recorder.sampled[name].logprobs.tolist()),
+        )
+        for name, asked in recorder.asked.items()
+    )
+
+
+def trained_turns(trajectory: Trajectory) -> Iterator[tuple[Any, ...]]:
+    """The same of what is trained on."""
+    assert (trajectory.turns >= 0).tolist() == trajectory.sampled.tolist()
+    for turn in range(trajectory.turns.max() + 1):
+        places = np.flatnonzero(trajectory.turns == turn)
+        (part,) = (part for part in trajectory.parts if part.start <= places[0] < part.end)
+        prompt, sampled = trajectory.token_ids[part.start : places[0]], trajectory.token_ids[places]
+        yield tuple(prompt.tolist()), tuple(sampled.tolist()), tuple(trajectory.logprobs[places].tolist())
+
+
+async def play_verifiers(recorder: Recorder) -> Collected:
+    router, renderer = Router([recorder], max_running=16, max_in_flight=16, retries=0), Renderer(make_tiny_tokenizer())
+    spec = VerifiersSpec(
+        name="sums",
+        python=str(VERIFIERS),
+        config={"taskset": {"id": "sums"}},
+        seats={"runtime": {"type": "subprocess"}, "harness": {"id": "rambles", **RAMBLES}},
+        select={},
+        held_out=0,
+        env={"PYTHONPATH": str(AGENT.parents[1] / "verifiers_tasks")},
+        timeout_seconds=60,
+        max_episodes=4,
+    )
+    limits = EpisodeLimits(turns=20, tokens=500)
+    plan = EpisodePlan(episodes_per_group=MEMBERS, sampling=Sampling(max_tokens=8), limits=limits)
+    async with Proxy(router, renderer) as proxy:
+        environments = VerifiersEnvironments(proxy, limits)
+        try:
+            manager = EnvManager(router, NoEnvironments(), [spec], renderer, retries=0, verifiers=environments)
+            tasks = (episode_task(spec, seed) for seed in itertools.count())
+            return await collect_batch(manager.runner(plan, 0), tasks, groups=GROUPS)
+        finally:
+            await environments.close()
+
+
+@pytest.mark.skipif(not VERIFIERS.exists(), reason="make verifiers installs what it plays in")
+def test_environments_of_verifiers_are_trained_on_what_the_engine_saw(vllm: EngineThread) -> None:
+    recorder = Recorder(vllm.engine)
+    collected = vllm.run(play_verifiers(recorder))
+    assert not collected.failures, collected.failures
+    episodes = [sample.trajectory for group in collected.groups for sample in group.samples]
+    assert len(recorder.sampled) == 8 * len(episodes)
+    assert Counter(turn for one in episodes for turn in trained_turns(one)) == engine_turns(recorder)
+    for one in episodes:  # two turns, two after the summary, and four of a sub-agent that remembers nothing
+        assert (
+            sorted(len({*one.turns[part.start : part.end].tolist()} - {-1}) for part in one.parts) == [1] * 4 + [2] * 2
+        )
 
 
 def test_programs_are_trained_on_what_the_engine_saw(vllm: EngineThread, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import verifiers.v1 as vf
 
 PROGRAM = """
 import json, sys, urllib.request
-endpoint, secret, path, body = sys.argv[1:]
-for turn in json.loads(body):
+endpoint, secret, asked = sys.argv[1:]
+for path, turn in json.loads(asked):
     headers = {"Authorization": "Bearer " + secret, "x-api-key": secret, "Content-Type": "application/json"}
     request = urllib.request.Request(endpoint.removesuffix("/v1") + path, json.dumps(turn).encode(), headers)
     print(urllib.request.urlopen(request).read().decode())
@@ -29,17 +29,15 @@ class FormatsHarness(vf.Harness[FormatsHarnessConfig]):
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url=None):
         prompt = data.prompt_text
-        bodies = {
-            "responses": ("/v1/responses", [{"model": ctx.model, "input": prompt}]),
-            "messages": (
-                "/v1/messages",
-                [{"model": ctx.model, "max_tokens": 64, "messages": [{"role": "user", "content": prompt}]}],
-            ),
-            "twice": ("/v1/responses", [{"model": ctx.model, "input": prompt}] * 2),
-            "nothing": ("", []),
-        }
-        path, body = bodies[self.config.asks]
-        return await runtime.run(["python3", "-c", PROGRAM, endpoint, secret, path, json.dumps(body)], {})
+        messages = {"model": ctx.model, "messages": [{"role": "user", "content": prompt}]}
+        response = ("/v1/responses", {"model": ctx.model, "input": prompt})
+        asked = {
+            "responses": [response],
+            "messages": [("/v1/messages/count_tokens", messages), ("/v1/messages", {**messages, "max_tokens": 64})],
+            "twice": [response] * 2,
+            "nothing": [],
+        }[self.config.asks]
+        return await runtime.run(["python3", "-c", PROGRAM, endpoint, secret, json.dumps(asked)], {})
 
 
 __all__ = ["FormatsHarness"]
