@@ -28,7 +28,7 @@ class RoleConditioned(AdvantageEstimator):
     class Config(PluginConfig):
         type: Literal["rae"] = "rae"
         decay: float = Field(
-            default=0.95, ge=0, lt=1, description="α, how much of a role's mean each further sample leaves."
+            default=0.95, gt=0, lt=1, description="α, how much of a role's mean each further sample leaves."
         )
 
     def __init__(self, config: Config) -> None:
