@@ -29,8 +29,13 @@ from hypothesis import settings
 from tiny_model import make_tiny_model
 
 # a busy machine is not a wrong result
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
+settings.register_profile("all", deadline=None)
+settings.register_profile("fewer", deadline=None, max_examples=40)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples where slow tests are left out."""
+    settings.load_profile("fewer" if "not slow" in config.option.markexpr else "all")
 
 
 def pytest_collection() -> None:

@@ -72,13 +72,13 @@ def described(value: object) -> object:
 
 
 @given(VALUES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples)
 def test_what_goes_in_comes_out_with_its_types(value: object) -> None:
     assert described(decode(encode(value))) == described(value)
 
 
 @given(st.binary(max_size=200) | st.text('[]{}",:.-+eE0123456789nulltrfsidbcFDqz \\', max_size=200).map(str.encode))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 def test_any_bytes_are_a_value_or_a_codec_error(data: bytes) -> None:
     try:
         value = decode(data)
@@ -98,7 +98,7 @@ HOSTILE_JSON = st.recursive(
 
 
 @given(HOSTILE_JSON)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 def test_any_json_is_a_value_or_a_codec_error(tree: object) -> None:
     import json
 

@@ -165,7 +165,7 @@ def test_a_tolerance_out_of_range_is_refused(tolerance: float) -> None:
         st.integers() | st.text() | st.floats() | st.booleans(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 def test_every_value_equals_itself_and_not_itself_in_a_list(value: object) -> None:
     for comparison in (EXACT, NEAR, STRICT):
         assert comparison.values(value, value) is None

@@ -21,7 +21,7 @@ from roll_like.registry import REWARDS
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.yaml")) if path.parent.name != "launch"]
-MUTATIONS = 20
+MUTATIONS = 8
 #: Lines of a report of several problems, notes excluded.
 MOST_LINES = 16
 #: What a value may become. A text or a number may be valid in the place of another; these sections never are.

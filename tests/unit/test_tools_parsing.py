@@ -157,7 +157,7 @@ _scraps = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(text=_scraps, style=st.sampled_from(get_args(CallStyle)), known=st.booleans())
 def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any, known: bool) -> None:
     rest, calls = parse_tool_calls(text, style, [{"function": {"name": "f"}}] if known else [])
