@@ -164,8 +164,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     environment = _add(commands, "check-env", _check_env, "try an environment out and say what is wrong with it")
-    environment.add_argument("id", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")
+    environment.add_argument("id", nargs="?", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")
     environment.add_argument("overrides", nargs="*", metavar="key=value", help="one of its options, such as size=3")
+    environment.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file of a run: try all its environments, verifiers' too"
+    )
     _add_import(environment)
 
     add_init(partial(_add, commands))
@@ -473,6 +476,16 @@ def _check_env(arguments: argparse.Namespace) -> int:
     from roll_like.envs.registration import make_any
 
     import_plugins(arguments.modules)
+    if (arguments.id is None) == (arguments.config is None):
+        raise ConfigError("check-env tries one environment, or those of a run", fix="name either ID or --config FILE")
+    if arguments.config is not None:
+        from roll_like.builtin.pipelines.agentic.trial import tried_environments
+        from roll_like.config.load import load_config
+
+        reports = list(tried_environments(load_config(arguments.config)))
+        for report in reports:
+            report.show(Console())
+        return OK if all(report.ok for report in reports) else FAILED
     options = {}
     for override in arguments.overrides:
         key, _, value = override.partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from roll_like.agents.env_worker import HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec, ProgramSpec, VerifiersSpec
 from roll_like.agents.verifiers_episodes import place_of
 from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
-from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig
+from roll_like.agents.verifiers_server import TESTED
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, VerifiersConfig
 from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of, specs_of
 from roll_like.check.data import each_reward, task_suits
 from roll_like.check.findings import Finding, failed
@@ -27,6 +29,9 @@ from roll_like.errors import FOREIGN_ERRORS, EnvError, RollLikeError
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.types import EVALUATION_SEED
+
+#: Keys of what verifiers' messages begin with; None: its own version.
+_KEYS = {None: "python", "taskset": "taskset", "harness": "harness", "environment": "options.id"}
 
 
 def environment_findings(config: AgenticConfig, renderer: Renderer | None) -> Iterator[Finding]:
@@ -40,6 +45,7 @@ def environment_findings(config: AgenticConfig, renderer: Renderer | None) -> It
         key = f"evaluation.environments.{index}"
         yield from _playable(config, environment, evaluation.first_seed if evaluation else 0, key, renderer, rows)
     yield from _rows_apart(config, rows)
+    yield from _tasks_apart(config)
     yield from each_reward(config, partial(_scorable, config))
 
 
@@ -75,6 +81,30 @@ def _rows_apart(config: AgenticConfig, found: Mapping[str, TaskRows]) -> Iterato
                 "on; remove the key"
             )
             yield Finding("error", "evaluation.first_seed", text)
+
+
+def _tasks_apart(config: AgenticConfig) -> Iterator[Finding]:
+    """Yield where an evaluation plays tasks of verifiers that are trained on."""
+
+    def tasks_of(section: VerifiersConfig) -> object:
+        return section.sections, section.select
+
+    trained = [one.verifiers for one in config.environments if one.verifiers is not None]
+    where = "evaluation.environments" if config.evaluation and config.evaluation.environments else "environments"
+    for index, evaluated in enumerate(config.evaluated):
+        if (section := evaluated.verifiers) is None:
+            continue
+        kept = [one.held_out for one in trained if tasks_of(one) == tasks_of(section)]
+        key = f"{where}.{index}.verifiers.held_out"
+        if kept and 0 in (*kept, section.held_out):
+            text = (
+                f"evaluations play tasks of {evaluated.label!r} that are trained on too; set held_out to so many tasks "
+                "that are kept for evaluations, or evaluate with another `select`"
+            )
+            yield Finding("warning", key, text)
+        elif kept and section.held_out > min(kept):
+            text = f"found {section.held_out}, and training holds out {min(kept)} tasks; set the same number"
+            yield Finding("error", key, text)
 
 
 def _source(environment: EnvironmentConfig) -> tuple[str, str]:
@@ -127,19 +157,23 @@ async def _verifiers_findings(
     process, selecting = VerifiersProcess(spec, key=""), False
     try:
         about = await process.start(serve=False)
-        selecting = True
-        counted = await process.ask("count", select=dict(spec.select))
-        place = place_of(seed, counted["count"], spec)
-        found = await process.ask("tasks", select=dict(spec.select), first=place, count=1)
+        selecting, select = True, dict(spec.select)
+        count = (await process.ask("count", select=select))["count"]
+        first = await process.ask("tasks", select=select, first=0, count=1)
     except VerifiersRefusal as error:
         return [*_refused(error, environment, key, selecting=selecting)]
     except EnvError as error:
-        return [failed(key, error)]
+        return [failed(f"{key}.{'taskset' if process.answered else 'python'}", error)]
     finally:
         await process.close()
     findings = []
-    if not found["tasks"]:
-        findings.append(Finding("error", f"{key}.select", f"there is no task for seed {seed}; have it take more"))
+    try:
+        place_of(seed, count if first["tasks"] else 0, spec)
+    except EnvError as error:
+        findings.append(failed(f"{key}.{'held_out' if spec.held_out and first['tasks'] else 'select'}", error))
+    if about["verifiers"] != TESTED:
+        text = f"found verifiers {about['verifiers']}; this was tested with {TESTED}"
+        findings.append(Finding("warning", f"{key}.python", text))
     for name, agent in about["agents"].items():
         if agent["needs_container"] and agent["runtime"] == "subprocess":
             text = (
@@ -170,7 +204,10 @@ def _refused(
             where = ["options", *where]
         yield Finding("error", ".".join([key, *where]), f"verifiers says: {message}")
     if not error.problems:
-        yield Finding("error", f"{key}.taskset" if selecting else key, f"verifiers says: {error.message}")
+        at = re.match(r"WrongVersion|\w+: (taskset|harness|environment)\b", error.message)
+        kind = None if at is None else _KEYS[at[1]]
+        place = key if kind is None and not selecting else f"{key}.{kind or 'taskset'}"
+        yield Finding("error", place, f"verifiers says: {error.message}")
 
 
 def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:

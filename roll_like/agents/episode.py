@@ -98,6 +98,8 @@ class ProgramSpec:
 class VerifiersSpec:
     """A verifiers environment as a run uses it.
 
+    A checkpoint keeps its `repr`, which is of what decides the tasks: the rest may be another when a run is resumed.
+
     Attributes:
         name: Its name in metrics.
         python: The interpreter that has verifiers.
@@ -112,15 +114,15 @@ class VerifiersSpec:
     """
 
     name: str
-    python: str
+    python: str = field(repr=False)
     config: Mapping[str, Any]
     seats: Mapping[str, Any]
     select: Mapping[str, Any]
     held_out: int
-    env: Mapping[str, str]
-    timeout_seconds: float
-    max_episodes: int
-    limit_reward: float | None = 0.0
+    env: Mapping[str, str] = field(repr=False)
+    timeout_seconds: float = field(repr=False)
+    max_episodes: int = field(repr=False)
+    limit_reward: float | None = field(default=0.0, repr=False)
 
     @property
     def what(self) -> str:

@@ -41,11 +41,10 @@ from roll_like.agents.chat_api import (
 )
 from roll_like.agents.dialects import DIALECTS, MESSAGES, Dialect
 from roll_like.agents.episode import EpisodeSettings
-from roll_like.agents.proxy_episode import ProxyEpisode, drafted
+from roll_like.agents.proxy_episode import AnswersRequests, ProxyEpisode, drafted
 from roll_like.agents.recorder import Recorder
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.inference.interface import Sampling
-from roll_like.rollout.router import Router
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class Proxy:
 
     def __init__(
         self,
-        generator: Router,
+        generator: AnswersRequests,
         renderer: Renderer,
         *,
         host: str = "127.0.0.1",

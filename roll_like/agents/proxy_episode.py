@@ -12,9 +12,9 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,10 +24,17 @@ from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.reasoning import Turn
 from roll_like.errors import EnvError, GenerationError
-from roll_like.inference.interface import Generation
-from roll_like.rollout.router import Router, SampleLost
+from roll_like.inference.interface import GenerateRequest, Generation
+from roll_like.rollout.router import SampleLost
 from roll_like.tools import AnyCall, ToolCall, parse_tool_calls
 from roll_like.types import THINK, ReasoningTags, Scored, StopReason, TurnRecord
+
+
+class AnswersRequests(Protocol):
+    """What samples the policy's answers: a `Router`, or a stand-in for one."""
+
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
+        """Return one sample."""
 
 
 class ProxyEpisode:
@@ -57,7 +64,7 @@ class ProxyEpisode:
         *,
         key: str,
         base_url: str,
-        generator: Router,
+        generator: AnswersRequests,
         renderer: Renderer,
         on_close: Callable[[], object],
         shown: Sequence[ChatMessage] | None = None,

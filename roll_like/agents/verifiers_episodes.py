@@ -160,7 +160,7 @@ class _Server:
         if episode is None or not episode.turns:
             raise EnvError(
                 f"{who} never asked the policy, and is to be trained",
-                fix="remove a `model` or `client` of its own from its configuration",
+                fix="remove its own `model` or `client` from the configuration, or name another `verifiers.harness`",
             )
         if ok and trace["stop"] in _UNSCORED:
             raise EnvError(
@@ -241,6 +241,10 @@ def place_of(seed: int, count: int | None, spec: VerifiersSpec) -> int:
     for_evaluation = seed >= EVALUATION_SEED
     first = 0 if for_evaluation else spec.held_out
     last = spec.held_out if for_evaluation and spec.held_out else count
+    if count == 0:
+        raise EnvError(
+            f"{spec.name!r} has no tasks", fix="correct `verifiers.taskset`, or have `verifiers.select` take some"
+        )
     if last is not None and last <= first:
         raise EnvError(
             f"{spec.name!r} has {count} tasks, and {spec.held_out} of them are held out for evaluations",

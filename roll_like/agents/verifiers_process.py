@@ -32,6 +32,9 @@ PING_SECONDS = 10.0
 START_SECONDS = 600.0
 #: Longest time that a server has to end its episodes' processes. Seconds.
 END_SECONDS = 10.0
+_PYTHON_FIX = (
+    "set `verifiers.python` to the Python of an environment that has verifiers; `roll-like init verifiers` makes one"
+)
 SERVER = Path(__file__).with_name("verifiers_server.py")
 
 
@@ -68,6 +71,8 @@ class VerifiersProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: str | None = None
+        #: Whether it ran at all: what ends it before is the interpreter.
+        self.answered = False
         self._closed = False
 
     async def start(self, *, serve: bool = True, max_turns: int | None = None) -> dict[str, Any]:
@@ -102,19 +107,25 @@ class VerifiersProcess:
                 await self.close()
                 raise VerifiersLost(
                     f"the interpreter {self.spec.python!r} of {self.spec.name!r} cannot be started: {error}",
-                    fix="set `verifiers.python` to the Python of an environment that has verifiers; "
-                    "`roll-like init verifiers` makes one",
+                    fix=_PYTHON_FIX,
                 ) from error
         self._tasks.append(asyncio.ensure_future(self._read(reader)))
         try:
             async with asyncio.timeout(START_SECONDS):
+                await self.ask("ping")
+                self.answered = True
                 seats = {**self.spec.seats, "max_turns": max_turns}
                 about: dict[str, Any] = await self.ask("open", config=dict(self.spec.config), seats=seats, serve=serve)
         except BaseException as error:
             why = self._ended(f"did not start within {START_SECONDS:g} s")
             await uncancelled(self.close())
-            if isinstance(error, TimeoutError):
-                raise VerifiersLost(why) from error
+            if isinstance(error, TimeoutError | VerifiersLost):
+                fix = (
+                    "mend what `verifiers.taskset` and `verifiers.harness` import there"
+                    if self.answered
+                    else _PYTHON_FIX
+                )
+                raise VerifiersLost(why if isinstance(error, TimeoutError) else error.message, fix=fix) from error
             raise
         self._tasks.append(asyncio.ensure_future(self._watch()))
         runtimes = {agent["runtime"] for agent in about["agents"].values()}
@@ -204,19 +215,23 @@ class VerifiersProcess:
         return variables
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            message = json.loads(line)
-            future, on_note = self._waiting.get(message["id"], (None, None))
-            if future is None or future.done():
-                continue
-            if "result" in message or "error" in message:
-                future.set_result(message)
-            elif on_note is not None:
-                on_note(message)
+        with contextlib.suppress(ConnectionError):  # it ended before it read everything
+            while line := await reader.readline():
+                self._take(json.loads(line))
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), END_SECONDS)
         self._lose(self._ended(f"ended with status {self._process.returncode}"))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """Give a message to what waits for it."""
+        future, on_note = self._waiting.get(message["id"], (None, None))
+        if future is None or future.done():
+            return
+        if "result" in message or "error" in message:
+            future.set_result(message)
+        elif on_note is not None:
+            on_note(message)
 
     async def _watch(self) -> None:
         """Kill the process when it answers nothing for long."""

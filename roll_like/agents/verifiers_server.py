@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -39,6 +40,10 @@ KEY_VARIABLE = "ROLL_LIKE_VERIFIERS_KEY"
 MOST_CHARACTERS = 4000
 #: Longest line. Bytes.
 MOST_BYTES = 64 * 2**20
+
+
+class WrongVersion(ImportError):
+    """There is no verifiers, or one of another interface."""
 
 
 class ReadOnce(Iterable[Any]):
@@ -121,9 +126,17 @@ class Server:
 
     async def _open(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make the environment and the servers that its episodes share."""
-        import verifiers
-        from verifiers.v1.configs.agent import agent_config_fields
-        from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+        try:
+            import verifiers
+            from verifiers.v1.configs.agent import agent_config_fields
+            from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] != "verifiers":
+                raise  # a package that it needs
+            raise WrongVersion(
+                f"{sys.executable} has {_installed()}; this was tested with verifiers {TESTED}: install that there, or "
+                "name another interpreter"
+            ) from error
 
         sections = await asyncio.to_thread(with_seats, request["config"], request["seats"])
         config = await asyncio.to_thread(resolve_env_config, sections)
@@ -146,7 +159,11 @@ class Server:
         tasks = await self._selected(request["select"], first, last)
         return {
             "tasks": [
-                {"key": task.key, "name": task.data.name, "prompt": task.data.prompt_text[:MOST_CHARACTERS]}
+                {
+                    "key": task.with_data(idx=None).hash,  # the same for a task that is there twice
+                    "name": task.data.name,
+                    "prompt": task.data.prompt_text[:MOST_CHARACTERS],
+                }
                 for task in tasks
             ],
         }
@@ -224,6 +241,14 @@ def with_seats(sections: dict[str, Any], seats: dict[str, Any]) -> dict[str, Any
             missing = {key: value for key, value in seats.items() if key not in stated}
             filled[name] = {**missing, **(filled.get(name) or {})}
     return filled
+
+
+def _installed() -> str:
+    """Return which verifiers there is, in words."""
+    try:
+        return f"verifiers {importlib.metadata.version('verifiers')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "no verifiers"
 
 
 def _called_once(load: Callable[[], Iterable[Any]]) -> Iterator[Any]:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -384,20 +385,34 @@ WRONG: dict[str, dict[str, Any]] = {
     "environments.0.verifiers.taskset.num_taks: verifiers says: Extra inputs": {
         "taskset": {"id": "sums", "num_taks": 3}
     },
-    "environments.0.verifiers: verifiers says: ModuleNotFoundError: harness 'no-such-harness' not found": {
+    "environments.0.verifiers.harness: verifiers says: ModuleNotFoundError: harness 'no-such-harness' not found": {
         "harness": "no-such-harness"
     },
+    "environments.0.verifiers.taskset: verifiers says: ModuleNotFoundError: taskset 'no-such' not found": {
+        "taskset": "no-such"
+    },
+    "environments.0.verifiers.options.id: verifiers says: ModuleNotFoundError: environment 'no-such' not found": {
+        "options": {"id": "no-such"}
+    },
+    "environments.0.verifiers.python: verifiers says: WrongVersion: ": {"python": sys.executable},
+    "environments.0.verifiers.python: the verifiers server of 'sums' ended with status 0; it wrote nothing": {
+        "python": "/bin/true"
+    },
+    "environments.0.verifiers.taskset: the verifiers server of 'sums' ended with status 9; its output ends with": {
+        "taskset": {"id": "sums", "fails": "death"}
+    },
+    "environments.0.verifiers.select: 'sums' has no tasks": {"taskset": {"id": "sums", "num_tasks": 0}},
     "environments.0.verifiers.select.shufle: verifiers says: Extra inputs": {"select": {"shufle": True}},
     "environments.0.verifiers.options.timeout.episode": {"options": {"timeout": {"episode": "long"}}},
     "environments.0.verifiers.runtime: the harness 'mini-swe-agent' of 'agent' needs a container": {
         "harness": "mini-swe-agent"
     },
-    "no-such-python": {"python": "no-such-python"},
+    "environments.0.verifiers.python: the interpreter 'no-such-python' of 'sums'": {"python": "no-such-python"},
     "KeyError: 'the column is missing'": {"taskset": {"id": "sums", "fails": "load"}},
     "SystemExit: leaving": {"taskset": {"id": "sums", "fails": "exit"}},
-    "20 tasks, and 20 of them are held out": {"held_out": 20},
+    "environments.0.verifiers.held_out: 'sums' has 20 tasks, and 20 of them are held out": {"held_out": 20},
 }
-FAST = {"no-such-python", next(iter(WRONG))}
+FAST = {*[words for words in WRONG if "python: the" in words], next(iter(WRONG))}
 
 
 @pytest.mark.parametrize(
@@ -411,3 +426,34 @@ def test_a_check_says_what_verifiers_says(words: str, tmp_path: Path, capsys: py
 @pytest.mark.slow
 def test_a_right_configuration_has_no_problem(tmp_path: Path) -> None:
     assert main(["run", "--config", str(write_config(tmp_path)), "--check"]) == 0
+
+
+TRIED: dict[str, tuple[int, dict[str, Any]]] = {
+    "it: 0 errors, 0 warnings": (0, {}),
+    "error: order: task 0 is another one when the server starts again": (
+        1,
+        {"taskset": {"id": "sums", "fails": "order"}},
+    ),
+    "warning: tasks: 2 of the 2 tasks that are held out are also trained on": (
+        0,
+        {"taskset": {"id": "sums", "fails": "twice", "num_tasks": 8}, "held_out": 2},
+    ),
+    "the reward nan; expected a finite number": (1, {"taskset": {"id": "sums", "task": {"fails": "nan"}}}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", TRIED)
+def test_check_env_plays_without_a_model(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, verifiers = TRIED[words]
+    path = write_config(tmp_path, harness="roll-like-direct", **verifiers)
+    path.write_text(path.read_text().replace("- verifiers:", "- name: it\n  verifiers:"))
+    assert main(["check-env", "--config", str(path)]) == code
+    told = capsys.readouterr().out
+    assert words in told.replace("\n", " ")
+    assert "What is " in told  # the first task
+
+
+def test_check_env_tries_one_environment_or_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env"]) == 2
+    assert "name either ID or --config FILE" in capsys.readouterr().err

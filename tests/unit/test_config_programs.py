@@ -16,7 +16,7 @@ from config_files import MINIMAL_AGENTIC, changed
 from pydantic import ValidationError
 
 from roll_like.agents.episode import ContainerSpec, EnvironmentSpec, ProgramSpec
-from roll_like.builtin.pipelines.agentic.check import environment_findings
+from roll_like.builtin.pipelines.agentic.check import _tasks_apart, environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, specs_of
 from roll_like.cluster.driver_loop import DriverLoop
@@ -223,3 +223,33 @@ def test_the_proxy_ends_with_the_run() -> None:
             assert httpx.get(f"{proxy.base_url}/models", trust_env=False).status_code == 401
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{proxy.base_url}/models", trust_env=False)
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluated", "found"),
+    [
+        (
+            {},
+            None,
+            ("warning", "environments.0.verifiers.held_out", "that are trained on too"),
+        ),
+        ({"held_out": 4}, None, None),
+        ({"held_out": 4}, {"held_out": 2}, None),
+        ({"held_out": 4}, {}, ("warning", "evaluation.environments.0.verifiers.held_out", "are trained on too")),
+        (
+            {"held_out": 4},
+            {"held_out": 8},
+            ("error", "evaluation.environments.0.verifiers.held_out", "found 8, and training holds out 4 tasks"),
+        ),
+        ({}, {"select": {"skip": 100}}, None),
+        ({}, {"taskset": "b"}, None),
+    ],
+)
+def test_evaluations_play_other_tasks_of_verifiers(
+    trained: dict[str, Any], evaluated: dict[str, Any] | None, found: tuple[str, str, str] | None
+) -> None:
+    others = [] if evaluated is None else [{"name": "other", "verifiers": {"taskset": "a", **evaluated}}]
+    parsed = config({"verifiers": {"taskset": "a", **trained}}, evaluation={"environments": others})
+    told = [(one.level, one.key, one.message) for one in _tasks_apart(parsed)]
+    assert [one[:2] for one in told] == ([] if found is None else [found[:2]])
+    assert found is None or found[2] in told[0][2]

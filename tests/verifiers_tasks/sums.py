@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import sys
 
 import verifiers.v1 as vf
@@ -46,7 +47,14 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
             raise KeyError("the column is missing")
         if self.config.fails == "exit":
             sys.exit("leaving")
-        for index in range(self.config.num_tasks):
+        if self.config.fails == "death":
+            os._exit(9)
+        numbers = list(range(self.config.num_tasks))
+        if self.config.fails == "order":
+            random.SystemRandom().shuffle(numbers)
+        if self.config.fails == "twice":
+            numbers += numbers
+        for index in numbers:
             data = SumData(prompt=f"What is {index} + {index}?", answer=2 * index, name=f"sum {index}")
             yield SumTask(data, self.config.task)
 

@@ -1,0 +1,88 @@
+"""Whole runs with environments of verifiers, on a tiny model: training, resuming, evaluation, rollouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import copy2
+from typing import Any
+
+import pytest
+from hygiene import nothing_left
+from run_config import command_here, evaluated, read_lines, run_here, write_episodes_run
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".verifiers" / "bin" / "python"
+TASKS = ROOT / "tests" / "verifiers_tasks"
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("warm_ray"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="make verifiers installs what it plays in"),
+]
+
+
+def write_run_of(folder: Path, model: Path, verifiers: dict[str, Any], **changes: Any) -> Path:
+    entry = {"python": str(PYTHON), "env": {"PYTHONPATH": str(TASKS)}, **verifiers}
+    return write_episodes_run(
+        folder, model, **{"import": [], "algorithm": {}, "environments": [{"verifiers": entry}], **changes}
+    )
+
+
+def seeds_of(run: Path, step: int) -> list[int]:
+    rows = read_lines(run / "rollouts" / f"step_{step:06d}.jsonl")
+    return [int(row["task_id"].rpartition(":")[2]) for row in rows]
+
+
+def test_a_run_is_resumed_where_its_tasks_were(tmp_path: Path, tiny_model: Path) -> None:
+    copy2(ROOT / "tests" / "tiny_rewards.py", tmp_path)
+    config = write_run_of(
+        tmp_path,
+        tiny_model,
+        {"taskset": {"id": "sums", "num_tasks": 40}, "harness": "roll-like-direct", "held_out": 4},
+        **{"import": ["tiny_rewards"]},
+        steps=2,
+        rewards={"use": [{"type": "letter_e", "weight": 3.0}]},
+        rollout={
+            "groups_per_step": 3,
+            "episodes_per_group": 2,
+            "redundant_episodes": 1,
+            "max_response_tokens": 8,
+            "max_episode_tokens": 128,
+            "schedule": {"type": "async", "max_staleness": 1},
+        },
+        evaluation={"seeds": 4, "episodes_per_seed": 1},
+        resources={"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0", "inference": "1"}},
+    )
+    run = tmp_path / "runs" / "tiny"
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    text = (
+        config.read_text()
+        .replace("steps: 2", "steps: 4")
+        .replace("held_out: 4", "held_out: 4\n    timeout_seconds: 60")
+    )
+    config.write_text(text)  # what does not change the tasks may change
+    code, output = run_here(config, "--resume")
+    assert code == 0, output
+    played = [seeds_of(run, step) for step in (1, 2, 3, 4)]
+    groups = [seed for step in played for seed in dict.fromkeys(step)]
+    assert [len(step) for step in played] == [6] * 4  # redundant episodes are not kept
+    assert len(set(groups)) == 12  # no task twice
+    assert max(groups) < 12 + 6  # and none is left out but those that were begun ahead
+    for step in (1, 2, 3, 4):
+        for row in read_lines(run / "rollouts" / f"step_{step:06d}.jsonl"):
+            letters = row["rewards"]["letter_e"]
+            assert row["reward"] == pytest.approx(row["rewards"]["return"] + 3.0 * letters)
+            seed = int(row["task_id"].rpartition(":")[2])
+            assert f"What is {seed + 4} + {seed + 4}?" in str(row["turns"][0]["shown"])  # the first four are held out
+    for one in read_lines(run / "evaluations.jsonl"):
+        assert {"eval/verifiers/correct", "eval/verifiers/length", "eval/reward/letter_e"} <= one.keys()
+        assert one["eval/failures"] == 0
+    figures = evaluated(config, tiny_model)
+    assert figures["eval/reward/return"] == figures["eval/verifiers/correct"] == 0.0
+    code, output = command_here(tmp_path, "rollouts", "tiny", "--step", "4")
+    assert code == 0
+    assert "4/0.0" in output
+    assert "sums" in output
