@@ -198,6 +198,7 @@ async def test_groups_have_one_task_and_evaluations_other_ones() -> None:
 async def test_what_fails_is_no_reward() -> None:
     wrong = {
         "reward": "TaskError: task SumTask scoring: ValueError: no such sum",
+        **{kind: f"{kind}: no room" for kind in ("SandboxError", "TunnelError", "ProviderError")},
         "nan": "gave 'agent' of 'reward-nan' the reward nan; expected a finite number",
     }
     async with table("it is 4") as each:

@@ -6,6 +6,7 @@ import random
 import sys
 
 import verifiers.v1 as vf
+from verifiers.v1 import errors
 
 
 class SumData(vf.TaskData):
@@ -23,6 +24,8 @@ class SumTask(vf.Task[SumData, vf.State, SumTaskConfig]):
             raise ValueError("no such sum")
         if self.config.fails == "nan":
             return float("nan")
+        if kind := getattr(errors, self.config.fails, None):
+            raise kind("no room")
         if self.config.fails == "slow":
             await asyncio.sleep(60)
         if self.config.fails == "death":
