@@ -99,6 +99,10 @@ def training_table() -> str:
                 "ranks divide experts (`expert_parallel`)",
                 *(_yes(TRAINING_BACKENDS.get(n).divides_experts) for n in names),
             ],
+            [
+                "ranks divide matrices (`tensor_parallel`)",
+                *(_yes(TRAINING_BACKENDS.get(n).divides_matrices) for n in names),
+            ],
             ["`roll-like export` merges its checkpoints", *(_yes(exports(name)) for name in names)],
             *memory,
         ],

@@ -175,15 +175,16 @@ class DistillationHead(TokenLogprobHead):
         """Return the loss of each target, shape [N], and figures of each; temperatures are the loss's."""
         losses = distillation_losses(
             hidden_ND,
-            self.weight,
+            self.own(self.weight),
             target.teacher,
             target.loss,
             chunk_tokens=self.chunk_tokens,
             chunk_vocab=self.chunk_vocab,
-            bias=self.bias,
+            bias=self.own(self.bias),
             targets_N=targets_N,
             weights_N=target.weights_N,
             logits=self.logits,
+            divided=self.divided,
         )
         return losses.losses_N, dict(losses.metrics)
 

@@ -41,9 +41,18 @@ def layer_bytes(shape: ModelShape, *, width: int, keys: float = 1.0, dense: bool
 
 
 def training_bytes(
-    shape: ModelShape, tokens: int, *, width: int, checkpointing: bool, keys: float = 1.0, dense_row: int = 0
+    shape: ModelShape,
+    tokens: int,
+    *,
+    width: int,
+    checkpointing: bool,
+    keys: float = 1.0,
+    dense_row: int = 0,
+    ranks: int = 1,
 ) -> int:
     """Return the most that exists of activations in the backward pass of one micro-batch, without logits, in bytes.
+
+    Ranks that divide matrices keep the inputs of attention and MLP of all tokens, and a part of all else.
 
     Args:
         shape: The model's sizes.
@@ -52,11 +61,14 @@ def training_bytes(
         checkpointing: Whether layers are computed again in the backward pass.
         keys: Keys for each query token.
         dense_row: Longest row of attention with masks, in tokens; 0 for attention without.
+        ranks: Those that divide matrices, and between them the tokens.
     """
-    layer = layer_bytes(shape, width=width, keys=keys, dense=dense_row > 0)
-    kept = shape.layers * width * shape.hidden_size + layer if checkpointing else shape.layers * layer
+    gathered = 2 * width * shape.hidden_size if ranks > 1 else 0
+    layer = layer_bytes(shape, width=width, keys=keys, dense=dense_row > 0) / ranks + gathered
+    kept = shape.layers * width * shape.hidden_size / ranks + layer if checkpointing else shape.layers * layer
     # the norm before the output layer, and the gradients of one layer's widest tensors
-    passing = (4 + 2 * width) * shape.hidden_size + 2 * width * shape.intermediate_size * max(shape.experts, 1)
+    widest = (4 + 2 * width) * shape.hidden_size + 2 * width * shape.intermediate_size * max(shape.experts, 1)
+    passing = widest / ranks + gathered
     return round(tokens * (kept + passing)) + _mask_bytes(shape, tokens, dense_row, width)
 
 

@@ -8,7 +8,7 @@ GPUs. Not counted: fragmentation of the allocator, CUDA graphs, and models of re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
@@ -240,10 +240,12 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
         checkpointing=settings.gradient_checkpointing,
         keys=_keys_per_token(config, settings),
         dense_row=_masked_row(config, settings, shape, tokens),
+        ranks=settings.tensor_parallel,
     )
     head = 0
     if isinstance(settings, TrainingConfig) and config.task == "text-generation":
-        head = _head(settings, shape, tokens, width, trained=settings.lora is None)
+        part = replace(shape, vocab_size=shape.vocab_size // settings.tensor_parallel)
+        head = _head(settings, part, tokens, width, trained=settings.lora is None)
     computing = {"activations": activations, "logits": head, "buffers": states.buffers}
     if states.step > activations + head:  # activations are gone when the optimizer moves
         computing = {"optimizer step": states.step, "buffers": states.buffers}

@@ -29,6 +29,7 @@ from roll_like.models.quantized import require_bitsandbytes
 from roll_like.models.shape import ModelShape, load_model_shape
 from roll_like.models.stored import refuse_quantized
 from roll_like.models.suited import refuse_unsuited
+from roll_like.models.tensor_plan import refuse_undivided_matrices
 from roll_like.models.vision import ImageProcessor, image_processor, is_vision_model, refuse_vision
 from roll_like.registry import INFERENCE_ENGINES
 
@@ -91,6 +92,7 @@ def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
                     f"has no effect: {config.model.path} is a text model, without a vision tower; remove the key",
                 )
             refuse_undivided_experts(model, section.expert_parallel)
+            refuse_undivided_matrices(model, section.tensor_parallel)
             if section.attention in ("varlen", "flex"):
                 layers.refuse_joining(section.attention)
             if section.sequence_parallel > 1:

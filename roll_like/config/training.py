@@ -88,6 +88,13 @@ class LoRAConfig(ConfigModel):
     )
 
 
+def _backends_with(capability: str) -> str:
+    """Return the names of the training backends that have a capability, for messages."""
+    return " or ".join(
+        name for name in sorted(TRAINING_BACKENDS.names()) if getattr(TRAINING_BACKENDS.get(name), capability)
+    )
+
+
 class TrainerConfig(ConfigModel):
     """What all trained models have in common."""
 
@@ -119,6 +126,12 @@ class TrainerConfig(ConfigModel):
         description="For mixtures of experts: ranks that divide the experts of each layer. Tokens travel to the ranks "
         "that have their experts, in place of weights (docs/moe.md). `fsdp2` only. Must divide `workers` and the "
         "number of experts in a layer.",
+    )
+    tensor_parallel: PositiveInt = Field(
+        default=1,
+        description="Ranks that divide the matrices of each layer, the vocabulary, and between them the tokens; they "
+        "compute the same rows (docs/architecture.md). `fsdp2` only, and llama, qwen2 and qwen3 models. Must divide "
+        "`workers`, the model's attention and key heads, its `intermediate_size` and its vocabulary.",
     )
     share_prompts: bool = Field(
         default=True, description="Compute the prompt of a group once instead of once per sample. Same gradients."
@@ -187,6 +200,7 @@ class TrainerConfig(ConfigModel):
                 "schedule: cosine (or linear)",
             )
         yield from self._ranks_divide_rows_and_experts(key)
+        yield from self._ranks_divide_matrices(key)
         yield from self._backend_takes_it(key)
 
     def _ranks_divide_rows_and_experts(self, key: str) -> Iterator[Violation]:
@@ -204,10 +218,10 @@ class TrainerConfig(ConfigModel):
                 "or leave it out",
             )
         if ranks > 1 and not TRAINING_BACKENDS.get(self.backend).divides_experts:
-            able = [name for name in sorted(TRAINING_BACKENDS.names()) if TRAINING_BACKENDS.get(name).divides_experts]
+            able = _backends_with("divides_experts")
             yield Violation(
                 (key, "expert_parallel"),
-                f"{self.backend} divides no experts among ranks; set {key}.backend: {' or '.join(able)}, or "
+                f"{self.backend} divides no experts among ranks; set {key}.backend: {able}, or "
                 "remove the key: zero_stage 3 shards experts like other weights",
             )
         elif self.workers % ranks:
@@ -215,6 +229,41 @@ class TrainerConfig(ConfigModel):
                 (key, "expert_parallel"),
                 f"{self.workers} workers cannot be divided into groups of {ranks} that divide experts; set "
                 f"{key}.workers to a multiple of {ranks}",
+            )
+
+    def _ranks_divide_matrices(self, key: str) -> Iterator[Violation]:
+        ranks = self.tensor_parallel
+        if ranks == 1:
+            return
+        if not TRAINING_BACKENDS.get(self.backend).divides_matrices:
+            yield Violation(
+                (key, "tensor_parallel"),
+                f"{self.backend} divides no matrices among ranks; set {key}.backend: "
+                f"{_backends_with('divides_matrices')}, or remove the key: zero_stage 3 shards weights too",
+            )
+        elif self.workers % ranks:
+            yield Violation(
+                (key, "tensor_parallel"),
+                f"{self.workers} workers cannot be divided into groups of {ranks} that divide matrices; set "
+                f"{key}.workers to a multiple of {ranks}",
+            )
+        for other in ("sequence_parallel", "expert_parallel"):
+            if getattr(self, other) > 1:
+                yield Violation(
+                    (key, other),
+                    f"does not go together with tensor_parallel: {ranks}, which divides tokens and matrices already; "
+                    "remove one of the two",
+                )
+        if self.compile:
+            yield Violation(
+                (key, "compile"),
+                f"tensor_parallel: {ranks} replaces the forward passes that would be compiled; remove one of the two",
+            )
+        if self.lora is not None:
+            yield Violation(
+                (key, "lora"),
+                f"tensor_parallel: {ranks} does not divide the matrices of adapters; remove one of the two: with "
+                f"zero_stage 3, {key}.backend: fsdp2 shards the frozen model as well",
             )
 
     def _backend_takes_it(self, key: str) -> Iterator[Violation]:

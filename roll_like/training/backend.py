@@ -125,6 +125,8 @@ class TrainingBackend(ABC):
     divides_experts: ClassVar[bool] = False
     #: Whether it can put what is trained aside and go on with something else of the same shapes (`set_aside`).
     switches_models: ClassVar[bool] = False
+    #: Whether ranks can divide the matrices of a layer (`tensor_parallel`).
+    divides_matrices: ClassVar[bool] = False
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:
@@ -154,7 +156,7 @@ class TrainingBackend(ABC):
 
         All ranks of a group return the same log-probabilities and metrics for them.
         """
-        return settings.workers // settings.sequence_parallel
+        return settings.workers // (settings.sequence_parallel * settings.tensor_parallel)
 
     @classmethod
     def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:

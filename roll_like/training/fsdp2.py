@@ -2,11 +2,13 @@
 
 Each of the model's layers is one unit: its parameters are gathered for the layer's forward and backward pass and are
 sharded at all other times. What is outside the layers, such as embeddings and the output head, is a unit with them all.
-With `expert_parallel` a layer's experts are a unit of their own, sharded among the ranks that have the same ones.
+With `expert_parallel` a layer's experts are a unit of their own, sharded among the ranks that have the same ones. With
+`tensor_parallel` all parameters are divided first, and what a rank has is sharded among those that have the same part.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,10 +58,11 @@ class FSDP2Backend(TrainingBackend):
         ConfigError: The precision is float16, whose gradients would have to be scaled.
     """
 
-    start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "expert_parallel")
+    start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "expert_parallel", "tensor_parallel")
     reads_late: ClassVar[bool] = True
     divides_experts: ClassVar[bool] = True
     switches_models: ClassVar[bool] = True
+    divides_matrices: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         if dtype == "float16":
@@ -102,12 +105,13 @@ class FSDP2Backend(TrainingBackend):
         """
         trained, width = sizes.trained, sizes.width
         layer = sizes.layer - sizes.experts + sizes.experts // settings.expert_parallel
+        layer, outside = layer // settings.tensor_parallel, sizes.outside // settings.tensor_parallel
         frozen = (sizes.parameters - trained) * width
         if settings.zero_stage != 3:
             return StateBytes(weights=frozen)
         shard = 4 * trained // settings.workers
-        of_layer, of_outside = (layer, sizes.outside) if trained == sizes.parameters else (0, 0)  # of adapters little
-        gathered = (sizes.outside + 2 * layer) * width
+        of_layer, of_outside = (layer, outside) if trained == sizes.parameters else (0, 0)  # of adapters little
+        gathered = (outside + 2 * layer) * width
         reduced = of_outside * width + max(of_layer * (width + 4), of_outside * 4)
         return StateBytes(
             weights=shard + frozen // settings.workers,
@@ -158,12 +162,18 @@ class FSDP2Backend(TrainingBackend):
         from roll_like.models.unread import materialise
         from roll_like.training.expert_parallel import ExpertParallel
         from roll_like.training.optimizer import adamw
+        from roll_like.training.tensor_parallel import TensorParallel
 
         dtype = getattr(torch, self._dtype)
         kept_as = {True: torch.float32, False: dtype}
         # inputs keep their precision: some are a loss's own float32 figures
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         mesh = init_device_mesh(self._device, (self._world_size,))
+        if self._settings.tensor_parallel > 1:
+            # whole tensors are gathered over two dimensions one after the other, of which torch would warn
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+            mesh, divided = self._mesh_of("data", "tensor", self._settings.tensor_parallel)
+            TensorParallel(divided, kept_as).divide(module)
         layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
         def shard(part: nn.Module, **options: Any) -> None:
@@ -174,7 +184,7 @@ class FSDP2Backend(TrainingBackend):
                 unit.set_reduce_scatter_unused_params(True)  # a rank's tokens may miss experts that another's reach
 
         if self._settings.expert_parallel > 1:
-            same, divided = self._mesh_of_experts()
+            same, divided = self._mesh_of("same", "divided", self._settings.expert_parallel)
             for experts in ExpertParallel(divided).divide(module, kept_as):
                 shard(experts, mesh=same, shard_placement_fn=_second_dimension)
         for part in (*layers, module):
@@ -187,15 +197,15 @@ class FSDP2Backend(TrainingBackend):
         if self._trained():
             self._optimizer = adamw(module, self._settings.optimizer)
 
-    def _mesh_of_experts(self) -> tuple[DeviceMesh, DeviceMesh]:
-        """Return this rank's place among those that have the same experts, and among those that divide them."""
+    def _mesh_of(self, same: str, divided: str, size: int) -> tuple[DeviceMesh, DeviceMesh]:
+        """Return this rank's place among those that have the same parts, and among the `size` that divide them."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        size, names = self._settings.expert_parallel, ("same", "divided")
-        mesh = init_device_mesh(self._device, (self._world_size // size, size), mesh_dim_names=names)
+        shape, names = (self._world_size // size, size), (same, divided)
+        mesh = init_device_mesh(self._device, shape, mesh_dim_names=names)
         for group in mesh.get_all_groups():
             torch.distributed.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
-        return mesh["same"], mesh["divided"]
+        return mesh[same], mesh[divided]
 
     def forward(self, *inputs: Any) -> Any:
         learning = torch.is_grad_enabled()
@@ -212,9 +222,16 @@ class FSDP2Backend(TrainingBackend):
             torch.autograd.backward(loss_of(batch))
 
     def optimizer_step(self, learning_rate: float) -> float:
-        gradients = [_local(each.grad) for each in self._trained().values() if each.grad is not None]
-        # each element is on one rank, so all of them do the same; squares of float32 may not fit into it
-        squared = torch.nn.utils.get_total_norm(gradients).double().square()
+        gradients: list[Tensor] = []
+        # all ranks do the same, each with its elements; squares of float32 may not fit into it
+        squared = torch.zeros((), dtype=torch.float64, device=self._device)
+        by_copies: dict[int, list[Tensor]] = {}
+        for parameter in self._trained().values():
+            if parameter.grad is not None:
+                gradients.append(_local(parameter.grad))
+                by_copies.setdefault(self._copies(parameter), []).append(gradients[-1])
+        for copies, alike in by_copies.items():
+            squared += torch.nn.utils.get_total_norm(alike).double().square() / copies
         torch.distributed.all_reduce(squared)
         norm = float(squared.sqrt())
         if math.isfinite(norm):
@@ -331,13 +348,19 @@ class FSDP2Backend(TrainingBackend):
         """Return sums over all ranks of the values of each kind, and of their sizes, shape [kinds, 2]; all must ask."""
         sums = self._zeros()
         for name, tensor in {**self._weights(), **self._states()}.items():
-            share = _local(tensor)  # each value is on one rank
             for kind, row in zip(_KINDS, sums, strict=True):
                 if name.startswith(kind):
-                    row[0] += share.sum(dtype=torch.float64)
-                    row[1] += torch.linalg.vector_norm(share, 1, dtype=torch.float64)
+                    share, copies = _local(tensor), self._copies(tensor)
+                    row[0] += share.sum(dtype=torch.float64) / copies
+                    row[1] += torch.linalg.vector_norm(share, 1, dtype=torch.float64) / copies
         torch.distributed.all_reduce(sums)
         return sums
+
+    def _copies(self, tensor: Any) -> int:
+        """Return how many ranks hold each element of a parameter, or of what is sharded as one."""
+        mesh: DeviceMesh = tensor.device_mesh
+        parts = [mesh.size(i) for i, each in enumerate(tensor.placements) if not each.is_replicate()]
+        return self._world_size // math.prod(parts)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(_KINDS), 2, dtype=torch.float64, device=self._device)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.data.routes import unknown
 from roll_like.models.logits import logit_transform
@@ -25,7 +26,12 @@ class TokenLogprobHead(nn.Module):
     """The language-model head, without ever holding all logits.
 
     It registers the head's own (perhaps tied) weight, so that ZeRO-3 gathers it around this module.
+
+    Attributes:
+        divided: The ranks that divide the vocabulary, where weight and bias are `DTensor`s; None for this one alone.
     """
+
+    divided: DividedVocabulary | None = None
 
     def __init__(self, head: nn.Linear, *, chunk_tokens: int, chunk_vocab: int, logits: LogitTransform) -> None:
         super().__init__()
@@ -39,14 +45,19 @@ class TokenLogprobHead(nn.Module):
         """Return log-probability and entropy of each target, in nats, float32, shape [N]."""
         return token_logprobs(
             hidden_ND,
-            self.weight,
+            self.own(self.weight),
             targets_N,
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             chunk_vocab=self.chunk_vocab,
-            bias=self.bias,
+            bias=self.own(self.bias),
             logits=self.logits,
+            divided=self.divided,
         )
+
+    def own(self, parameter: Any) -> Any:
+        """Return what this rank has of the weight or of the bias."""
+        return parameter if self.divided is None or parameter is None else parameter.to_local()
 
 
 @dataclass(frozen=True, eq=False, slots=True)

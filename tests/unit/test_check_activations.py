@@ -15,7 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from roll_like.algorithms import blocks
 from roll_like.algorithms.logprobs import token_logprobs
-from roll_like.check.activations import head_bytes
+from roll_like.check.activations import head_bytes, training_bytes
 from roll_like.models.shape import load_model_shape
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -40,6 +40,14 @@ def test_activations_are_those_that_pytorch_tracks(
     """On fake tensors, which take no memory: one layer and two, forward and backward."""
     found = memory_plan.Case(model=model, tokens=2048, checkpointing=checkpointing).compare()
     assert abs(found["error"]) < error, found
+
+
+def test_ranks_that_divide_matrices_keep_a_part_and_two_gathered_inputs_a_layer() -> None:
+    shape = load_model_shape(SHAPES / "Qwen2.5-7B-Instruct")  # 28 layers of width 3584
+    options = {"width": 2, "checkpointing": False}
+    whole, part = (training_bytes(shape, 1000, ranks=ranks, **options) for ranks in (1, 4))
+    # bfloat16 states of all tokens, before attention and before the MLP; and those of the layer that is passing
+    assert part == round(whole / 4) + 1000 * 2 * 2 * 3584 * 29
 
 
 @pytest.mark.parametrize("chunk_tokens", [64, 256])

@@ -106,6 +106,9 @@ def test_a_hub_model_without_network_is_a_warning_and_rows_are_checked_still(mak
     assert report.plan.memory == ()
 
 
+TENSOR_PARALLEL = {"backend": "fsdp2", "zero_stage": 3, "workers": 2, "tensor_parallel": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "training", "expected"),
     [
@@ -123,6 +126,9 @@ def test_a_hub_model_without_network_is_a_warning_and_rows_are_checked_still(mak
         ),
         ({}, {"workers": 2, "sequence_parallel": 2}, None),
         ({"num_attention_heads": 1, "num_key_value_heads": 1}, {"workers": 2, "sequence_parallel": 2}, "1 query heads"),
+        ({}, TENSOR_PARALLEL, None),
+        ({"num_attention_heads": 1, "num_key_value_heads": 1}, TENSOR_PARALLEL, "has 1 query heads"),
+        ({"intermediate_size": 127}, TENSOR_PARALLEL, "this one has 127 inner units of a feed-forward layer"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, {}, "layers of the model are of the type chunked_"),
     ],
 )

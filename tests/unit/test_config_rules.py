@@ -333,6 +333,42 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "training.expert_parallel",
             "4 workers cannot be divided into groups of 3 that divide experts; set training.workers to a multiple of 3",
         ),
+        # ranks that divide matrices
+        (
+            changed(CUDA, training={"workers": 4, "tensor_parallel": 2}),
+            "training.tensor_parallel",
+            "deepspeed divides no matrices among ranks; set training.backend: fsdp2, or remove the key",
+        ),
+        (
+            changed(CUDA, training={"workers": 4, "tensor_parallel": 3, "backend": "fsdp2", "zero_stage": 3}),
+            "training.tensor_parallel",
+            "4 workers cannot be divided into groups of 3 that divide matrices; set training.workers to a multiple of",
+        ),
+        *(
+            (
+                changed(
+                    CUDA, training={"workers": 4, "tensor_parallel": 2, key: 2, "backend": "fsdp2", "zero_stage": 3}
+                ),
+                f"training.{key}",
+                "does not go together with tensor_parallel: 2",
+            )
+            for key in ("sequence_parallel", "expert_parallel")
+        ),
+        (
+            changed(
+                CUDA, training={"workers": 4, "tensor_parallel": 2, "lora": {}, "backend": "fsdp2", "zero_stage": 3}
+            ),
+            "training.lora",
+            "tensor_parallel: 2 does not divide the matrices of adapters",
+        ),
+        (
+            changed(
+                CUDA,
+                training={"workers": 4, "tensor_parallel": 2, "compile": True, "backend": "fsdp2", "zero_stage": 3},
+            ),
+            "training.compile",
+            "tensor_parallel: 2 replaces the forward passes that would be compiled",
+        ),
         (
             changed(CUDA, training__offload="optimizer"),
             "training.offload",

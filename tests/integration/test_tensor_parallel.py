@@ -1,0 +1,298 @@
+"""Ranks that divide matrices compute what one rank does: losses, gradients, weights, log-probabilities, checkpoints."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gloo_ranks import on_ranks
+from model_families import make_family
+from rank_specs import cpu_rank
+from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from torch import Tensor
+
+from roll_like.algorithms.kl import KLController
+from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, TopKAnswers
+from roll_like.builtin.pipelines.distill.objective import DistillationObjective, Projection, TeacherTargets
+from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
+from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
+from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.training import CriticConfig, TrainingConfig
+from roll_like.policy_gradient.critic import ValueObjective, ValueStep
+from roll_like.policy_gradient.objective import PolicyObjective
+from roll_like.registry import DISTILLATION_LOSSES
+from roll_like.training.fsdp2 import FSDP2Backend
+from roll_like.training.interface import Share
+from roll_like.training.rank import TrainingRank, seed_everything
+from roll_like.types import PLAIN_LOGITS, Pair
+from roll_like.values import Metric, merge, reduce
+
+pytestmark = pytest.mark.integration
+TOLERANCE, VOCABULARY, TEACHER_WIDTH = 1e-5, 512, 24
+#: Adam's first steps are the signs of gradients whose last bits differ, but for a large eps.
+OPTIMIZER = {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": 0.5, "weight_decay": 0.01}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how: settings of `training` for the ranks and for the one that they are compared with."""
+
+    family: str
+    changes: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
+    kind: str = "policy"
+
+    def folder(self, under: Path) -> Path:
+        return under / "-".join([self.family, *(f"{key}-{value}" for key, value in self.changes)])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a rank tells: of three updates, of the first gradient, and of the model after two and after three."""
+
+    metrics: list[dict[str, Metric]]
+    gradients: dict[str, Tensor]
+    saved: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    logprobs: list[Any]
+
+
+CASES = (
+    Case("llama"),
+    Case("llama", (("attention_bias", True), ("mlp_bias", True), ("tie_word_embeddings", True)), kind="sft"),
+    Case("qwen2", (), (("attention", "varlen"), ("logprob_chunk_vocab", 100), ("logprob_chunk_tokens", 7))),
+    Case("qwen3", (("tie_word_embeddings", True),), (("gradient_checkpointing", True),)),
+    Case("qwen3", (), (("attention", "varlen"), ("gradient_checkpointing", True)), kind="sft"),
+    Case("qwen3", kind="critic"),
+    Case("llama", (("tie_word_embeddings", True),), kind="distill"),
+    Case("qwen2", kind="distill top-k"),
+    Case("llama", kind="reward model"),
+)
+
+#: Those of which checkpoints are written.
+KEPT = (0, 3)
+
+
+def objective_of(case: Case, section: Any) -> Any:
+    if case.kind == "sft":
+        return SupervisedObjective(settings=section, packing=True)
+    if case.kind == "critic":
+        return ValueObjective(settings=section)
+    if case.kind == "reward model":
+        return RewardModelObjective(settings=section, algorithm=RewardModelAlgorithmConfig(), pad_token_id=0)
+    if case.kind == "policy":
+        algorithm = AlgorithmConfig()
+        kl = KLController(algorithm.kl)
+        return PolicyObjective(settings=section, algorithm=algorithm, max_response_tokens=16, kl=kl, temperature=0.8)
+    loss = DISTILLATION_LOSSES.get("forward_kl").Config(temperature=2.0, ce_weight=0.25)
+    weight = torch.randn(VOCABULARY, TEACHER_WIDTH, generator=torch.Generator().manual_seed(0)) / 4
+    projection = Projection(weight_VE=weight, bias_V=None, logits=PLAIN_LOGITS)
+    return DistillationObjective(settings=section, loss_config=loss, packing=True, projections={"it": projection})
+
+
+def step_of(case: Case, seed: int) -> Any:
+    """What an objective learns from."""
+    samples, random = ragged_policy_samples(seed=seed), np.random.default_rng(seed)
+    drawn = [random.normal(size=(2, len(each.token_ids))).astype(np.float32) * each.loss_mask for each in samples]
+    if case.kind == "critic":
+        return ValueStep(samples=samples, values=[each[0] for each in drawn], returns=[each[1] for each in drawn])
+    if case.kind == "reward model":
+        pairs = zip(samples[::3], samples[1::3], strict=True)
+        return [Pair(chosen=chosen, rejected=rejected, margin=0.5) for chosen, rejected in pairs]
+    if not case.kind.startswith("distill"):
+        return samples
+    count = sum(int(each.loss_mask.sum()) for each in samples)
+    answers: Any = HiddenAnswers(hidden_NE=random.normal(size=(count, TEACHER_WIDTH)).astype(np.float32))
+    if case.kind == "distill top-k":
+        logits = random.normal(size=(count, VOCABULARY))
+        logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        ids = np.argsort(-logprobs)[:, :9]
+        answers = TopKAnswers(
+            ids_NK=ids.astype(np.int32),
+            logprobs_NK=np.take_along_axis(logprobs, ids, -1).astype(np.float32),
+            entropy_N=-(np.exp(logprobs) * logprobs).sum(-1).astype(np.float32),
+        )
+    return [TeacherTargets(teacher="it", samples=samples, answers=answers)]
+
+
+def rank_of(case: Case, rank: int, ranks: int, folder: Path, tensor_parallel: int) -> TrainingRank:
+    """A rank in this process, whose backend has met the others already."""
+    seed_everything(0)
+    section = (CriticConfig if case.kind == "critic" else TrainingConfig)(
+        backend="fsdp2",
+        zero_stage=3,
+        workers=ranks,
+        tensor_parallel=tensor_parallel,
+        max_tokens_per_micro_batch=64,
+        optimizer=OPTIMIZER,
+        **dict(case.settings),
+    )
+    objective = objective_of(case, section)
+    trainer = TrainingRank(cpu_rank(objective, folder), rank, ranks)
+    trainer._backend = FSDP2Backend(section, dtype="float32", device="cpu", world_size=ranks)
+    trainer.take(objective.load(trainer._spec))
+    return trainer
+
+
+def shards(trainer: TrainingRank, case: Case, seed: int) -> tuple[Any, Any]:
+    """This rank's micro-batches of an update, and what is shared."""
+    objective = trainer._objective
+    layout = {**objective.layout(trainer.world_size), "joined": trainer.joins_rows()}
+    engine: Any = SimpleNamespace(layout=layout)
+    (update,) = objective.updates(step_of(case, seed), engine)
+    return update.shards[trainer.rank * len(update.shards) // trainer.world_size], update.shared
+
+
+def updated(trainer: TrainingRank, case: Case, seed: int) -> tuple[dict[str, Metric], dict[str, Tensor]]:
+    """Take an update; return its figures and its gradient."""
+    batches, shared = shards(trainer, case, seed)
+    found = trainer.forward_backward(Share(batches=batches, shared=shared))
+    parameters = trainer._model.module.named_parameters()
+    gradients = {name: each.grad.full_tensor().clone() for name, each in parameters if each.grad is not None}
+    found = {**found, **trainer.optimizer_step()}
+    # padding follows from the layout; a value that has hardly moved is clipped or not by the last bit of a sum
+    others = {"train/computed_tokens", "train/padding_tokens", "critic/clip_fraction"}
+    metrics = {name: each for name, each in found.items() if not name.startswith("time/") and name not in others}
+    return metrics, gradients
+
+
+def weights(trainer: TrainingRank) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in trainer._parameters()}
+
+
+def join(rank: int, ranks: int, address: Any) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0")
+    os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+
+
+def train(rank: int, ranks: int, address: Any, models: Path, tensor_parallel: int, checkpoints: Path) -> list[Trained]:
+    """Train each case for three updates; of the first two, write a checkpoint."""
+    join(rank, ranks, address)
+    results = []
+    for index, case in enumerate(CASES):
+        trainer = rank_of(case, rank, ranks, case.folder(models), tensor_parallel)
+        first, gradients = updated(trainer, case, 0)
+        second, _ = updated(trainer, case, 1)
+        saved = weights(trainer) if index in KEPT else {}
+        if saved:
+            folder = checkpoints / str(index)
+            folder.mkdir(parents=True, exist_ok=True)
+            trainer.save(str(folder))
+        third, _ = updated(trainer, case, 2)
+        logprobs = []
+        if case.kind in ("sft", "policy", "critic"):  # others have a loss only
+            logprobs = [np.asarray(found) for found in trainer.forward(shards(trainer, case, 3)[0])]
+        results.append(Trained([first, second, third], gradients, saved, weights(trainer), logprobs))
+    torch.distributed.destroy_process_group()
+    return results
+
+
+def resume(
+    rank: int, ranks: int, address: Any, models: Path, tensor_parallel: int, checkpoints: Path
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Weights of each checkpoint as loaded, and after the third update."""
+    join(rank, ranks, address)
+    results = []
+    for index in KEPT:
+        trainer = rank_of(CASES[index], rank, ranks, CASES[index].folder(models), tensor_parallel)
+        trainer.load(str(checkpoints / str(index)))
+        loaded = weights(trainer)
+        updated(trainer, CASES[index], 2)
+        results.append((loaded, weights(trainer)))
+    torch.distributed.destroy_process_group()
+    return results if rank == 0 else []
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    under = tmp_path_factory.mktemp("families")
+    for case in CASES:
+        if not case.folder(under).exists():
+            make_family(case.family, vocab_size=VOCABULARY, **dict(case.changes)).save_pretrained(case.folder(under))
+    return under
+
+
+@pytest.fixture(scope="module")
+def alone(models: Path) -> list[Trained]:
+    """What one rank trains, with checkpoints in `alone`."""
+    (found,) = on_ranks(train, models, 1, models / "alone", ranks=1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def divided(models: Path) -> list[Trained]:
+    """What two ranks train that divide matrices, with checkpoints in `divided`."""
+    return together(on_ranks(train, models, 2, models / "divided"))
+
+
+def apart(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def together(ranks: list[list[Trained]]) -> list[Trained]:
+    """What all ranks tell of each case: pairs that divide matrices tell the same metrics, and all the same weights."""
+    found = []
+    for of_case in zip(*ranks, strict=True):
+        for each in of_case:
+            assert apart(each.weights, of_case[0].weights) == 0
+        metrics = [merge(parts) for parts in zip(*(each.metrics for each in of_case[::2]), strict=True)]
+        found.append(replace(of_case[0], metrics=metrics))
+    return found
+
+
+def compare(found: list[Trained], expected: list[Trained]) -> None:
+    for case, mine, theirs in zip(CASES, found, expected, strict=True):
+        for own, figures in zip(mine.metrics, theirs.metrics, strict=True):
+            assert reduce(own) == pytest.approx(reduce(figures), rel=TOLERANCE, abs=TOLERANCE), case
+        assert apart(mine.gradients, theirs.gradients) < TOLERANCE, case
+        assert apart(mine.weights, theirs.weights) < TOLERANCE, case
+
+
+def test_two_ranks_compute_what_one_does(divided: list[Trained], alone: list[Trained]) -> None:
+    compare(divided, alone)
+    for case, mine, theirs in zip(CASES, divided, alone, strict=True):
+        for own, expected in zip(mine.logprobs, theirs.logprobs, strict=True):
+            np.testing.assert_allclose(own, expected, atol=TOLERANCE, err_msg=str(case))
+
+
+@pytest.mark.slow
+def test_two_groups_of_two_ranks_compute_what_one_does(models: Path, alone: list[Trained]) -> None:
+    compare(together(on_ranks(train, models, 2, models / "groups", ranks=4)), alone)
+
+
+@pytest.mark.parametrize(
+    ("written", "ranks", "tensor_parallel"),
+    [
+        ("divided", 2, 1),
+        ("alone", 2, 2),
+        pytest.param("divided", 1, 1, marks=pytest.mark.slow),
+        pytest.param("divided", 4, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_other_layouts_go_on_from_a_checkpoint(
+    models: Path, divided: list[Trained], alone: list[Trained], written: str, ranks: int, tensor_parallel: int
+) -> None:
+    expected = {"divided": divided, "alone": alone}[written]
+    found = on_ranks(resume, models, tensor_parallel, models / written, ranks=ranks)[0]
+    for index, (loaded, after) in zip(KEPT, found, strict=True):
+        assert apart(loaded, expected[index].saved) == 0
+        assert apart(after, expected[index].weights) < TOLERANCE
+
+
+def test_an_export_from_a_checkpoint_has_the_same_bits(models: Path, divided: list[Trained]) -> None:
+    for index in KEPT:
+        merged = FSDP2Backend.merged(models / "divided" / str(index))
+        saved = divided[index].saved
+        named = {name.removeprefix("causal_lm."): merged[name] for name in merged if name.startswith("causal_lm.")}
+        assert saved.keys() <= named.keys()
+        assert apart({name: named[name] for name in saved}, saved) == 0
