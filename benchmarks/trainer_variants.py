@@ -103,7 +103,7 @@ def measured(options: argparse.Namespace, variant: str) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         if options.profile:
             update = next(iter(objective.updates(work.batches[0], engine)))
-            figures |= profiled(rank, Share(batches=update.shards[0], shared=update.shared))
+            figures["profile"] = profiled(rank, Share(batches=update.shards[0], shared=update.shared))
     except Exception as error:  # noqa: BLE001 - the next variant may work
         figures["error"] = f"{type(error).__name__}: {error}"[:600]
     return figures

@@ -8,6 +8,7 @@ PYTHON=${VENV:-.venv}/bin/python
 FOLDER=.older
 TORCH=torch==2.11.0
 TRANSFORMERS=transformers==5.17.0
+TRITON=triton==3.6.0   # as torch wants it: kernels run in its interpreter
 HUB=huggingface-hub==1.33.0   # of which that wants the first major version
 TORCH_INDEX=https://download.pytorch.org/whl/cpu
 STAMP=$FOLDER/.setup-stamp
@@ -27,7 +28,7 @@ say "installing $TORCH and $TRANSFORMERS into $FOLDER"
 rm -rf "$FOLDER"
 # elsewhere than at PyTorch there are builds with CUDA only (3 GB), whose libraries are loaded without a GPU too
 pip --no-deps --retries 0 --timeout 15 --index-url "$TORCH_INDEX" "$TORCH" 2> /dev/null || pip "$TORCH"
-pip --no-deps --upgrade "$TRANSFORMERS" "$HUB"
+pip --no-deps --upgrade "$TRANSFORMERS" "$HUB" "$TRITON"
 # of torch's dependencies only what .venv has not: of NumPy and others there are pinned versions
 "$PYTHON" - "$FOLDER" << 'EOF'
 import importlib.metadata as metadata, re, shutil, sys

@@ -366,6 +366,11 @@ class PolicyGradientConfig(SamplingRunConfig):
             yield from pause_violations(self.inference, self.resources)
         for key, section in self.trained.items():
             yield from section.budget_violations(key, longest, self.longest_sample_terms)
+        if self.training.compile and self.replays_routes:
+            yield Violation(
+                ("training", "compile"),
+                "layers are not compiled together with algorithm.router_replay; remove one of the two",
+            )
         if reference is not None:
             yield from reference.violations(self.training, self.resources.own_devices("reference"))
             if reference.mode == "cluster":

@@ -147,9 +147,10 @@ class TrainerConfig(ConfigModel):
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
     compile: bool = Field(
         default=False,
-        description="Compile the model's layers with torch.compile (Inductor), which fuses what lies between matrix "
-        "products: less time and memory a step, on GPUs, for a minute or so at the start. Not with DeepSpeed's "
-        "`zero_stage` 3, whose hooks gather the weights inside of layers.",
+        description="Compile the layers of the model that is trained with torch.compile (Inductor), which fuses what "
+        "lies between matrix products: less time and memory a step, for a minute or so at the start. For GPUs; not "
+        "with DeepSpeed's `zero_stage` 3, `lora.quantization`, `sequence_parallel`, `expert_parallel` or "
+        "`algorithm.router_replay`.",
     )
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
         default="none", description="What DeepSpeed keeps in host memory during a step. GPUs only."
@@ -199,9 +200,26 @@ class TrainerConfig(ConfigModel):
                 "a constant schedule keeps the peak learning rate to the end, so this has no effect; remove it, or set "
                 "schedule: cosine (or linear)",
             )
+        yield from self._compiles(key)
         yield from self._ranks_divide_rows_and_experts(key)
         yield from self._ranks_divide_matrices(key)
         yield from self._backend_takes_it(key)
+
+    def _compiles(self, key: str) -> Iterator[Violation]:
+        """Yield what compiled layers were not shown to compute."""
+        if not self.compile:
+            return
+        quantization = None if self.lora is None else self.lora.quantization
+        for name, found, needed in (
+            ("lora.quantization", quantization, None),
+            ("sequence_parallel", self.sequence_parallel, 1),
+            ("expert_parallel", self.expert_parallel, 1),
+        ):
+            if found != needed:
+                yield Violation(
+                    (key, "compile"),
+                    f"layers are not compiled together with {key}.{name}, and that is {found}; remove one of the two",
+                )
 
     def _ranks_divide_rows_and_experts(self, key: str) -> Iterator[Violation]:
         sharing, ranks = self.sequence_parallel, self.expert_parallel

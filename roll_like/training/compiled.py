@@ -7,10 +7,13 @@ What wraps layers from outside goes on to work on their calls: gradient checkpoi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from roll_like.models.vision import language_model
 
 #: Variants of a function that a process may have: with and without gradients, with and without a window, in two modes.
 MAX_VARIANTS = 64
@@ -20,12 +23,16 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
     """Compile each layer of a Hugging Face model on its first call; return how many layers there are.
 
     Args:
-        model: The model with its attention, its adapters and its checkpointing.
+        model: The model with its attention, its adapters and its checkpointing; of one that sees images, what sees
+            tokens.
         backend: Of torch.compile.
     """
     from transformers import AttentionInterface
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    model = language_model(model)
+    # Dynamo looks at every attribute of what it is given
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf Tensor")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     name = model.config.get_text_config()._attn_implementation
     attention = AttentionInterface()[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any
@@ -105,6 +106,35 @@ def test_values_and_gradients_equal_those_of_dense_masks(
     found = largest_error(kernel, dtype, heads, groups, width, window=window)
     record_property(f"{kernel}_{str(dtype).removeprefix('torch.')}_{width}_{window}_error", round(found, 6))
     assert found < TOLERANCES[dtype]
+
+
+@needs_flash
+@pytest.mark.parametrize("groups", [1, 4])
+def test_long_sequences_are_those_of_the_flash_kernel(
+    groups: int, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """On an H100 cuDNN computes them, one after the other."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("cuDNN's kernel is used from compute capability 9.0 (H100) on")
+    segments = segments_of((((5000, 0),), ((4000, 0),)), 5000)
+    results, seconds = [], []
+    for shortest in (4096, 100_000):
+        monkeypatch.setattr(varlen, "LONG_SEQUENCES", shortest)
+        tensors = [
+            each.flatten(0, 1)[segments.sequences.kept_T] for each in leaves((2, 5000), 4, groups, 128, torch.bfloat16)
+        ]
+        joined = [each.to(torch.bfloat16).requires_grad_() for each in tensors]
+        for _ in range(2):
+            began = time.perf_counter()
+            output = KERNELS["varlen"](*joined, segments, Scores(scale=128**-0.5))
+            gradients = torch.autograd.grad(output.float().square().sum(), joined)
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+        results.append([output.detach().float(), *(each.float() for each in gradients)])
+    errors = [float((one - two).abs().max() / two.abs().max()) for one, two in zip(*results, strict=True)]
+    record_property(f"long_sequences_{groups}_error", round(max(errors), 6))
+    record_property(f"long_sequences_{groups}_time_of_flash", round(seconds[0] / seconds[1], 3))
+    assert max(errors) < TOLERANCES[torch.bfloat16]
 
 
 @needs_flash

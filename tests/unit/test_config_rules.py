@@ -374,6 +374,26 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "training.offload",
             "optimizer needs zero_stage ≥ 1, because DeepSpeed offloads only what ZeRO shards; found zero_stage: 0",
         ),
+        (
+            changed(CUDA, training={"compile": True, "workers": 4, "zero_stage": 3}),
+            "training.compile",
+            "which would cut what is compiled to pieces; use zero_stage 2 or less, or backend: fsdp2",
+        ),
+        (
+            changed(CUDA, training={"compile": True, "workers": 4, "lora": {"quantization": "nf4"}}),
+            "training.compile",
+            "layers are not compiled together with training.lora.quantization, and that is nf4; remove one of the two",
+        ),
+        (
+            changed(CUDA, training={"compile": True, "workers": 4, "sequence_parallel": 2}),
+            "training.compile",
+            "layers are not compiled together with training.sequence_parallel, and that is 2; remove one of the two",
+        ),
+        (
+            changed(CUDA, training__compile=True, algorithm={"router_replay": True}),
+            "training.compile",
+            "layers are not compiled together with algorithm.router_replay; remove one of the two",
+        ),
         (changed(CUDA, resources__nodes=2), "resources.address", "joins a Ray cluster that is already there"),
         (
             changed(CUDA, inference__sleep=False, inference__gpu_memory_utilization=0.9),

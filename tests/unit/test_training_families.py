@@ -13,6 +13,7 @@ import torch
 import torch.nn.attention.flex_attention as flex_attention
 from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, RECURRENT, WINDOW, WINDOWED, make_family
 from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import SDPBackend
 
 from roll_like.config.run import ALWAYS_SHARED
 from roll_like.errors import ConfigError
@@ -160,6 +161,49 @@ def test_joined_rows_whose_samples_see_each_other_are_noticed(monkeypatch: pytes
         joined(make_family("llama"))
     monkeypatch.setattr("roll_like.training.backbone.probe_attention", lambda *_: [])
     assert compared("llama", "a prompt's responses share a row", joined)[0] > 0.1
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_long_sequences_are_computed_each_by_itself(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H100, where cuDNN's kernel is called for each."""
+    monkeypatch.setattr(varlen, "LONG_BACKENDS", [SDPBackend.MATH])
+    segments_BL = torch.tensor([[0] * 9 + [-1] * 3, [0] * 12])
+    segments = RowSegments(segments_BL, torch.arange(12).expand(2, 12).contiguous())
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((21, 4, 8), (21, groups, 8), (21, groups, 8))
+    joined = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    expected = varlen.varlen_attention(*joined, segments, Scores(scale=0.3))
+    found = varlen._long_sequences(*joined, segments.sequences, 0.3, None)
+    torch.testing.assert_close(found, expected)
+    for one, two in zip(
+        torch.autograd.grad(found.square().sum(), joined),
+        torch.autograd.grad(expected.square().sum(), joined),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "capability", "width", "shared", "chosen"),
+    [
+        (9000, (9, 0), 128, False, True),
+        (9000, (10, 0), 64, False, True),
+        (7000, (9, 0), 128, False, False),  # 3,500 tokens a sequence
+        (9000, (8, 0), 128, False, False),
+        (9000, (9, 0), 256, False, False),
+        (9000, (9, 0), 128, True, False),  # keys of a prompt that responses share
+    ],
+)
+def test_cudnn_is_for_long_sequences_with_keys_of_their_own(
+    tokens: int, capability: tuple[int, int], width: int, shared: bool, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    segments_BL = torch.zeros(2, tokens // 2, dtype=torch.long)
+    if shared:
+        segments_BL[:, 10:20], segments_BL[:, 20:] = 1, 2
+    rows = RowSegments(segments_BL, torch.arange(tokens // 2).expand(2, -1).contiguous())
+    query_THD = torch.empty(tokens, 1, width)
+    assert varlen.cudnn_computes(query_THD, query_THD, rows.sequences) is chosen
 
 
 @pytest.mark.parametrize("family", CAPPED)
