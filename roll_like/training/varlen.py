@@ -73,16 +73,16 @@ def cudnn_computes(query_THD: Tensor, value_TGE: Tensor, sequences: Sequences) -
 
 
 def _long_sequences(
-    query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, sequences: Sequences, scale: float, window: int | None
+    query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scale: float, window: int | None
 ) -> Tensor:
-    """Return the output of sequences with keys of their own and without a window, shape [T, H, D]."""
+    """Return the output of sequences with keys of their own and without a window, shape [T, H, E]."""
     assert window is None
-    grouped = query_THD.shape[1] > key_TGD.shape[1]
+    grouped = query_THD.shape[1] > key_KGD.shape[1]
     outputs: list[Tensor] = []
     with sdpa_kernel(LONG_BACKENDS, set_priority=True):
         for queries, _ in sequences:
             query_1HLD, key_1GLD, value_1GLD = (
-                each[queries].transpose(0, 1)[None] for each in (query_THD, key_TGD, value_TGD)
+                each[queries].transpose(0, 1)[None] for each in (query_THD, key_KGD, value_KGE)
             )
             outputs.append(
                 torch.nn.functional.scaled_dot_product_attention(
