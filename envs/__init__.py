@@ -12,6 +12,7 @@ _ENTRY_POINTS = {
     "roll_like/CliffWalking-v0": "roll_like.builtin.envs.cliff_walking:make_cliff_walking",
     "roll_like/Taxi-v0": "roll_like.builtin.envs.taxi:make_taxi",
     "roll_like/QA-v0": "roll_like.builtin.envs.qa:QA",
+    "roll_like/OpenEnv-v0": "roll_like.builtin.envs.openenv:OpenEnv",
     "roll_like/ReasoningGym-v0": "roll_like.builtin.envs.reasoning_gym:ReasoningGym",
     "roll_like/Tools-v0": "roll_like.builtin.envs.tools:Tools",
     "roll_like/TextArena-v0": "roll_like.builtin.envs.textarena:TextArena",

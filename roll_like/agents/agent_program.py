@@ -222,13 +222,13 @@ async def _ended(process: asyncio.subprocess.Process, episode: ProxyEpisode) -> 
 
 async def _end(process: asyncio.subprocess.Process, mark: str, container: Container | None) -> None:
     """End a program and everything that it started."""
-    if container is not None:
-        await container.remove()
     # processes that inherited the mark, in any session; then the rest of the group, which may have unset it
     await asyncio.to_thread(sweep, mark, name=EPISODE_VARIABLE, patience=0.0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
+    if container is not None:  # only now: what starts one has ended
+        await container.remove()
 
 
 class OutputTail:

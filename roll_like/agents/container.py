@@ -199,6 +199,11 @@ async def container_problem(spec: ContainerSpec) -> tuple[str, str] | None:
     code, _, said = await run_engine(spec, "image", "inspect", spec.image)
     if code:
         return "image", f"{spec.type} has no image {spec.image!r}: {said}; pull or build it, runs do not"
+    if spec.type == "podman" and os.geteuid() != 0:
+        code, found, _ = await run_engine(spec, "info", "--format={{.Host.CgroupsVersion}}")
+        for key in ("memory_gib", "cpus"):
+            if found == "v1" and getattr(spec, key) is not None:
+                return key, "rootless Podman ignores it here, as the kernel has control groups v1; remove it"
     return None
 
 

@@ -162,6 +162,8 @@ class _Server:
                 f"{who} never asked the policy, and is to be trained",
                 fix="remove its own `model` or `client` from the configuration, or name another `verifiers.harness`",
             )
+        if ok and trace["unmeasured"]:
+            raise EnvError(f"NeMo Gym could not score {who}: {trace['unmeasured']}")
         if ok and trace["stop"] in _UNSCORED:
             raise EnvError(
                 f"{who} has no reward: verifiers' {trace['stop'].removesuffix('_timeout')} ran out of time",

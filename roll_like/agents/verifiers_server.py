@@ -283,6 +283,8 @@ def _outcome(trace: Any) -> dict[str, Any]:
         "timeout": trace.is_timeout,
         "errors": [_error(error) for error in trace.errors],
         "calls": len(trace.calls),
+        # what a server of NeMo Gym says where its reward is no measure of the policy
+        "unmeasured": (trace.info.get("nemo_gym") or {}).get("failure_reason"),
     }
 
 

@@ -15,7 +15,9 @@ import psutil
 import pytest
 from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact, episode_settings
+from hygiene import nothing_left
 from machine_image import IMAGE, import_machine_image
+from run_config import read_lines, run_here, write_episodes_run
 from test_verifiers import VERIFIERS, spec_of
 from test_verifiers import table as verifiers_table
 
@@ -120,13 +122,15 @@ async def test_containers_end_with_their_episodes(engine: str) -> None:
     with pytest.raises(EnvError, match="did not end within 5 s"):
         await play(late)
     assert ran(engine, "ps", "-a", "--filter=name=roll-like-", "--format={{.Names}}") == ""
-    cancelled = asyncio.ensure_future(play(program(engine, "child=escaped", "sleep=60")))
-    await asyncio.sleep(5)
-    assert ran(engine, "ps", "--filter=name=roll-like-", "--format={{.Names}}")
-    cancelled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled
-    assert ran(engine, "ps", "-a", "--filter=name=roll-like-", "--format={{.Names}}") == ""
+    for seconds in (5, 0.05, 0.2, 0.4, 0.8):  # also while it starts
+        cancelled = asyncio.ensure_future(play(program(engine, "child=escaped", "sleep=60")))
+        await asyncio.sleep(seconds)
+        if seconds == 5:
+            assert ran(engine, "ps", "--filter=name=roll-like-", "--format={{.Names}}")
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert ran(engine, "ps", "-a", "--filter=name=roll-like-", "--format={{.Names}}") == ""
 
 
 def test_a_run_that_is_killed_leaves_no_container(engine: str) -> None:
@@ -159,6 +163,42 @@ async def test_verifiers_plays_in_containers(engine: str) -> None:
         with pytest.raises(VerifiersLost, match="ended with status -9"):
             await playing
     assert name not in ran(engine, "ps", "--all", "--format={{.Names}}")
+
+
+ROLLS = """
+import random, runpy, sys
+sys.argv = ["agent", "turn", f"reward={random.random()}"]
+runpy.run_path("/tests/plain_agent.py", run_name="__main__")
+"""
+
+
+@pytest.mark.usefixtures("warm_ray")
+def test_a_run_trains_on_what_containers_played(engine: str, tiny_model: Path, tmp_path: Path) -> None:
+    runtime = {"type": engine, "image": IMAGE, "mounts": [f"{TESTS}:/tests"], "memory_gib": 0.25, "cpus": 1}
+    program = {"command": ["python3", "-I", "-S", "-c", ROLLS], "runtime": runtime, "max_programs": 4}
+    config = write_episodes_run(
+        tmp_path,
+        tiny_model,
+        steps=3,
+        environments=[{"name": "boxed", "program": program}],
+        algorithm={"advantage": "grpo"},
+        inference={"type": "hf"},
+        rollout={
+            "groups_per_step": 2,
+            "episodes_per_group": 2,
+            "max_turns": 2,
+            "max_response_tokens": 8,
+            "max_episode_tokens": 160,
+        },
+        evaluation={"seeds": 2, "episodes_per_seed": 1},
+        checkpoint={"at_end": False, "export": False},
+    )
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    assert [(step["rollout/samples"], step["rollout/failures"]) for step in steps] == [(4, 0)] * 3
+    assert all(step["train/grad_norm"] > 0 for step in steps)
 
 
 async def test_what_cannot_run_is_named(engine: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +28,7 @@ from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.agentic.environments import spec_of
 from roll_like.config.load import load_config
+from roll_like.envs import check_env, make_env
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest
 from roll_like.rollout.router import Router
@@ -58,7 +61,8 @@ def served(*command: str | Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with subprocess.Popen([*command, str(port)]) as process:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    with subprocess.Popen([*command, str(port)], env=variables) as process:
         try:
             for _ in range(600):
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -161,6 +165,26 @@ async def test_an_environment_of_openenv(numbers: str) -> None:
             await each.play(FakePolicy(CHATML, ["5"]))
 
 
+def test_a_server_of_openenv_is_an_environment(numbers: str) -> None:
+    report = check_env("roll_like/OpenEnv-v0", base_url=numbers)
+    assert report.ok, report
+    with closing(make_env("roll_like/OpenEnv-v0", base_url=numbers, invalid_penalty=-0.5)) as env:
+        text, _ = env.reset(seed=0)
+        assert "1 to 9" in text
+        assert '"guess"' in env.get_wrapper_attr("system_prompt")
+        refused = env.step('{"number": 5}')
+        assert (refused[1:4], refused[4]["invalid_action"]) == ((-0.5, False, False), True)
+        low, high, over = 1, 9, False
+        while not over:
+            middle = (low + high) // 2
+            text, reward, over, _, _ = env.step(f'{{"guess": {middle}}}')
+            low, high = (middle + 1, high) if text == "higher" else (low, middle - 1)
+        assert reward == 1.0
+        assert env.reset(seed=0)[0].startswith("Find my number")
+    with pytest.raises(EnvError, match="cannot be reached"):
+        make_env("roll_like/OpenEnv-v0", base_url="http://127.0.0.1:9")
+
+
 @needs_gym
 async def test_nemo_gym_scores_answers(choices: str) -> None:
     rows = EXAMPLES / "choices.jsonl"
@@ -170,6 +194,15 @@ async def test_nemo_gym_scores_answers(choices: str) -> None:
         right = await each.play(FakePolicy(CHATML, [f"\\boxed{{{letter}}}"]))
         assert right.reward == right.details["verifiers/nemo_gym"] == 1.0
         assert (await each.play(FakePolicy(CHATML, ["I do not know"]))).reward == 0.0
+
+
+@needs_gym
+async def test_a_reward_that_nemo_gym_takes_back_is_a_failure() -> None:
+    rows = EXAMPLES / "choices.jsonl"
+    with served(GYM, EXAMPLES / "gym_server.py", "broken_gym:BrokenServer") as address:
+        async with table(entry("nemo_gym", taskset={"dataset": str(rows), "task": {"resources_url": address}})) as each:
+            with pytest.raises(EnvError, match=r"NeMo Gym could not score .*: the judge is away"):
+                await each.play(FakePolicy(CHATML, ["A"]))
 
 
 @needs_gym
@@ -186,7 +219,7 @@ async def test_tools_of_nemo_gym_are_called(weather: str, tmp_path: Path) -> Non
     assert "The weather in Rome is cold." in CHATML.decode(policy.requests[-1].prompt_ids)
 
 
-EXAMPLE_RUNS = ["textarena", "openenv", pytest.param("nemo_gym", marks=needs_gym)]
+EXAMPLE_RUNS = ["textarena", "openenv", "openenv_direct", pytest.param("nemo_gym", marks=needs_gym)]
 
 
 @pytest.mark.usefixtures("warm_ray")
@@ -205,12 +238,15 @@ def test_the_example_trains(name: str, tiny_model: Path, tmp_path: Path, request
         "rollout.max_response_tokens": 8,
         "evaluation.seeds": 2,
         "evaluation.episodes_per_seed": 1,
-        "environments.0.verifiers.python": VERIFIERS,
     }
+    if name != "openenv_direct":
+        changes["environments.0.verifiers.python"] = VERIFIERS
     if name == "textarena":
         changes["environments.0.verifiers.env.NLTK_DATA"] = request.getfixturevalue("nltk_data")
     elif name == "openenv":
         changes["environments.0.verifiers.taskset.base_url"] = request.getfixturevalue("numbers")
+    elif name == "openenv_direct":
+        changes["environments.0.kwargs.base_url"] = request.getfixturevalue("numbers")
     else:
         changes["environments.0.verifiers.taskset.task.resources_url"] = request.getfixturevalue("choices")
     config = f"examples/shared_environments/{name}.yaml"
