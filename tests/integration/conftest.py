@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +48,21 @@ def resources(warm_ray: None) -> Iterator[ResourceManager]:
     with ResourceManager(RESOURCES) as manager:
         manager.allocate()
         yield manager
+
+
+@pytest.fixture(scope="session")
+def mini_swe_agent() -> None:
+    """What verifiers' harness of mini-swe-agent installs, from PyPI or out of uv's cache."""
+    want = [
+        "--with",
+        "mini-swe-agent==2.4.6",
+        "--with",
+        "litellm[proxy]==1.102.0",
+        "python",
+        "-c",
+        "import minisweagent",
+    ]
+    uv = Path(__file__).resolve().parents[2] / ".verifiers" / "bin" / "uv"
+    done = subprocess.run([uv, "run", "--quiet", "--no-project", *want], check=False, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"uv cannot install mini-swe-agent: {done.stderr[-500:]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import sys
@@ -181,6 +182,19 @@ async def test_a_conversation_without_tools_needs_no_program() -> None:
         (part,) = await each.play(spec_of({"id": "sums"}, seats=seats), seed=2)
         assert_token_exact(part, each.policy)
         assert (part.reward, [turn.shown[0]["content"] for turn in part.record]) == (2.0, ["What is 2 + 2?"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mini_swe_agent")
+async def test_mini_swe_agent_mends_a_repository() -> None:
+    commands = ("cat arithmetic.py", "sed -i 's/ + 1//' arithmetic.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    calls = [{"name": "bash", "arguments": {"command": each}} for each in commands]
+    seats = {**NULL, "harness": {"id": "local-swe"}}
+    async with table(*(f"<tool_call>\n{json.dumps(each)}\n</tool_call>" for each in calls)) as each:
+        (part,) = await each.play(spec_of({"id": "toy-repo"}, seats=seats), seed=1, tokens=6000)
+        assert_token_exact(part, each.policy)
+    assert (part.reward, len(part.trajectory.parts)) == (1.0, 1)
+    assert "return 3 * x + 1" in str(part.record[0].tool_calls)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def names(page: Path) -> str:
 
 BLOCKS = [(page, block) for page in sorted(DOCS.rglob("*.md")) for block in fences(page, "yaml")]
 FILES = [(page, block) for page, block in BLOCKS if re.match(r"# \w+\.yaml", block)]
-TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem != "serving"]
+TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem not in {"serving", "verifiers"}]
 #: Blocks of something else: the kwargs of an environment, manifests of Kubernetes, a line of comment.
 NOT_CONFIGURATIONS = {"path: tasks.jsonl", "tools:", "apiVersion:", "- type: math", "# yaml-language-server"}
 

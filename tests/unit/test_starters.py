@@ -246,7 +246,7 @@ def test_every_template_is_used() -> None:
 def test_verifiers_is_installed_in_the_version_that_is_tested() -> None:
     package = f"verifiers=={TESTED}"
     assert package in STARTERS["verifiers"].packages
-    assert package in (ROOT / "requirements" / "verifiers.in").read_text(encoding="utf-8").splitlines()
+    assert package in (ROOT / "requirements" / "verifiers.txt").read_text(encoding="utf-8").splitlines()
 
 
 def write_wheel(folder: Path) -> None:
@@ -279,3 +279,11 @@ def test_an_environment_is_made(tool: str, tmp_path: Path, monkeypatch: pytest.M
     make_environment(place, ("thing",))
     subprocess.run([place / "bin" / "python", "-c", "import thing"], check=True)
     make_environment(place, ("no-such-thing",))  # kept as it is
+
+
+def test_the_tutorial_shows_the_taskset_and_the_run_as_they_are_written() -> None:
+    page = (ROOT / "docs" / "tutorials" / "verifiers.md").read_text(encoding="utf-8")
+    files = [TEMPLATES / "verifiers" / name for name in ("json_sums.py", "verifiers.yaml")]
+    for path, language in zip(files, ("python", "text"), strict=True):
+        (shown,) = re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.M | re.S)
+        assert shown in path.read_text(encoding="utf-8")
