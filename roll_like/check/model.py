@@ -15,7 +15,7 @@ from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.model import ModelConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.training import ReferenceSection
+from roll_like.config.training import JOINING, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
@@ -93,7 +93,7 @@ def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
                 )
             refuse_undivided_experts(model, section.expert_parallel)
             refuse_undivided_matrices(model, section.tensor_parallel)
-            if section.attention in ("varlen", "flex"):
+            if section.attention in JOINING:
                 layers.refuse_joining(section.attention)
             if section.sequence_parallel > 1:
                 layers.refuse_joining("varlen")

@@ -14,7 +14,9 @@ from roll_like.errors import PluginError
 from roll_like.registry import TRAINING_BACKENDS
 
 #: How the layers of a trained model attend: `TrainerConfig.attention`.
-Attention = Literal["auto", "dense", "varlen", "flex"]
+Attention = Literal["auto", "dense", "varlen", "flex", "cudnn"]
+#: Those that join the rows of a micro-batch, without padding and without masks.
+JOINING: tuple[Attention, ...] = ("varlen", "flex", "cudnn")
 
 
 #: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
@@ -142,7 +144,9 @@ class TrainerConfig(ConfigModel):
         "rows on CPU. `varlen`: over the samples of joined rows without padding or masks, by torch's flash kernel on "
         "GPUs; for long rows. `flex`: over joined rows by torch's flex attention, GPUs with Triton only; for long rows "
         "of models with soft-capped scores, attention sinks or heads wider than 256, which varlen refuses or computes "
-        "slowly. `auto`: on GPUs in 16-bit precision varlen or, for such models, flex; else dense.",
+        "slowly. `cudnn`: varlen, with cuDNN's kernel for sequences of 4,096 tokens and more on an H100 and newer: "
+        "half the time, and not by default, because other projects report gradients that are NaN with some versions of "
+        "cuDNN. `auto`: on GPUs in 16-bit precision varlen or, for such models, flex; else dense.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
     compile: bool = Field(
@@ -189,10 +193,11 @@ class TrainerConfig(ConfigModel):
                 f"{self.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
                 "where they are already; set offload: none",
             )
-        if device == "cpu" and self.attention == "flex":
+        if device == "cpu" and self.attention in ("flex", "cudnn"):
+            what = "has a backward pass on GPUs only" if self.attention == "flex" else "is a kernel of GPUs"
             yield Violation(
                 (key, "attention"),
-                "'flex' has a backward pass on GPUs only, and resources.device is cpu; use varlen, or dense",
+                f"{self.attention!r} {what}, and resources.device is cpu; use varlen, or dense",
             )
         if self.optimizer.schedule == "constant" and self.optimizer.min_lr_ratio:
             yield Violation(

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from roll_like.config.training import TrainerConfig
+from roll_like.config.training import JOINING, TrainerConfig
 from roll_like.errors import ConfigError, DataError, EngineError
 from roll_like.models.stored import stated_json
 from roll_like.types import Picture, PlacedImage
@@ -262,7 +262,7 @@ def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
     what = f"the model sees images (model_type: {config.model_type}), and"
     if key == "critic":
         raise ConfigError(f"{what} critics are for text models", fix="set algorithm.advantage.type: grpo, for example")
-    if settings.attention in ("varlen", "flex"):
+    if settings.attention in JOINING:
         raise ConfigError(
             f"{what} {key}.attention: {settings.attention} has one position a token, where images have three",
             fix=f"set {key}.attention: dense",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll_like.config.training import Attention
+from roll_like.config.training import JOINING, Attention
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
 from roll_like.models.unread import layer_by_layer
@@ -98,10 +98,10 @@ def use_row_attention(
     """
     layers = AttentionLayers.of(causal_lm.config)
     layers.refuse_sharing(row_sharing)
-    if attention in ("varlen", "flex"):
+    if attention in JOINING:
         layers.refuse_joining(attention)
-    if attention == "varlen":
-        use_joined_attention(causal_lm, "varlen")
+    if attention in ("varlen", "cudnn"):
+        use_joined_attention(causal_lm, attention)
         probe_attention(causal_lm.base_model, layers)
         return
     use_dense_attention(causal_lm)

@@ -16,12 +16,16 @@ from torch import Tensor
 from roll_like.errors import ConfigError
 from roll_like.training.flex import flex_attention
 from roll_like.training.segments import RowSegments, Scores
-from roll_like.training.varlen import varlen_attention
+from roll_like.training.varlen import cudnn_attention, varlen_attention
 
-JoinedAttention: TypeAlias = Literal["varlen", "flex"]
+JoinedAttention: TypeAlias = Literal["varlen", "flex", "cudnn"]
 #: Takes queries [T, H, D], keys [T, G, D], values [T, G, E], what they may see and how keys are scored; [T, H, E].
 Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, RowSegments, Scores], Tensor]
-KERNELS: dict[JoinedAttention, Kernel] = {"varlen": varlen_attention, "flex": flex_attention}
+KERNELS: dict[JoinedAttention, Kernel] = {
+    "varlen": varlen_attention,
+    "flex": flex_attention,
+    "cudnn": cudnn_attention,
+}
 _NAMES = {f"roll_like_{attention}": attention for attention in KERNELS}
 
 
@@ -65,7 +69,7 @@ def joined_attention_forward(
     row_segments.note(query_1HTD, scores)
     if dropout:
         raise ConfigError(
-            "training.attention: varlen and flex do not drop attention weights, and the model's config.json has "
+            "training.attention: varlen, flex and cudnn do not drop attention weights, and the model's config.json has "
             f"attention_dropout: {dropout}",
             fix="set training.attention: dense, or attention_dropout: 0.0",
         )

@@ -1,8 +1,8 @@
 """Attention without masks, over the sequences of joined rows (`sequences.py`).
 
 On GPUs torch's variable-length flash attention computes all sequences at once; elsewhere, and for what that kernel has
-no code for, torch's scaled-dot-product attention computes one after the other. On an H100 and its successors that is
-faster for long sequences, too: cuDNN's kernel takes half the time of torch's, which was written for an A100.
+no code for, torch's scaled-dot-product attention computes one after the other. On an H100 and its successors that can
+be faster for long sequences, too: cuDNN's kernel takes half the time of torch's, which was written for an A100.
 """
 
 from __future__ import annotations
@@ -45,13 +45,25 @@ def varlen_attention(
             fix="set it to dense or auto, or on GPUs to flex",
         )
     sequences = segments.sequences
-    compute = _one_by_one
-    if flash_computes(query_THD):
-        long = cudnn_computes(query_THD, value_TGE, sequences) and scores.window is None
-        compute = _long_sequences if long else _flash
+    compute = _flash if flash_computes(query_THD) else _one_by_one
     return compute(
         query_THD, sequences.gathered(key_TGD), sequences.gathered(value_TGE), sequences, scores.scale, scores.window
     )
+
+
+def cudnn_attention(
+    query_THD: Tensor, key_TGD: Tensor, value_TGE: Tensor, segments: RowSegments, scores: Scores
+) -> Tensor:
+    """Return the same; long sequences on an H100 and newer are computed by cuDNN, one after the other.
+
+    Raises:
+        ConfigError: As `varlen_attention`.
+    """
+    sequences = segments.sequences
+    plain = scores.window is None and scores.softcap is None and scores.sinks_H is None
+    if plain and flash_computes(query_THD) and cudnn_computes(query_THD, value_TGE, sequences):
+        return _long_sequences(query_THD, key_TGD, value_TGE, sequences, scores.scale)
+    return varlen_attention(query_THD, key_TGD, value_TGE, segments, scores)
 
 
 def flash_computes(query_THD: Tensor) -> bool:
@@ -73,10 +85,9 @@ def cudnn_computes(query_THD: Tensor, value_TGE: Tensor, sequences: Sequences) -
 
 
 def _long_sequences(
-    query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scale: float, window: int | None
+    query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scale: float
 ) -> Tensor:
     """Return the output of sequences with keys of their own and without a window, shape [T, H, E]."""
-    assert window is None
     grouped = query_THD.shape[1] > key_KGD.shape[1]
     outputs: list[Tensor] = []
     with sdpa_kernel(LONG_BACKENDS, set_priority=True):

@@ -173,7 +173,7 @@ def test_long_sequences_are_computed_each_by_itself(groups: int, monkeypatch: py
     shapes = ((21, 4, 8), (21, groups, 8), (21, groups, 8))
     joined = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     expected = varlen.varlen_attention(*joined, segments, Scores(scale=0.3))
-    found = varlen._long_sequences(*joined, segments.sequences, 0.3, None)
+    found = varlen._long_sequences(*joined, segments.sequences, 0.3)
     torch.testing.assert_close(found, expected)
     for one, two in zip(
         torch.autograd.grad(found.square().sum(), joined),
