@@ -42,7 +42,9 @@ class OpenEnv(gymnasium.Env[str, str]):
 
     def __init__(self, base_url: str, *, reset: Mapping[str, Any] | None = None, invalid_penalty: float = 0.0) -> None:
         self._connect = need("websockets.sync.client", PACKAGE, ENV_ID).connect
-        self._failures = (OSError, need("websockets.exceptions", PACKAGE, ENV_ID).WebSocketException)
+        exceptions = need("websockets.exceptions", PACKAGE, ENV_ID)
+        self._closed = exceptions.ConnectionClosed
+        self._failures = (OSError, exceptions.WebSocketException)
         self.observation_space = FreeText()
         self.action_space = FreeText()
         self._base_url = base_url.rstrip("/")
@@ -99,7 +101,8 @@ class OpenEnv(gymnasium.Env[str, str]):
     def _ask(self, what: str, data: Mapping[str, Any]) -> Any:
         """Return what the server answers; None where it takes `data` for no action."""
         try:
-            self._session.send(json.dumps({"type": what, "data": data}))
+            with suppress(self._closed):  # what the server said before it closed is read
+                self._session.send(json.dumps({"type": what, "data": data}))
             answer = json.loads(self._session.recv())
         except self._failures as error:
             raise self._unreachable(error) from error
@@ -110,7 +113,8 @@ class OpenEnv(gymnasium.Env[str, str]):
             return None
         raise EnvError(
             f"the OpenEnv server {self._base_url} refused `{what}`: {found.get('code')}: {found.get('message')}",
-            fix="look at the server's output; sessions beyond its max_concurrent_envs are refused",
+            fix="look at the server's output; if it has no room, raise its max_concurrent_envs, or lower "
+            "rollout.max_in_flight",
         )
 
     def _action_schema(self) -> Any:

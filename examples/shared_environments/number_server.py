@@ -1,12 +1,14 @@
 """An OpenEnv environment: find a number from 1 to 9 in four guesses. `python number_server.py 8123` serves it.
 
+Each episode that is played has a session; `--sessions` says how many there may be at a time.
+
 A policy answers with text, so the action takes any: what OpenEnv refuses to read is an error of the environment, and
 such an episode fails.
 """
 
+import argparse
 import random
 import re
-import sys
 
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
@@ -51,5 +53,9 @@ class NumberEnvironment(Environment):
 
 
 if __name__ == "__main__":
-    app = create_fastapi_app(NumberEnvironment, GuessAction, GuessObservation, max_concurrent_envs=64)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("--sessions", type=int, default=64)
+    given = parser.parse_args()
+    app = create_fastapi_app(NumberEnvironment, GuessAction, GuessObservation, max_concurrent_envs=given.sessions)
+    uvicorn.run(app, host="127.0.0.1", port=given.port, log_level="warning")

@@ -45,6 +45,8 @@ KEPT_OUTPUT = 8192
 MOST_READS = 32
 #: Longest `ROLL_LIKE_TASK`: Linux takes no more than 128 KiB in one variable. Bytes.
 MAX_TASK_BYTES = 100_000
+#: Status of an engine's command whose container's program was killed, as for its memory.
+KILLED = 137
 EPISODE_VARIABLE = "ROLL_LIKE_EPISODE"
 
 
@@ -160,7 +162,9 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode, mark: str, cont
     if code and episode.error is None and not episode.truncated:
         raise EnvError(
             f"{what} ended with status {code}{details}",
-            fix="correct the program; `docs/agents.md` shows how to run it by hand",
+            fix="raise `program.runtime.memory_gib`, or have it need less memory"
+            if code == KILLED and spec.container is not None and spec.container.memory_gib is not None
+            else "correct the program; `docs/agents.md` shows how to run it by hand",
         )
 
 

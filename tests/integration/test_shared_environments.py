@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -76,7 +76,7 @@ def served(*command: str | Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def numbers() -> Iterator[str]:
-    with served(VERIFIERS, EXAMPLES / "number_server.py") as address:
+    with served(VERIFIERS, EXAMPLES / "number_server.py", "--sessions=8") as address:
         yield address
 
 
@@ -181,6 +181,12 @@ def test_a_server_of_openenv_is_an_environment(numbers: str) -> None:
             low, high = (middle + 1, high) if text == "higher" else (low, middle - 1)
         assert reward == 1.0
         assert env.reset(seed=0)[0].startswith("Find my number")
+        with ExitStack() as stack:
+            more = [stack.enter_context(closing(make_env("roll_like/OpenEnv-v0", base_url=numbers))) for _ in range(8)]
+            for each in more[:7]:
+                each.reset(seed=0)
+            with pytest.raises(EnvError, match="CAPACITY_REACHED"):
+                more[7].reset(seed=0)
     with pytest.raises(EnvError, match="cannot be reached"):
         make_env("roll_like/OpenEnv-v0", base_url="http://127.0.0.1:9")
 
