@@ -27,6 +27,11 @@ Scope: TypeAlias = dict[str, Classes]
 
 NONE: Classes = frozenset()
 VALIDATORS = {"field_validator", "model_validator"}
+#: Modules that only run, and those that are imported in processes of vLLM or where there are GPUs.
+ELSEWHERE = (
+    *("__main__", "_main", "assert_process"),
+    *("worker_extension", "vllm.experts", "vllm.adapters", "vllm.rotary", "head_kernels"),
+)
 #: Attributes by which plugins reach their settings.
 SETTINGS = {"config", "_config", "settings", "_settings"}
 
@@ -34,9 +39,7 @@ SETTINGS = {"config", "_config", "settings", "_settings"}
 def modules() -> Iterator[ModuleType]:
     """Import and yield every module of the package, its built-in plugins included."""
     for found in pkgutil.walk_packages(roll_like.__path__, "roll_like."):
-        if not found.name.endswith(
-            ("__main__", "_main", "assert_process", "worker_extension", "vllm.experts", "vllm.adapters", "vllm.rotary")
-        ):
+        if not found.name.endswith(ELSEWHERE) and "verifiers_harnesses." not in found.name:
             yield importlib.import_module(found.name)
 
 

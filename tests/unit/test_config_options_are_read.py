@@ -79,8 +79,9 @@ def unread(model: type[BaseModel], fields: set[tuple[type, str]]) -> set[str]:
     read = {
         name
         for owner, name in fields
-        if (get_protocol_members(owner) <= has if is_protocol(owner) else issubclass(owner, model))
-        or (not is_protocol(owner) and issubclass(model, owner))
+        # what `issubclass` says, which takes long of classes of pydantic
+        if (get_protocol_members(owner) <= has if is_protocol(owner) else model in owner.__mro__)
+        or (not is_protocol(owner) and owner in model.__mro__)
     }
     return set(model.model_fields) - read - CHECKED_ONLY - BY_PARAMETER
 

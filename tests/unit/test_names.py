@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def repeated(names: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: files for name, files in sorted(names.items()) if len(files) > 1}
 
 
+@cache
 def collected(root: Path = ROOT) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the files that define each public type, and each public function."""
     of_types, of_functions = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
