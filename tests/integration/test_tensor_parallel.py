@@ -55,13 +55,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank tells: of three updates, of the first gradient, and of the model after two and after three."""
+    """What a rank tells: of three updates, of the first gradient, and of the model after two and after three.
+
+    Attributes:
+        sent: What engines are sent after three.
+    """
 
     metrics: list[dict[str, Metric]]
     gradients: dict[str, Tensor]
     saved: dict[str, Tensor]
     weights: dict[str, Tensor]
     logprobs: list[Any]
+    sent: dict[str, Tensor]
 
 
 CASES = (
@@ -191,7 +196,8 @@ def train(rank: int, ranks: int, address: Any, models: Path, tensor_parallel: in
         logprobs = []
         if case.kind in ("sft", "policy", "critic"):  # others have a loss only
             logprobs = [np.asarray(found) for found in trainer.forward(shards(trainer, case, 3)[0])]
-        results.append(Trained([first, second, third], gradients, saved, weights(trainer), logprobs))
+        sent = {name: each.detach().clone() for name, each in trainer.full_weights()} if index in KEPT else {}
+        results.append(Trained([first, second, third], gradients, saved, weights(trainer), logprobs, sent))
     torch.distributed.destroy_process_group()
     return results
 
@@ -287,6 +293,13 @@ def test_other_layouts_go_on_from_a_checkpoint(
     for index, (loaded, after) in zip(KEPT, found, strict=True):
         assert apart(loaded, expected[index].saved) == 0
         assert apart(after, expected[index].weights) < TOLERANCE
+
+
+def test_engines_are_sent_whole_tensors(divided: list[Trained]) -> None:
+    for index in KEPT:
+        found = divided[index]
+        assert found.sent.keys() == found.weights.keys() >= {"model.layers.1.mlp.down_proj.weight"}
+        assert apart(found.sent, found.weights) == 0
 
 
 def test_an_export_from_a_checkpoint_has_the_same_bits(models: Path, divided: list[Trained]) -> None:
