@@ -282,12 +282,6 @@ class TrainerConfig(ConfigModel):
                 (key, "compile"),
                 f"tensor_parallel: {ranks} replaces the forward passes that would be compiled; remove one of the two",
             )
-        if self.lora is not None:
-            yield Violation(
-                (key, "lora"),
-                f"tensor_parallel: {ranks} does not divide the matrices of adapters; remove one of the two: with "
-                f"zero_stage 3, {key}.backend: fsdp2 shards the frozen model as well",
-            )
 
     def _backend_takes_it(self, key: str) -> Iterator[Violation]:
         backend = TRAINING_BACKENDS.get(self.backend)

@@ -7,6 +7,8 @@ each token by itself (norms, residuals) is divided by tokens, so that no activat
 
     tokens T/S  →  gathered: T  →  heads H/S, or inner width I/S  →  summed and divided: T/S
 
+Of an adapter B·A the matrix on the divided side is divided with the layer's, the other is on all ranks.
+
 Names of parameters and the layers' own forward passes stay those of transformers. A divided parameter is a `DTensor` on
 the ranks of a group; a norm's is on all of them, and its gradient, of the rank's own tokens or heads, a partial sum.
 """
@@ -81,12 +83,23 @@ class TensorParallel:
     def _layer(self, layer: Any) -> None:
         for name in _COLUMNS:
             linear = layer.get_submodule(name)
-            self._place(linear, weight=Shard(0), bias=Shard(0))
-            linear.forward = partial(_column, linear)
+            for each in (_base(linear), *getattr(linear, "lora_B", {}).values()):
+                self._place(each, weight=Shard(0), bias=Shard(0))
+                each.forward = partial(_column, each)
+            for each in getattr(linear, "lora_A", {}).values():
+                self._place(each, weight=Replicate())
+                each.forward = partial(_product, each, whole=True)
         for name in _ROWS:
             linear = layer.get_submodule(name)
-            self._place(linear, weight=Shard(1), bias=Replicate())
-            linear.forward = partial(_row, linear, self.group)
+            base = _base(linear)
+            compute = partial(_product, base) if base is linear else linear.forward
+            for each in (base, *getattr(linear, "lora_A", {}).values()):
+                self._place(each, weight=Shard(1), bias=Replicate())
+                each.forward = partial(_product, each)
+            for each in getattr(linear, "lora_B", {}).values():
+                self._place(each, weight=Replicate())
+                each.forward = partial(_product, each, whole=True)
+            linear.forward = partial(_row, base, compute, self.group)
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
             self._norm(norm)
         for name in ("q_norm", "k_norm"):
@@ -125,10 +138,26 @@ def _column(linear: Any, x: Tensor) -> Tensor:
     return nn.functional.linear(x, _local(linear.weight), _local(linear.bias))
 
 
-def _row(linear: Any, group: ProcessGroup, x: Tensor) -> Tensor:
+def _base(linear: Any) -> Any:
+    """Return the layer beside which adapters are, or a layer without adapters itself."""
+    return getattr(linear, "base_layer", linear)
+
+
+def _product(linear: Any, x: Tensor, *, whole: bool = False) -> Tensor:
+    """Return what this rank adds to a sum over ranks, without the bias.
+
+    Args:
+        linear: Its weight is divided by inputs, or `whole` on all ranks.
+        x: This rank's inputs, or what all ranks have of them.
+        whole: Whether the other one of an adapter's matrices is divided; gradients are partial sums.
+    """
+    return nn.functional.linear(x, _local(linear.weight, of_own_tokens=whole))
+
+
+def _row(base: Any, compute: Callable[[Tensor], Tensor], group: ProcessGroup, x: Tensor) -> Tensor:
     """Return all outputs for this rank's tokens, shape [1, T/S, D], from its inputs for all tokens."""
-    own_1TD = _own_of_sum(nn.functional.linear(x, _local(linear.weight)).flatten(0, -2), group)[None]
-    bias = _local(linear.bias, of_own_tokens=True)
+    own_1TD = _own_of_sum(compute(x).flatten(0, -2), group)[None]
+    bias = _local(base.bias, of_own_tokens=True)
     return own_1TD if bias is None else own_1TD + bias
 
 
@@ -173,7 +202,7 @@ def _local(parameter: Any, *, of_own_tokens: bool = False) -> Any:
 
     Args:
         parameter: A `DTensor`, or None.
-        of_own_tokens: Whether all ranks have it, and each a gradient of its own tokens or heads.
+        of_own_tokens: Whether all ranks have it, and each a gradient of its own tokens, heads or columns.
     """
     if parameter is None:
         return None

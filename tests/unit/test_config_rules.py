@@ -356,13 +356,6 @@ def test_the_bases_of_these_tests_are_valid() -> None:
         ),
         (
             changed(
-                CUDA, training={"workers": 4, "tensor_parallel": 2, "lora": {}, "backend": "fsdp2", "zero_stage": 3}
-            ),
-            "training.lora",
-            "tensor_parallel: 2 does not divide the matrices of adapters",
-        ),
-        (
-            changed(
                 CUDA,
                 training={"workers": 4, "tensor_parallel": 2, "compile": True, "backend": "fsdp2", "zero_stage": 3},
             ),
