@@ -157,9 +157,9 @@ async def _verifiers_findings(
     process, selecting = VerifiersProcess(spec, key=""), False
     try:
         about = await process.start(serve=False)
-        selecting, select = True, dict(spec.select)
-        count = (await process.ask("count", select=select))["count"]
-        first = await process.ask("tasks", select=select, first=0, count=1)
+        selecting = True
+        count = (await process.read("count"))["count"]
+        first = await process.read("tasks", first=0, count=1)
     except VerifiersRefusal as error:
         return [*_refused(error, environment, key, selecting=selecting)]
     except EnvError as error:

@@ -103,9 +103,8 @@ async def _started(spec: VerifiersSpec) -> _Started:
     try:
         about = await process.start(serve=False)
         seconds = time.perf_counter() - began
-        select = dict(spec.select)
-        count = (await process.ask("count", select=select))["count"]
-        found = await process.ask("tasks", select=select, first=0, count=_COMPARED)
+        count = (await process.read("count"))["count"]
+        found = await process.read("tasks", first=0, count=_COMPARED)
         return _Started(about, count, found["tasks"], seconds)
     finally:
         await process.close()

@@ -216,7 +216,7 @@ class _Server:
         """
         spec = self._spec
         if self._count is None:
-            self._count = (await process.ask("count", select=dict(spec.select)))["count"]
+            self._count = (await process.read("count"))["count"]
         return place_of(seed, self._count, spec)
 
     async def close(self) -> None:

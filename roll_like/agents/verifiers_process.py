@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from roll_like.agents.agent_program import OutputTail, uncancelled
 from roll_like.agents.episode import VerifiersLost, VerifiersSpec
@@ -176,6 +176,22 @@ class VerifiersProcess:
         if "error" in answer:
             raise _refusal(answer["error"])
         return answer["result"]
+
+    async def read(self, do: Literal["count", "tasks"], **request: Any) -> dict[str, Any]:
+        """Ask for what the selected tasks are known by; the taskset loads them first.
+
+        Raises:
+            EnvError: That takes too long, or as `ask`.
+        """
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                found: dict[str, Any] = await self.ask(do, select=dict(self.spec.select), **request)
+                return found
+        except TimeoutError as error:
+            raise EnvError(
+                f"the tasks of {self.spec.name!r} were not read within {START_SECONDS:g} s",
+                fix="mend `load` of `verifiers.taskset`, or have it yield tasks of which `verifiers.select` takes some",
+            ) from error
 
     async def _stopped(self, number: int) -> None:
         with contextlib.suppress(EnvError, TimeoutError):

@@ -365,6 +365,15 @@ async def test_a_server_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     assert not Path(f"/proc/{process.pid}").exists()
 
 
+async def test_a_taskset_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers_process, "START_SECONDS", 5.0)
+    monkeypatch.setattr(verifiers_process, "END_SECONDS", 0.2)
+    async with table("it is 4") as each:
+        with pytest.raises(EnvError, match="the tasks of 'it' were not read within 5 s") as found:
+            await each.play(spec_of({"id": "sums", "fails": "hang"}))
+    assert "verifiers.taskset" in str(found.value.fix)
+
+
 @pytest.mark.slow
 async def test_an_episode_that_is_cancelled_leaves_nothing() -> None:
     async with table("it is 4") as each:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import sys
+import time
 
 import verifiers.v1 as vf
 from verifiers.v1 import errors
@@ -52,6 +53,8 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
             sys.exit("leaving")
         if self.config.fails == "death":
             os._exit(9)
+        if self.config.fails == "hang":
+            time.sleep(600)
         numbers = list(range(self.config.num_tasks))
         if self.config.fails == "order":
             random.SystemRandom().shuffle(numbers)
