@@ -19,6 +19,8 @@ ENV_ID = "roll_like/OpenEnv-v0"
 PACKAGE = "websockets>=15"
 #: Longest connection, and longest wait for a schema. Seconds.
 CONNECT_SECONDS = 30.0
+#: Longest wait for a server to close a session. Seconds.
+CLOSE_SECONDS = 2.0
 #: What a server says of an action that does not fit its schema.
 INVALID = "VALIDATION_ERROR"
 
@@ -95,6 +97,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         if self._session is not None:
             with suppress(*self._failures):  # the server may be gone
                 self._session.send(json.dumps({"type": "close"}))
+                self._session.recv(timeout=CLOSE_SECONDS)  # it closes; where the other side does, it logs an error
             self._session = None
         self._stack.close()
 
