@@ -75,6 +75,11 @@ class ServiceConfig(ConfigModel):
     )
     max_request_mib: PositiveInt = Field(default=64, description="Largest body of a request. MiB.")
     max_models: PositiveInt = Field(default=16, description="Models that may be loaded at a time; one without `lora`.")
+    recovery_steps: PositiveInt = Field(
+        default=10,
+        description="Optimizer steps of a model between two copies on disk. When the trainer dies, a model is read "
+        "from its copy, and what was asked since is computed once more.",
+    )
     session_seconds: PositiveFloat = Field(
         default=300.0,
         description="A client that has not been heard of for so long is taken for dead: its models are unloaded, and "

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from roll_like.inference.interface import GenerateRequest, Sampling, derived_seed
-from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.service.checkpoints import CheckpointShelf, StoredCheckpoint, expiry
 from roll_like.service.config import ServiceConfig
+from roll_like.service.delivery import WeightDelivery
 from roll_like.service.futures import Answer, Futures
 from roll_like.service.hosted import HostedModel, ModelQueue, Sampler, Session
 from roll_like.service.losses import service_loss
@@ -53,7 +53,7 @@ class ServiceCore:
     Args:
         config: The service's configuration.
         trainer: The ranks.
-        sync: Trainer to engines.
+        delivery: Trainer to engines.
         sampler: Makes the engines' side, given what sends a snapshot's weights.
         vocabulary: Tokens are below this.
     """
@@ -62,14 +62,14 @@ class ServiceCore:
         self,
         config: ServiceConfig,
         trainer: ModelsTrainer,
-        sync: WeightSync,
+        delivery: WeightDelivery,
         sampler: Callable[[Callable[[Snapshot], Awaitable[None]]], SnapshotSampler],
         *,
         vocabulary: int,
     ) -> None:
         self._config = config
         self._trainer = trainer
-        self._sync = sync
+        self._delivery = delivery
         self._sampler = sampler(self._push)
         self._vocabulary = vocabulary
         self._sessions: dict[str, Session] = {}
@@ -570,11 +570,23 @@ class ServiceCore:
             # the model may move before the ranks come to this; then they read what they wrote
             await self._on_ranks(self._push_present, model, snapshot)
         else:
-            await self._on_ranks(self._trainer.push, self._sync, file=snapshot.file)
+            await self._on_ranks(self._trainer.push, self._delivery.send, file=snapshot.file)
 
     def _push_present(self, model: HostedModel, snapshot: Snapshot) -> None:
         unmoved = model.updates == snapshot.updates and model.model_id in self._models
-        self._trainer.push(self._sync, model=model.model_id if unmoved else None, file=snapshot.file)
+        chosen = model.model_id if unmoved else None
+        self._trainer.push(self._delivery.send, model=chosen, file=snapshot.file)
+
+    def catch_up(self) -> None:
+        """Send engines that were replaced what the others have; called on another thread than the loop's."""
+        self._thread.submit(self._catch_up).result()
+
+    def _catch_up(self) -> None:
+        held = self._sampler.held
+        if held is not None:  # else they get what all get next
+            with self._delivery.to_stale() as send:
+                if send is not None:
+                    self._trainer.push(send, file=held.file)
 
     # ---- housekeeping --------------------------------------------------------------------------
 

@@ -63,6 +63,11 @@ class SnapshotSampler:
         self._switch: asyncio.Task[None] | None = None
 
     @property
+    def held(self) -> Snapshot | None:
+        """What engines sample with; None while that changes, and before the first request."""
+        return self._held
+
+    @property
     def waiting(self) -> int:
         """Requests in line."""
         return len(self._line)

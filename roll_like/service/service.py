@@ -33,6 +33,7 @@ from roll_like.run.launch import measuring
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.service.config import ServiceConfig, ServiceRunConfig
 from roll_like.service.core import ServiceCore
+from roll_like.service.delivery import WeightDelivery
 from roll_like.service.objective import RequestObjective
 from roll_like.service.rank import ModelsRank
 from roll_like.service.sampler import SnapshotSampler
@@ -164,17 +165,19 @@ def _start(
     snapshots = config.directory / "snapshots"
     shutil.rmtree(snapshots, ignore_errors=True)  # of a service that was killed
     snapshots.mkdir(parents=True)
-    trainer = ModelsTrainer(trained, snapshots / "untrained")
-    sync = start_weight_sync(workers, trained, engines)
+    trainer = ModelsTrainer(trained, snapshots, recovery_steps=config.recovery_steps, report=resources.report)
+    delivery = WeightDelivery(start_weight_sync(workers, trained, engines), engines)
     router = engines.router(workers.inference, workers.rollout)
     loaded = load_model_config(model.path, trust_remote_code=workers.model.trust_remote_code)
-    return ServiceCore(
+    core = ServiceCore(
         config,
         trainer,
-        sync,
+        delivery,
         lambda push: SnapshotSampler(router, engines, push),
         vocabulary=loaded.get_text_config().vocab_size,
     )
+    engines.catch_up = core.catch_up
+    return core
 
 
 def _keys_file(config: ServiceConfig) -> Path:

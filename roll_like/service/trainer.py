@@ -1,18 +1,50 @@
-"""The trainer of a service, from the driver: models over one base, one request after the other."""
+"""The trainer of a service, from the driver: models over one base, one request after the other.
+
+When a rank dies, all are started again, and each model becomes what its last finished request had made of it: it is
+read from a copy on disk, and what was asked since then is computed once more.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from roll_like.cluster.worker_restarts import RestartCallback, WorkerDied, WorkerRestarts, to_stderr
 from roll_like.config.training import OptimizerConfig
-from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
+from roll_like.errors import WorkerError
 from roll_like.service.objective import DatumOutput, TargetLosses, datum_batches, in_order
 from roll_like.service.rank import AdapterRequest, ModelsRank, TrainShare
 from roll_like.service.types import Datum, RequestError
 from roll_like.training.engine import TrainingEngine
+
+R = TypeVar("R")
+#: How often a request is computed whose rank dies: what ends them twice does not pass by itself.
+ATTEMPTS = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class _History:
+    """How a model came about.
+
+    Attributes:
+        adapter: What it began with.
+        copy: Where it is on disk, as it was after a step; None for its beginning.
+        since: What was asked after that, to be asked again.
+        steps: Optimizer steps among them.
+        gradient: Whether one was added up since the last step.
+    """
+
+    adapter: AdapterRequest | None
+    copy: Path | None = None
+    since: list[Callable[[], object]] = field(default_factory=list)
+    steps: int = 0
+    gradient: bool = False
 
 
 class ModelsTrainer:
@@ -20,36 +52,63 @@ class ModelsTrainer:
 
     Args:
         engine: Started ranks, `ModelsRank`s.
-        untrained: Where ranks write what a model is before any training.
+        directory: Where ranks write what a model is before any training, and copies of models.
+        recovery_steps: Optimizer steps of a model between two copies.
+        report: Told about ranks that were replaced.
     """
 
-    def __init__(self, engine: TrainingEngine[Any], untrained: Path) -> None:
+    def __init__(
+        self,
+        engine: TrainingEngine[Any],
+        directory: Path,
+        *,
+        recovery_steps: int,
+        report: RestartCallback = to_stderr,
+    ) -> None:
         self._engine = engine
-        self._untrained = untrained
-        self._everywhere(ModelsRank.prepare, str(untrained))
+        self._directory = directory
+        self._recovery_steps = recovery_steps
+        self._restarts = WorkerRestarts(engine.cluster.name, "models become what they were", report)
+        self._histories: dict[str, _History] = {}
+        self._prepare()
 
     def create(self, model: str, adapter: AdapterRequest | None) -> None:
         """Begin a model: with adapters, or None for a whole one."""
-        self._everywhere(ModelsRank.create, model, adapter)
+        self._survived(lambda: self._everywhere(ModelsRank.create, model, adapter))
+        self._histories[model] = _History(adapter=adapter)
 
     def drop(self, model: str) -> None:
         """Forget a model."""
-        self._everywhere(ModelsRank.drop, model)
+        history = self._histories.pop(model, None)
+        if history is not None and history.copy is not None:
+            shutil.rmtree(history.copy, ignore_errors=True)
+        self._survived(lambda: self._everywhere(ModelsRank.drop, model))
 
     def train(self, model: str, losses: TargetLosses, data: Sequence[Datum], *, backward: bool) -> list[DatumOutput]:
         """Return what a loss tells of each datum; with `backward`, add its gradient to the model's."""
-        shards = datum_batches(data, self._engine.layout)
-        shares = [TrainShare(model=model, losses=losses, backward=backward, batches=batches) for batches in shards]
-        train: Callable[..., list[DatumOutput]] = ModelsRank.train
-        return in_order(self._engine.scatter(train, shares))
+        work = partial(self._train, model, losses, data, backward)
+        told = self._survived(work)
+        if backward:
+            self._histories[model].since.append(work)
+            self._histories[model].gradient = True
+        return told
 
     def step(self, model: str, optimizer: OptimizerConfig) -> float:
         """Move a model by the gradient that was added up, and return its norm before clipping.
 
         Raises:
-            RequestError: It is not finite: it was forgotten, and nothing moved.
+            RequestError: There is none, or it is not finite: it was forgotten, and nothing moved.
         """
-        norm: float = self._everywhere(ModelsRank.step, model, optimizer)[0]
+        history = self._histories[model]
+        if not history.gradient:
+            raise RequestError("there is no gradient since the last step: call forward_backward before optim_step")
+        work = partial(self._everywhere, ModelsRank.step, model, optimizer)
+        norm: float = self._survived(work)[0]
+        history.since.append(work)
+        history.steps += 1
+        history.gradient = False
+        if history.steps >= self._recovery_steps:
+            self._copy(model)
         if not math.isfinite(norm):
             raise RequestError(
                 f"the norm of the gradient is {norm}: it was forgotten, and the weights did not move",
@@ -59,34 +118,99 @@ class ModelsTrainer:
 
     def save(self, model: str, directory: Path) -> None:
         """Write a model and its optimizer into a directory."""
-        directory.mkdir(parents=True)
-        self._everywhere(ModelsRank.save_model, model, str(directory))
+        self._survived(lambda: self._save(model, directory))
 
     def load(self, model: str, directory: Path, *, optimizer: bool) -> None:
         """Take back what `save` wrote."""
-        self._everywhere(ModelsRank.load_model, model, str(directory), optimizer)
+        work = partial(self._everywhere, ModelsRank.load_model, model, str(directory), optimizer)
+        self._survived(work)
+        history = self._histories[model]
+        history.since.append(work)
+        history.gradient = False
+        self._copy(model)  # the checkpoint may be deleted
 
     def snapshot(self, model: str, file: Path) -> None:
         """Write a model's weights for samplers."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._everywhere(ModelsRank.snapshot, model, str(file))
+        self._survived(lambda: self._everywhere(ModelsRank.snapshot, model, str(file)))
 
-    def push(self, sync: WeightSync, *, model: str | None = None, file: Path | None = None) -> SyncReport:
+    def push(self, send: Callable[[], object], *, model: str | None = None, file: Path | None = None) -> None:
         """Send weights to the engines.
 
         Args:
-            sync: The way.
+            send: Sends what the ranks have.
             model: Whose present weights; None for those in a file.
             file: What `snapshot` wrote; None for the model before any training.
         """
+        self._survived(lambda: self._push(send, model, file))
+
+    # ---- the same, without a thought of failures -----------------------------------------------
+
+    def _train(self, model: str, losses: TargetLosses, data: Sequence[Datum], backward: bool) -> list[DatumOutput]:
+        shards = datum_batches(data, self._engine.layout)
+        shares = [TrainShare(model=model, losses=losses, backward=backward, batches=batches) for batches in shards]
+        train: Callable[..., list[DatumOutput]] = ModelsRank.train
+        return in_order(self._engine.scatter(train, shares))
+
+    def _save(self, model: str, directory: Path) -> None:
+        shutil.rmtree(directory, ignore_errors=True)  # of an attempt before
+        directory.mkdir(parents=True)
+        self._everywhere(ModelsRank.save_model, model, str(directory))
+
+    def _push(self, send: Callable[[], object], model: str | None, file: Path | None) -> None:
         if model is not None:
             self._everywhere(ModelsRank.switch, model)
-            return sync.push()
+            send()
+            return
         self._everywhere(ModelsRank.cover, None if file is None else str(file))
         try:
-            return sync.push()
+            send()
         finally:
             self._everywhere(ModelsRank.uncover)
 
     def _everywhere(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._engine.cluster.everywhere(method, *arguments)
+
+    # ---- failures ------------------------------------------------------------------------------
+
+    def _survived(self, work: Callable[[], R]) -> R:
+        """Do some work; where a rank fails, bring back what there was before, and try once more if it has died.
+
+        Raises:
+            WorkerError: A rank raised, or died twice. Models are as they were before.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                return work()
+            except WorkerError as error:
+                if (error.worker or ("", 0))[0] != self._engine.cluster.name:
+                    raise
+                # one that raised may have added a part of a gradient, and others may wait for it
+                self._restarts.replace("every rank of the trainer", error, self._bring_back)
+                if attempt + 1 == ATTEMPTS or not isinstance(error, WorkerDied):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _bring_back(self) -> None:
+        self._engine.rebuild()
+        self._prepare()
+        for model, history in self._histories.items():
+            self._everywhere(ModelsRank.create, model, history.adapter)
+            if history.copy is not None:
+                self._everywhere(ModelsRank.load_model, model, str(history.copy), True)
+            for again in history.since:
+                again()
+
+    def _prepare(self) -> None:
+        self._everywhere(ModelsRank.prepare, str(self._directory / "untrained"))
+
+    def _copy(self, model: str) -> None:
+        """Write a copy of a model that has no gradient now, and forget how it came about."""
+        history = self._histories[model]
+        folder = self._directory / "copies" / secrets.token_hex(8)
+        self._survived(lambda: self._save(model, folder))
+        old, history.copy = history.copy, folder
+        history.since.clear()
+        history.steps = 0
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)

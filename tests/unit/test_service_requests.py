@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -179,8 +180,8 @@ async def served(folder: Path, **changes: Any) -> AsyncIterator[Client]:
     config = config_of(folder, **changes)
     trainer: Any = NotingTrainer()
     sampler: Any = NotingSampler
-    sync: Any = None
-    core = ServiceCore(config, trainer, sync, sampler, vocabulary=100)
+    delivery: Any = SimpleNamespace(send=None)
+    core = ServiceCore(config, trainer, delivery, sampler, vocabulary=100)
     server = ServiceServer(core, [KEY, OTHER], base_model="tiny", window=32, max_request_bytes=2**20)
     port = await server.start("127.0.0.1", 0)
     try:
