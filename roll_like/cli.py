@@ -439,9 +439,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from roll_like.run.export import export_checkpoint
+    from roll_like.service.checkpoints import read_about
 
-    export_checkpoint(arguments.checkpoint, arguments.output)
+    if read_about(arguments.checkpoint) is not None:
+        from roll_like.service.export import export_stored as export
+    else:
+        from roll_like.run.export import export_checkpoint as export
+    export(arguments.checkpoint, arguments.output)
     print(f"written: {arguments.output}")
     return OK
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from roll_like.config.base import PipelineConfig
+from roll_like.config.base import ConfigModel, PipelineConfig
 from roll_like.config.explain import explain
 from roll_like.config.source import Source, read_source
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, PluginError, describe_error, shortened
@@ -41,7 +41,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
         raise explain(error, config_class, source) from error
 
 
-def dump_config(config: PipelineConfig) -> str:
+def dump_config(config: ConfigModel) -> str:
     """Return the resolved configuration as YAML; loading it gives an equal configuration."""
     values = _without_interpolation(config.model_dump(mode="json", by_alias=True))
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)

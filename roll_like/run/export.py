@@ -43,8 +43,23 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
     require_checkpoint(checkpoint)
     found = read_checkpoint(checkpoint)
     config: Any = load_config(checkpoint / "config.yaml")  # of whichever pipeline: all have a name and a model
+    export_weights(merged_weights(checkpoint, config.training.backend), config, found.step, output)
+
+
+def export_weights(trained: Mapping[str, Tensor], config: RunConfig, steps: int, output: Path) -> None:
+    """Write trained weights as a Hugging Face directory.
+
+    Args:
+        trained: By their Hugging Face names; with adapters, only what was trained.
+        config: What they were trained with.
+        steps: For how long.
+        output: Where to write.
+
+    Raises:
+        CheckpointError: They are of another model, or `output` cannot be written.
+    """
     model = resolve_model(config.model)
-    weights: Any = merged_weights(checkpoint, config.training.backend)
+    weights: Any = trained
     adapter = None
     if config.training.lora is not None:
         weights, adapter = _with_base(weights, config, model)
@@ -53,7 +68,7 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         load_model_config(model.path, trust_remote_code=config.model.trust_remote_code),
         load_tokenizer(config.model),
         output,
-        model_card(config, found.step),
+        model_card(config, steps),
         dtype=precision_of(config),
         base_dir=model.path,
         trust_remote_code=config.model.trust_remote_code,

@@ -3,6 +3,7 @@
 models/MODEL/weights/NAME/             a model and its optimizer, as runs write them
 models/MODEL/sampler_weights/NAME/     weights for samplers
 …/checkpoint.json                      what it is of
+…/config.yaml                          the configuration of the service
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from roll_like.service.types import RequestError
 CheckpointKind: TypeAlias = Literal["weights", "sampler_weights"]
 KINDS: dict[CheckpointKind, str] = {"weights": "training", "sampler_weights": "sampler"}
 SCHEME = "tinker://"
+#: Within one that can be trained on: what ranks wrote, and the configuration of the service.
+STATE, CONFIG = "state", "config.yaml"
 #: Name of the file with what is said of a checkpoint, and prefix of what is not complete.
-_ABOUT, _PARTIAL = "checkpoint.json", ".partial-"
+ABOUT, _PARTIAL = "checkpoint.json", ".partial-"
 _MODEL = r"\w[\w:.-]*"
 _PATH = re.compile(rf"{SCHEME}({_MODEL})/(weights|sampler_weights)/([\w-][\w.-]*)")
 
@@ -40,6 +43,7 @@ class StoredCheckpoint(BaseModel):
         time: When they were written.
         base_model: What clients call the model below.
         lora_rank: Of the adapters; None for a whole model.
+        updates: How often its weights had changed.
         size_bytes: Of all files.
         user_metadata: What the client says of it.
         expires_at: When it is deleted; None for never.
@@ -53,6 +57,7 @@ class StoredCheckpoint(BaseModel):
     time: datetime
     base_model: str
     lora_rank: int | None
+    updates: int = 0
     size_bytes: int = 0
     user_metadata: dict[str, str] | None = None
     expires_at: datetime | None = None
@@ -114,7 +119,7 @@ class CheckpointShelf:
             partial.parent.mkdir(parents=True, exist_ok=True)
             fill(partial)
             size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
-            (partial / _ABOUT).write_text(about.model_copy(update={"size_bytes": size}).model_dump_json(indent=1))
+            (partial / ABOUT).write_text(about.model_copy(update={"size_bytes": size}).model_dump_json(indent=1))
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         except OSError as error:
@@ -126,7 +131,7 @@ class CheckpointShelf:
 
     def change(self, about: StoredCheckpoint, **said: Any) -> None:
         """Say something else of a checkpoint."""
-        (self.folder(about) / _ABOUT).write_text(about.model_copy(update=said).model_dump_json(indent=1))
+        (self.folder(about) / ABOUT).write_text(about.model_copy(update=said).model_dump_json(indent=1))
 
     def find(self, path: str, kind: CheckpointKind | None = None) -> StoredCheckpoint:
         """Return the checkpoint that a client names.
@@ -143,7 +148,7 @@ class CheckpointShelf:
             raise RequestError(
                 f"{path!r} names no checkpoint; expected {SCHEME}MODEL/weights/NAME, or sampler_weights for weights"
             )
-        found = self._read(self._directory / match[1] / match[2] / match[3])
+        found = read_about(self._directory / match[1] / match[2] / match[3])
         if found is None:
             raise RequestError(f"there is no checkpoint {path}; list_checkpoints shows those that are there")
         if kind is not None and found.kind != kind:
@@ -172,17 +177,23 @@ class CheckpointShelf:
 
     def _stored(self, model: str) -> Iterator[StoredCheckpoint]:
         for folder in self._directory.glob(f"{model}/*/*"):
-            about = None if folder.name.startswith(_PARTIAL) else self._read(folder)
+            about = None if folder.name.startswith(_PARTIAL) else read_about(folder)
             if about is not None:
                 yield about
 
-    def _read(self, folder: Path) -> StoredCheckpoint | None:
-        try:
-            return StoredCheckpoint.model_validate_json((folder / _ABOUT).read_text())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise CheckpointError(f"{folder / _ABOUT} is damaged: {error}") from error
+
+def read_about(folder: Path) -> StoredCheckpoint | None:
+    """Return what is said of the checkpoint in a folder; None where there is none.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    try:
+        return StoredCheckpoint.model_validate_json((folder / ABOUT).read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise CheckpointError(f"{folder / ABOUT} is damaged: {error}") from error
 
 
 def expiry(seconds: int | None) -> datetime | None:

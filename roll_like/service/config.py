@@ -113,9 +113,9 @@ class ServiceConfig(ConfigModel):
 
     def violations(self) -> Iterator[Violation]:
         """Yield every combination of sections that cannot work."""
-        for key, why in _WITHOUT_EFFECT.items():
-            if key in self.training.model_fields_set:
-                yield Violation(("training", key), f"this has no effect in a service: {why}; remove it")
+        for key in self.training.changed(*_WITHOUT_EFFECT):
+            why = _WITHOUT_EFFECT[key]
+            yield Violation(("training", key), f"this has no effect in a service: {why}; remove it")
         if not TRAINING_BACKENDS.get(self.training.backend).switches_models:
             able = [name for name in sorted(TRAINING_BACKENDS.names()) if TRAINING_BACKENDS.get(name).switches_models]
             yield Violation(

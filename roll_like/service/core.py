@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from roll_like.config.load import dump_config
 from roll_like.inference.interface import GenerateRequest, Sampling, derived_seed
-from roll_like.service.checkpoints import CheckpointShelf, StoredCheckpoint, expiry
+from roll_like.service.checkpoints import CONFIG, STATE, CheckpointShelf, StoredCheckpoint, expiry
 from roll_like.service.config import ServiceConfig
 from roll_like.service.delivery import WeightDelivery
 from roll_like.service.futures import Answer, Futures
@@ -316,12 +317,16 @@ class ServiceCore:
             path = await self._on_ranks(
                 self.shelf.write,
                 about,
-                lambda folder: self._trainer.save(model.model_id, folder / "state"),
+                lambda folder: self._write(model, folder),
                 overwrite=body.overwrite,
             )
             return {"type": "save_weights", "path": path}
 
         return self._enqueue(model, body.seq_id, work)
+
+    def _write(self, model: HostedModel, folder: Path) -> None:
+        self._trainer.save(model.model_id, folder / STATE)
+        (folder / CONFIG).write_text(dump_config(self._config))
 
     def save_for_sampler(self, owner: str, body: SaveForSamplerBody) -> str:
         """Write a model's weights for samplers: by a name, or for a sampling session of its own."""
@@ -369,6 +374,7 @@ class ServiceCore:
             time=datetime.now(UTC),
             base_model=self._config.base_model,
             lora_rank=model.lora_rank,
+            updates=model.updates,
             user_metadata=body.user_metadata,
             expires_at=expiry(body.ttl_seconds),
         )
@@ -414,7 +420,7 @@ class ServiceCore:
                 f"{body.path} has adapters of rank {stored.lora_rank}, and the model has {model.lora_rank}; create a "
                 "model from the checkpoint with create_training_client_from_state"
             )
-        folder = self.shelf.folder(stored) / "state"
+        folder = self.shelf.folder(stored) / STATE
         await self._on_ranks(self._moved, model, self._trainer.load, folder, optimizer=body.optimizer)
 
     def weights_info(self, path: str) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ import numpy as np
 import pytest
 import torch
 from gloo_ranks import on_ranks
+from peft import PeftModel
 from rank_specs import cpu_rank
+from transformers import AutoModelForCausalLM
 
+from roll_like import cli
+from roll_like.config.load import dump_config
 from roll_like.config.training import LoRAConfig, OptimizerConfig
-from roll_like.service.config import ServiceTrainingConfig
+from roll_like.service.checkpoints import StoredCheckpoint
+from roll_like.service.config import ServiceConfig, ServiceTrainingConfig
 from roll_like.service.losses import service_loss
 from roll_like.service.objective import RequestObjective, datum_batches, in_order
 from roll_like.service.rank import AdapterRequest, ModelsRank, TrainShare
@@ -90,7 +96,6 @@ def two_models(rank: int, ranks: int, address: tuple[str, int], model: str, fold
 def alone(path: Path, *, rank: int, lr: float, clip: float, adapters: Mapping[str, torch.Tensor] | None) -> Any:
     """The same with transformers, peft and torch."""
     from peft import LoraConfig, inject_adapter_in_model
-    from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -164,6 +169,8 @@ def lower_rank(rank: int, ranks: int, address: tuple[str, int], model: str, fold
         worker.step("low", step_settings(2e-2, max_grad_norm=0.5))
         found.append(train(worker, "low"))
     rows = {name: each.detach().full_tensor().clone() for name, each in worker._backend._trained().items()}
+    Path(folder, "state").mkdir()
+    worker.save_model("low", f"{folder}/state")
     worker.close()
     return named, found, rows
 
@@ -176,6 +183,26 @@ def test_an_adapter_of_a_lower_rank_is_one_of_that_rank(float_model: Path, tmp_p
     for name, each in ended.items():
         beyond = each[4:] if "lora_A" in name else each[:, 4:]
         assert not beyond.any(), name
+    # and so it is exported
+    config = ServiceConfig(
+        model={"path": str(float_model), "dtype": "float32"},
+        training={"lora": LORA.model_dump()},
+        inference={"type": "hf"},
+        resources={"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0", "inference": "1"}},
+    )
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    about = StoredCheckpoint(
+        model_id="m", kind="weights", name="n", time=datetime.now(UTC), base_model="tiny", lora_rank=4, updates=2
+    )
+    (tmp_path / "checkpoint.json").write_text(about.model_dump_json())
+    assert cli.main(["export", "--checkpoint", str(tmp_path), "-o", str(tmp_path / "model")]) == 0
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    assert sum(nll(exported, each) for each in DATA) == pytest.approx(losses(outputs[2]), rel=1e-5)
+    adapted = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32), tmp_path / "model" / "adapter"
+    )
+    assert adapted.peft_config["default"].r == 4
+    assert sum(nll(adapted, each) for each in DATA) == pytest.approx(losses(outputs[2]), rel=1e-5)
 
 
 def whole_model(rank: int, ranks: int, address: tuple[str, int], model: str, folder: str) -> Any:
