@@ -250,6 +250,13 @@ health/steps_replayed | steps | steps computed again | Steps that a restarted tr
 checkpoint to where it was.
 health/rewinds | rewinds | rewinds | Steps that were left out, because gradients were not finite; the models went \
 back to a checkpoint.
+service/sessions | sessions | sessions | Clients of a training service that are there.
+service/models | models | models | Their models.
+service/queue | requests | queue | Requests that are not done, samples included.
+service/train_tokens_per_second | tokens/s | trained | Tokens that the service trained on since the last line.
+service/sampled_tokens_per_second | tokens/s | sampled | Tokens that it sampled since the last line.
+service/requests | requests | requests | Requests that were done since the service started, failed ones included.
+service/failed_requests | requests | failed | Those of them that failed.
 share/<name> | share | <name> | `time/<name>` as a share of the step; phases may overlap.
 memory/rss_gib | GiB | memory | Resident memory of all processes of the run; shared pages count in each.
 memory/<role>_gpu_gib | GiB | <role> GPU | Largest peak of allocated GPU memory so far among a role's processes, as \

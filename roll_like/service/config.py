@@ -9,7 +9,15 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from roll_like.config.base import ConfigModel, PluginConfig, PositiveFloat, PositiveInt, Violation, raise_violations
+from roll_like.config.base import (
+    ConfigModel,
+    PluginConfig,
+    PluginSetting,
+    PositiveFloat,
+    PositiveInt,
+    Violation,
+    raise_violations,
+)
 from roll_like.config.explain import explain
 from roll_like.config.inference import InferenceConfig, default_engine, engines_share_gpus
 from roll_like.config.load import import_plugins
@@ -20,7 +28,7 @@ from roll_like.config.run import NAME_PATTERN, CheckpointConfig, MetricsConfig, 
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.config.source import read_source
 from roll_like.config.training import TrainingConfig
-from roll_like.registry import TRAINING_BACKENDS
+from roll_like.registry import TRACKERS, TRAINING_BACKENDS
 
 #: Of a service: trainer and engines, and nothing beside them.
 ServiceResources = Annotated[ResourcesConfig, DeviceRoles("training", "inference")]
@@ -72,6 +80,11 @@ class ServiceConfig(ConfigModel):
         default=None,
         description="File with an API key a line, each beginning with `tml-`, as clients want them; default: "
         "`api_keys` in the service's folder, where one is made at the first start.",
+    )
+    trackers: tuple[Annotated[PluginConfig, PluginSetting(TRACKERS)], ...] = Field(
+        default=(),
+        description="Where figures go beside `metrics.jsonl`: any of `mlflow`, `tensorboard`, `wandb`, or a registered "
+        "one.",
     )
     max_request_mib: PositiveInt = Field(default=64, description="Largest body of a request. MiB.")
     max_models: PositiveInt = Field(default=16, description="Models that may be loaded at a time; one without `lora`.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from roll_like.config.load import dump_config
+from roll_like.errors import RollLikeError
 from roll_like.inference.interface import GenerateRequest, Sampling, derived_seed
 from roll_like.service.checkpoints import CONFIG, STATE, CheckpointShelf, StoredCheckpoint, expiry
 from roll_like.service.config import ServiceConfig
@@ -36,10 +38,13 @@ from roll_like.service.protocol import (
 )
 from roll_like.service.rank import AdapterRequest
 from roll_like.service.sampler import UNTRAINED, Snapshot, SnapshotSampler
+from roll_like.service.status import ModelLine, Rates, ServiceStatus
 from roll_like.service.trainer import ModelsTrainer
 from roll_like.service.types import RequestError, SampledTokens, SampleResult, TrainRequest
 from roll_like.service.wire import written_outputs, written_samples
 from roll_like.types import FloatArray, IntArray, StopReason
+
+_log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 #: Weights for samplers that no checkpoint has, which a session may have at a time; the oldest go first.
@@ -77,6 +82,8 @@ class ServiceCore:
         self._models: dict[str, HostedModel] = {}
         self.futures = Futures()
         self.shelf = CheckpointShelf(config.directory / "models")
+        self._trained_tokens = self._sampled_tokens = 0
+        self._rates = Rates()
         self._snapshots = config.directory / "snapshots"
         # what ranks do comes one after the other, in the order in which it was asked for
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -284,6 +291,7 @@ class ServiceCore:
             loss.refuse(data, vocabulary=self._vocabulary, max_tokens=self._config.max_sequence_tokens)
             backward = not request.forward_only
             told = await self._on_ranks(self._trainer.train, model.model_id, loss, data, backward=backward)
+            self._trained_tokens += sum(len(datum.tokens) for datum in data)
             metrics = {"loss:sum": float(np.sum([output.loss for output in told]))}
             return written_outputs([{"logprobs": output.logprobs} for output in told], metrics)
 
@@ -526,6 +534,7 @@ class ServiceCore:
             for number, name in enumerate(names)
         ]
         found = await self._sampler.generate(snapshot, requests, key=names[0])
+        self._sampled_tokens += sum(len(each.token_ids) for each in found)
         logprobs = await self._prompt_logprobs(snapshot, tokens, body) if body.prompt_logprobs else None
         return written_samples(
             SampleResult(
@@ -596,26 +605,47 @@ class ServiceCore:
 
     # ---- housekeeping --------------------------------------------------------------------------
 
-    async def tidy(self) -> None:
-        """Look, again and again, for what has had its time: sessions of dead clients, results, checkpoints."""
-        while True:
-            await asyncio.sleep(TIDY_SECONDS)
-            self.futures.tidy()
-            for model in self._models.values():
-                model.queue.give_up_gaps()
-            until = time.monotonic() - self._config.session_seconds
-            for session in [each for each in self._sessions.values() if each.seen < until]:
-                await self._end(session)
-            await self._in_files(self.shelf.all)
+    async def tidy(self, show: Callable[[ServiceStatus], None]) -> None:
+        """Look, again and again, for what has had its time: sessions of dead clients, results, checkpoints.
 
-    def figures(self) -> Mapping[str, int]:
-        """Return how much there is at the moment."""
-        return {
-            "sessions": len(self._sessions),
-            "models": len(self._models),
-            "unfinished": self.futures.unfinished,
-            "results": len(self.futures),
-        }
+        Args:
+            show: Takes what is going on, on another thread.
+        """
+        while True:
+            try:
+                await self._in_files(show, self.status())
+                await asyncio.sleep(TIDY_SECONDS)
+                await self._tidy()
+            except (OSError, RollLikeError):
+                _log.exception("tidying failed; it is tried again")
+                await asyncio.sleep(TIDY_SECONDS)
+
+    async def _tidy(self) -> None:
+        self.futures.tidy()
+        for model in self._models.values():
+            model.queue.give_up_gaps()
+        until = time.monotonic() - self._config.session_seconds
+        for session in [each for each in self._sessions.values() if each.seen < until]:
+            await self._end(session)
+        await self._in_files(self.shelf.all)
+
+    def status(self) -> ServiceStatus:
+        """Return what is going on, with rates since the last call."""
+        trained, sampled = self._rates.of(self._trained_tokens, self._sampled_tokens)
+        return ServiceStatus(
+            name=self._config.name,
+            base_model=self._config.base_model,
+            sessions=len(self._sessions),
+            models=[
+                ModelLine(model=each.model_id, rank=each.lora_rank, updates=each.updates, queued=len(each.queue))
+                for each in self._models.values()
+            ],
+            unfinished=self.futures.unfinished,
+            train_tokens_per_second=trained,
+            sampled_tokens_per_second=sampled,
+            requests=self.futures.finished,
+            failed=self.futures.failed,
+        )
 
     async def _on_ranks(self, work: Callable[..., R], *arguments: Any, **named: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*arguments, **named))

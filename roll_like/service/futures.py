@@ -44,6 +44,9 @@ class _Pending:
 class Futures:
     """All results that are to come or were not fetched long ago. Runs on one event loop."""
 
+    #: How many results there were, and how many of them were errors.
+    finished: int = 0
+    failed: int = 0
     _pending: dict[str, _Pending] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -66,6 +69,7 @@ class Futures:
         pending = self._pending.get(request_id)
         if pending is None or pending.done.done():
             return
+        self.finished += 1
         try:
             answer = await work()
         except asyncio.CancelledError:
@@ -74,6 +78,7 @@ class Futures:
         except Exception as error:  # noqa: BLE001 - the client gets it, and the service goes on
             if not isinstance(error, RollLikeError):
                 _log.exception("the request %s failed", request_id)
+            self.failed += 1
             fail(pending.done, error)
         else:
             if not pending.done.done():

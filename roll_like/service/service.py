@@ -38,6 +38,7 @@ from roll_like.service.objective import RequestObjective
 from roll_like.service.rank import ModelsRank
 from roll_like.service.sampler import SnapshotSampler
 from roll_like.service.server import ServiceServer
+from roll_like.service.status import StatusWriter
 from roll_like.service.trainer import ModelsTrainer
 from roll_like.training.start import rank_spec, start_engine
 
@@ -145,7 +146,9 @@ def serving(
                 f"{config.host}:{config.port} cannot be listened on: {error}", fix="set port, or host"
             ) from error
         stack.callback(lambda: runner.run(server.close()))
-        runner.spawn(core.tidy())
+        writer = StatusWriter(directory, config.name, config.trackers, config.model_dump(mode="json", by_alias=True))
+        stack.callback(writer.close)
+        runner.spawn(core.tidy(writer.write))
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

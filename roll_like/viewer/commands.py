@@ -41,7 +41,7 @@ def add_commands(add: Add) -> None:
     )
     _add_rollouts(add)
 
-    watch = add("watch", _watch, "follow a run that goes on; of one that has ended, print the summary")
+    watch = add("watch", _watch, "follow a run or a service that goes on; of a run that has ended, print the summary")
     _add_run(watch)
 
     ui = add("ui", _ui, "serve the MLflow user interface on the store of the runs")
@@ -191,8 +191,10 @@ def _write_rollouts(rollouts: Rollouts, wanted: Wanted, arguments: argparse.Name
 def _watch(arguments: argparse.Namespace) -> int:
     from roll_like.metrics.runs import find_run
     from roll_like.metrics.watcher import watch
+    from roll_like.service.status import STATUS, watch_status
 
-    return watch(find_run(arguments.run, arguments.output_dir, command="watch"))
+    folder = find_run(arguments.run, arguments.output_dir, command="watch")
+    return watch_status(folder) if (folder / STATUS).is_file() else watch(folder)
 
 
 def _ui(arguments: argparse.Namespace) -> int:

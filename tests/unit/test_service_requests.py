@@ -26,6 +26,7 @@ from roll_like.service.protocol import OptimStepBody, parsed_body
 from roll_like.service.sampler import Snapshot
 from roll_like.service.server import KEY_HEADER, ServiceServer
 from roll_like.service.service import read_keys
+from roll_like.service.status import ServiceStatus
 from roll_like.service.types import Datum, RequestError, SampledTokens, SampleResult
 from roll_like.types import StopReason
 
@@ -443,7 +444,8 @@ async def test_a_session_that_ends_leaves_nothing(client: Client) -> None:
     model = await client.model(session)
     await client.result(await client.train(model, 1))
     assert (await client.post(f"sessions/{session}/finish", {"reason": {"type": "success"}})).status_code == 204
-    assert client.core.figures() == {"sessions": 0, "models": 0, "unfinished": 0, "results": 0}
+    status = client.core.status()
+    assert (status.sessions, list(status.models), status.unfinished, len(client.core.futures)) == (0, [], 0, 0)
     assert client.trainer.asked[-1] == ("drop", model)
     assert (await client.post("session_heartbeat", {"session_id": session})).status_code == 410
 
@@ -451,15 +453,18 @@ async def test_a_session_that_ends_leaves_nothing(client: Client) -> None:
 def test_a_client_that_died_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "TIDY_SECONDS", 0.01)
 
+    shown: list[ServiceStatus] = []
+
     async def body() -> None:
         async with served(tmp_path, session_seconds=0.05) as client:
             await client.model(await client.begin())
-            tidying = asyncio.create_task(client.core.tidy())
+            tidying = asyncio.create_task(client.core.tidy(shown.append))
             async with asyncio.timeout(5):
-                while client.core.figures()["models"]:
+                while client.core.status().models:
                     await asyncio.sleep(0.01)
             tidying.cancel()
-            assert client.core.figures()["sessions"] == 0
+            assert client.core.status().sessions == 0
+            assert len(shown[0].models) == 1
 
     asyncio.run(body())
 

@@ -1,0 +1,199 @@
+"""What a service is doing: for people who watch it, for `metrics.jsonl`, and for trackers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from roll_like.config.base import PluginConfig
+from roll_like.errors import OK, ConfigError, PluginError
+from roll_like.metrics import files
+from roll_like.metrics.runs import is_running
+from roll_like.metrics.trackers import Status, Tracker
+from roll_like.registry import TRACKERS
+
+_log = logging.getLogger(__name__)
+
+#: File that says what a service is doing now.
+STATUS = "status.json"
+#: How often metrics are logged. Seconds.
+METRICS_SECONDS = 10.0
+#: How often a watcher looks. Seconds.
+WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLine:
+    """A model, for people.
+
+    Attributes:
+        model: Its name.
+        rank: Of its adapters; None for a whole model.
+        updates: How often its weights have changed.
+        queued: Requests that are not done.
+    """
+
+    model: str
+    rank: int | None
+    updates: int
+    queued: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """What a service is doing.
+
+    Attributes:
+        name: Of the service.
+        base_model: What clients call the model.
+        sessions: Clients that are there.
+        models: Their models.
+        unfinished: Requests that are not done, samples included.
+        train_tokens_per_second: Lately.
+        sampled_tokens_per_second: Lately.
+        requests: Done since the start.
+        failed: Of them.
+    """
+
+    name: str
+    base_model: str
+    sessions: int
+    models: Sequence[ModelLine]
+    unfinished: int
+    train_tokens_per_second: float
+    sampled_tokens_per_second: float
+    requests: int
+    failed: int
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The figures, by the names of metrics."""
+        return {
+            "service/sessions": float(self.sessions),
+            "service/models": float(len(self.models)),
+            "service/queue": float(self.unfinished),
+            "service/train_tokens_per_second": self.train_tokens_per_second,
+            "service/sampled_tokens_per_second": self.sampled_tokens_per_second,
+            "service/requests": float(self.requests),
+            "service/failed_requests": float(self.failed),
+        }
+
+
+@dataclass(slots=True)
+class Rates:
+    """Tokens a second since the last look."""
+
+    _last: tuple[float, int, int] = field(default_factory=lambda: (time.monotonic(), 0, 0))
+
+    def of(self, trained: int, sampled: int) -> tuple[float, float]:
+        """Return tokens a second that were trained on, and sampled, of totals."""
+        now, (then, trained_then, sampled_then) = time.monotonic(), self._last
+        seconds = max(now - then, 1e-9)
+        self._last = (now, trained, sampled)
+        return (trained - trained_then) / seconds, (sampled - sampled_then) / seconds
+
+
+class StatusWriter:
+    """Writes what a service is doing.
+
+    Args:
+        directory: Its folder.
+        name: Of the service.
+        trackers: Where figures go beside `metrics.jsonl`.
+        params: Its configuration, as plain data.
+    """
+
+    def __init__(self, directory: Path, name: str, trackers: Sequence[PluginConfig], params: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self._began = time.monotonic()
+        self._logged = -METRICS_SECONDS
+        self._number = 0
+        self._trackers: list[Tracker] = []
+        self._silent: set[int] = set()
+        for index, config in enumerate(trackers):
+            tracker: Tracker = TRACKERS.get(config.type)(config)
+            try:
+                tracker.start(run_dir=directory, run_name=name, params=params, resume_id=None, resume_step=None)
+            except PluginError:
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"trackers.{index} ({config.type}) cannot start: {type(error).__name__}: {error}",
+                    fix="correct its settings, or remove it from trackers",
+                ) from error
+            self._trackers.append(tracker)
+
+    def write(self, status: ServiceStatus) -> None:
+        """Write what a service is doing, and now and then its figures."""
+        elapsed = time.monotonic() - self._began
+        partial = self._directory / f".{STATUS}"
+        partial.write_text(json.dumps({**asdict(status), "elapsed": elapsed}))
+        partial.replace(self._directory / STATUS)
+        if elapsed - self._logged < METRICS_SECONDS:
+            return
+        self._logged = elapsed
+        self._number += 1
+        line = json.dumps({"step": self._number, "elapsed": elapsed, **status.metrics})
+        with (self._directory / files.METRICS).open("a") as file:
+            file.write(f"{line}\n")
+        for index, tracker in enumerate(self._trackers):
+            try:
+                tracker.log(self._number, status.metrics)
+            except Exception:  # noqa: BLE001 - whatever a tracker raises, the service goes on
+                if index not in self._silent:
+                    _log.exception("trackers.%d takes no figures", index)
+                self._silent.add(index)
+
+    def close(self, status: Status = "finished") -> None:
+        """End the trackers' runs."""
+        for tracker in self._trackers:
+            try:
+                tracker.close(status)
+            except Exception:  # noqa: BLE001 - the service has ended
+                _log.exception("a tracker could not be closed")
+
+
+def watch_status(folder: Path, *, wait: Callable[[float], None] = time.sleep) -> int:
+    """Show what a service is doing until it ends; Ctrl-C leaves it running.
+
+    Args:
+        folder: The service's.
+        wait: Waits between looks, in seconds.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    try:
+        with Live(console=Console(), auto_refresh=False) as live:
+            while is_running(folder):
+                live.update(table_of(json.loads((folder / STATUS).read_text())), refresh=True)
+                wait(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        print(f"left {folder}; the service goes on")
+        return OK
+    print(f"{folder}: the service has ended")
+    return OK
+
+
+def table_of(status: Mapping[str, Any]) -> RenderableType:
+    """Return what a service is doing as tables."""
+    table = Table("model", "rank", "updates", "queued", title=Text(f"{status['name']}: {status['base_model']}"))
+    for model in status["models"]:
+        rank = "whole" if model["rank"] is None else str(model["rank"])
+        table.add_row(Text(model["model"]), rank, f"{model['updates']:,}", f"{model['queued']:,}")
+    line = (
+        f"{status['sessions']} sessions, {status['unfinished']} requests waiting or under way, "
+        f"{status['requests']:,} done ({status['failed']:,} failed)\n"
+        f"{status['train_tokens_per_second']:,.0f} tokens/s trained, "
+        f"{status['sampled_tokens_per_second']:,.0f} tokens/s sampled"
+    )
+    return Group(table, Text(line))

@@ -1,0 +1,77 @@
+"""What a service writes of what it is doing, and what a watcher shows of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll_like import cli
+from roll_like.metrics.names import METRICS
+from roll_like.metrics.trackers import TensorBoardTracker
+from roll_like.run.folder import locked
+from roll_like.service import status as status_module
+from roll_like.service.status import ModelLine, Rates, ServiceStatus, StatusWriter, watch_status
+
+NOW = ServiceStatus(
+    name="tiny",
+    base_model="a/model",
+    sessions=2,
+    models=[
+        ModelLine(model="m:train:0", rank=8, updates=1234, queued=3),
+        ModelLine(model="w", rank=None, updates=0, queued=0),
+    ],
+    unfinished=5,
+    train_tokens_per_second=1500.0,
+    sampled_tokens_per_second=0.0,
+    requests=70,
+    failed=1,
+)
+
+
+def test_every_figure_has_a_name_in_the_table() -> None:
+    assert set(NOW.metrics) == {info.name for info in METRICS if info.name.startswith("service/")}
+
+
+def test_rates_are_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10.0, 12.0, 16.0))
+    monkeypatch.setattr(status_module.time, "monotonic", lambda: next(clock))
+    rates = Rates()
+    assert rates.of(100, 10) == (50.0, 5.0)
+    assert rates.of(100, 30) == (0.0, 5.0)
+
+
+def test_figures_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+    monkeypatch.setattr(TensorBoardTracker, "start", lambda self, **_: "id")
+    monkeypatch.setattr(TensorBoardTracker, "log", lambda self, step, values: logged.append((step, values)) or 1 / 0)
+    monkeypatch.setattr(TensorBoardTracker, "close", lambda self, status: logged.append(status))
+    writer = StatusWriter(tmp_path, "tiny", [TensorBoardTracker.Config()], {})
+    writer.write(NOW)
+    writer.write(NOW)
+    monkeypatch.setattr(status_module, "METRICS_SECONDS", 0.0)
+    writer.write(NOW)
+    writer.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["service/queue"]) for line in lines] == [(1, 5.0), (2, 5.0)]
+    assert logged == [(1, NOW.metrics), (2, NOW.metrics), "finished"]
+    assert json.loads((tmp_path / "status.json").read_text())["models"][0]["updates"] == 1234
+
+
+def test_a_service_is_watched_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    StatusWriter(folder, "tiny", [], {}).write(NOW)
+    with locked(folder):
+
+        def leave(seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        assert watch_status(folder, wait=leave) == 0
+    shown = capsys.readouterr().out
+    for words in ("m:train:0", "1,234", "whole", "70 done (1 failed)", "1,500 tokens/s trained", "the service goes on"):
+        assert words in shown
+    assert cli.main(["watch", "tiny", "--output-dir", str(tmp_path)]) == 0
+    assert "the service has ended" in capsys.readouterr().out
