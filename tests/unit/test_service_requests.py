@@ -18,7 +18,7 @@ import yaml
 from roll_like.errors import ConfigError, EngineError
 from roll_like.inference.interface import GenerateRequest, Generation
 from roll_like.service import core as core_module
-from roll_like.service import hosted, wire
+from roll_like.service import futures, hosted, wire
 from roll_like.service.config import load_service_config
 from roll_like.service.core import ServiceCore
 from roll_like.service.objective import DatumOutput
@@ -186,7 +186,9 @@ async def served(folder: Path, **changes: Any) -> AsyncIterator[Client]:
     server = ServiceServer(core, [KEY, OTHER], base_model="tiny", window=32, max_request_bytes=2**20)
     port = await server.start("127.0.0.1", 0)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={KEY_HEADER: KEY}) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", headers={KEY_HEADER: KEY}, limits=httpx.Limits(), timeout=60
+        ) as http:
             yield Client(http, trainer, core)
     finally:
         await server.close()
@@ -419,6 +421,36 @@ async def test_samples_are_of_the_weights_that_were_promised(client: Client) -> 
     assert client.trainer.asked[-1] == ("push", None)
     assert "topk_prompt_logprobs is not served" in (await sample(early, 2, topk_prompt_logprobs=3))["error"]
     assert "max_tokens is 99" in (await sample(early, 3, sampling_params={"max_tokens": 99}))["error"]
+
+
+@pytest.mark.parametrize("each", [5, pytest.param(125, marks=pytest.mark.slow)])
+def test_of_many_requests_at_once_none_is_lost_or_out_of_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
+) -> None:
+    monkeypatch.setattr(futures, "KEPT_SECONDS", 0.0)
+    clients = 8
+
+    async def body() -> None:
+        async with served(tmp_path, max_models=clients) as client:
+            models = [await client.model(await client.begin()) for _ in range(clients)]
+
+            async def ask(model: str, number: int) -> None:
+                answer = await (client.step if number % 5 == 0 else client.train)(model, number)
+                found = await client.result(answer)
+                assert isinstance(found, dict) == (number % 5 == 0)
+
+            async def ask_all(model: str) -> None:
+                for last in range(5, each + 1, 5):  # five at a time, the last of them first
+                    await asyncio.gather(*(ask(model, last - back) for back in range(5)))
+
+            await asyncio.gather(*map(ask_all, models))
+            for model in models:
+                asked = [what[0] for what in client.trainer.asked if what[1] == model]
+                assert asked == ["create", *(["train"] * 4 + ["step"]) * (each // 5)]
+            client.core.futures.tidy()
+            assert len(client.core.futures) == 0
+
+    asyncio.run(body())
 
 
 def test_of_many_snapshots_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
