@@ -108,10 +108,10 @@ class ModelQueue:
 
     def give_up_gaps(self) -> None:
         """Refuse requests that have waited `GAP_SECONDS` for one that does not come."""
-        if not self._early or self._busy or self._ready.qsize():
-            self._since = max(self._since, time.monotonic()) if self._busy or self._ready.qsize() else self._since
-            return
-        if time.monotonic() - self._since < GAP_SECONDS:
+        now = time.monotonic()
+        if self._busy or self._ready.qsize():
+            self._since = now
+        if not self._early or now - self._since < GAP_SECONDS:
             return
         missing = self._next
         for number in sorted(self._early):
