@@ -241,8 +241,8 @@ def test_one_is_stopped(
     ("role", "phase", "method", "seconds"),
     [
         ("inference", "generating", "_advance", 0.05),  # of each token
-        ("training", "updating", "_backend.forward_backward", 3.0),
-        ("critic", "updating", "_backend.forward_backward", 3.0),
+        ("training", "updating", "_objective.loss", 3.0),
+        ("critic", "updating", "_objective.loss", 3.0),
         ("reference", "training", "_objective.forward", 3.0),
     ],
 )
