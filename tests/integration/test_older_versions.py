@@ -23,7 +23,9 @@ def environment() -> dict[str, str]:
     """Return the environment of a process with the older packages."""
     subprocess.run(["bash", "scripts/older.sh"], cwd=ROOT, check=True)
     paths = [str(OLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    # Triton reads when it is imported, which torch may do at any time, whether to run kernels on the CPU
+    own = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "1"}
+    return {**os.environ, **own}
 
 
 def test_they_are_what_is_imported(environment: dict[str, str]) -> None:

@@ -473,7 +473,8 @@ sys.exit(gpu_check.main())
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_it_runs_where_torch_sees_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(STAND_IN)
-    paths = os.pathsep.join([str(tmp_path), str(ROOT / "scripts"), str(ROOT)])
+    own = filter(None, [os.environ.get("PYTHONPATH")])  # another torch may be there
+    paths = os.pathsep.join([str(tmp_path), str(ROOT / "scripts"), str(ROOT), *own])
     command = [sys.executable, "-c", CHEAP, "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
