@@ -20,12 +20,13 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import transformers.integrations.sdpa_attention
 import transformers.modeling_layers  # noqa: F401 - imported once, for all variants
-from common import add_device_argument
+from common import Options, add_common_arguments, add_device_argument, finish
 from trainers.batches import policy_work
 from trainers.profiled import profiled
 
@@ -109,37 +110,50 @@ def measured(options: argparse.Namespace, variant: str) -> dict[str, Any]:
     return figures
 
 
-def child(options: argparse.Namespace, variant: str) -> None:
-    print(json.dumps(measured(options, variant)), flush=True)
+def send(connection: Connection, options: argparse.Namespace, variant: str) -> None:
+    """Be the process of a variant."""
+    connection.send(measured(options, variant))
     os._exit(0)  # what libraries do at the end takes seconds
 
 
+def parser() -> Options:
+    arguments = Options(__doc__, repetitions=1, prompts=2, samples=2)
+    add_common_arguments(arguments)
+    add_device_argument(arguments)
+    arguments.add_argument("--variant", action="append", help="key=value of the configuration, several with spaces")
+    arguments.add_argument("--max-tokens", type=int, help="budget of a micro-batch; default: the quickstart's")
+    arguments.add_argument("--prompts", type=int, default=16, help="groups in the batch")
+    arguments.add_argument("--samples", type=int, default=8, help="samples of each group")
+    arguments.add_argument("--shortest", type=int, default=15, help="tokens of the shortest response")
+    arguments.add_argument("--longest", type=int, default=40, help="tokens of the longest response")
+    arguments.add_argument("--limit", type=float, default=600.0, help="seconds of a variant, at most")
+    arguments.add_argument("--peak", type=float, help="TFLOP/s that the device can do: 989.5 for an H100 in bfloat16")
+    arguments.add_argument("--profile", action="store_true", help="also tell where a step spends its time")
+    arguments.add_argument("overrides", nargs="*", help="key=value of the configuration, for all variants")
+    arguments.set_defaults(zero_stage=None, bare_max_tokens=None, no_share_prompts=False)
+    return arguments
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device_argument(parser)
-    parser.add_argument("--variant", action="append", help="key=value of the configuration, several with spaces")
-    parser.add_argument("--max-tokens", type=int, help="budget of a micro-batch; default: the quickstart's")
-    parser.add_argument("--prompts", type=int, default=16, help="groups in the batch")
-    parser.add_argument("--samples", type=int, default=8, help="samples of each group")
-    parser.add_argument("--shortest", type=int, default=15, help="tokens of the shortest response")
-    parser.add_argument("--longest", type=int, default=40, help="tokens of the longest response")
-    parser.add_argument("--repetitions", type=int, default=3, help="steps that are timed")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a variant, at most")
-    parser.add_argument("--peak", type=float, help="TFLOP/s that the device can do: 989.5 for an H100 in bfloat16")
-    parser.add_argument("--profile", action="store_true", help="also tell where a step spends its time")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model")
-    parser.add_argument("overrides", nargs="*", help="key=value of the configuration, for all variants")
-    parser.set_defaults(threads=os.cpu_count(), zero_stage=None, bare_max_tokens=None, no_share_prompts=False)
-    options = parser.parse_args()
+    options = parser().parse_args()
     forked = multiprocessing.get_context("fork")
-    for variant in options.variant or [""]:
-        process = forked.Process(target=child, args=(options, variant))
+    figures: dict[str, Any] = {"benchmark": "trainer_variants"}
+    for index, variant in enumerate(options.variant or [""]):
+        receiver, sender = forked.Pipe(duplex=False)
+        process = forked.Process(target=send, args=(sender, options, variant))
         process.start()
-        process.join(options.limit)
-        if process.is_alive():
-            print(json.dumps({"variant": variant, "error": f"no end after {options.limit} s"}), flush=True)
-            process.kill()
-            process.join()
+        sender.close()
+        found: dict[str, Any] = {"variant": variant, "error": f"no end after {options.limit:.0f} s"}
+        try:
+            if receiver.poll(options.limit):
+                found = receiver.recv()
+        except EOFError:
+            found["error"] = "its process died"
+        process.kill()
+        process.join()
+        print(json.dumps(found), flush=True)
+        figures |= {f"{index}_{name}": found[name] for name in ("seconds", "error") if name in found}
+    finish(options, figures)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ COLUMNS = {
         *("scheduler_gflops_per_second", "scheduler_mfu", "bare_gflops_per_second", "bare_mfu"),
     },
     "schedule_simulation": {"base_8_2_1", "think_8_4_2", "milliseconds_per_group", "milliseconds_per_group_of_a_tenth"},
+    "trainer_variants": {"0_seconds"},
     "training": {
         *("engine_tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("engine_gflops_per_second", "engine_mfu", "bare_gflops_per_second", "bare_mfu"),
@@ -85,6 +86,7 @@ def some_slow(script: Path) -> Any:
         "router_replay",
         "soak",
         "traces",
+        "trainer_variants",
         "training",
         "verifiers_cost",
         "vs_trl",
