@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -451,6 +451,20 @@ def test_of_many_requests_at_once_none_is_lost_or_out_of_order(
             assert len(client.core.futures) == 0
 
     asyncio.run(body())
+
+
+@served_test
+async def test_engines_that_were_replaced_get_the_weights_of_the_others(client: Client) -> None:
+    stale: list[Any] = [None, "send"]
+    client.core._delivery.to_stale = lambda: nullcontext(stale.pop())  # type: ignore[method-assign]
+    client.sampler.held = None
+    await asyncio.to_thread(client.core.catch_up)  # all get weights at the next request
+    assert client.trainer.asked == []
+    client.sampler.held = Snapshot(file=Path("kept"))
+    await asyncio.to_thread(client.core.catch_up)
+    assert client.trainer.asked == [("push", "kept")]
+    await asyncio.to_thread(client.core.catch_up)  # none is stale
+    assert len(client.trainer.asked) == 1
 
 
 def test_of_many_snapshots_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
