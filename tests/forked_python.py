@@ -100,14 +100,16 @@ def keep(connection: socket.socket) -> NoReturn:
     for number in descriptors:
         os.close(number)
     (asking, _, _) = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    ended, ready, stopped = os.pidfd_open(worker), list[Any](), False
-    while not ready:
+    ended, ready, stopped, server = os.pidfd_open(worker), list[Any](), False, os.getppid()
+    while not ready and os.getppid() == server:
         ready, _, _ = select.select([connection, ended], [], [], LOOK_SECONDS)
         if stopped != (_state(asking) == "T"):
             stopped = not stopped
             os.kill(worker, signal.SIGSTOP if stopped else signal.SIGCONT)
     if ended not in ready:
         os.kill(worker, signal.SIGKILL)
+    if not ready:  # the tests are over, and left it stopped
+        os.kill(asking, signal.SIGKILL)
     _, status = os.waitpid(worker, 0)
     with contextlib.suppress(OSError):
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
