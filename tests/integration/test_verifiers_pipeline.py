@@ -86,3 +86,23 @@ def test_a_run_is_resumed_where_its_tasks_were(tmp_path: Path, tiny_model: Path)
     assert code == 0
     assert "4/0.0" in output
     assert "sums" in output
+
+
+ENDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "the reward nan; expected a finite number": (1, {"taskset": {"id": "sums", "task": {"fails": "nan"}}}),
+    "never asked the policy, and is to be trained": (1, {"harness": {"id": "formats", "asks": "nothing"}}),
+    "KeyError: 'the column is missing'": (2, {"taskset": {"id": "sums", "fails": "load"}}),
+    "has 20 tasks, and 20 of them are held out": (2, {"held_out": 20}),
+}
+
+
+@pytest.mark.parametrize("words", ENDS)
+def test_a_run_in_which_nothing_can_be_played_ends_with_what_is_wrong(
+    words: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    code, changes = ENDS[words]
+    entry = {"taskset": "sums", "harness": "roll-like-direct", **changes}
+    with nothing_left():
+        ended, output = run_here(write_run_of(tmp_path, tiny_model, entry, steps=1))
+    assert ended == code, output
+    assert words in output.replace("\n", " ")
