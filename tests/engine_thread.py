@@ -8,7 +8,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forked_cores import fork_core_of
+
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, InferenceEngine
+from roll_like.inference.vllm.engine import VLLMEngine
 
 T = TypeVar("T")
 MAX_MODEL_LEN = 512
@@ -19,6 +22,8 @@ class EngineThread:
 
     def __init__(self, engine: InferenceEngine) -> None:
         self.engine = engine
+        if isinstance(engine, VLLMEngine) and engine._spec.device == "cpu":
+            fork_core_of(engine)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

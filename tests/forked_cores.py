@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import cache
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -57,18 +57,20 @@ def _run(_: None, target: Callable[..., None], keywords: Mapping[str, Any]) -> N
     target(**keywords)
 
 
-@contextmanager
-def forked_cores() -> Iterator[None]:
-    """Start engines so."""
-    cores, build = ForkedCores(), VLLMEngine._build
+@cache
+def _cores() -> ForkedCores:
+    return ForkedCores()
 
-    async def build_so(engine: VLLMEngine, arguments: dict[str, Any]) -> None:
+
+def fork_core_of(engine: VLLMEngine) -> None:
+    """Let an engine of this process start its own so. Its class stays as it is: actors of Ray are made of it."""
+    build = engine._build
+
+    async def build_so(arguments: dict[str, Any]) -> None:
         from vllm.v1.engine import utils
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(utils, "get_mp_context", lambda: cores)
-            await build(engine, arguments)
+            patch.setattr(utils, "get_mp_context", _cores)
+            await build(arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VLLMEngine, "_build", build_so)
-        yield
+    engine._build = build_so  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 #: Bytes of a request, and descriptors that come with it.
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 20, 64
-#: Descriptors of this number and above are no one's.
+#: Descriptors of this number and above are no one's, but for those that a request comes with.
 FREE = 200
 #: How often it is looked whether the program is stopped, as what it runs is then. Seconds.
 LOOK_SECONDS = 0.1
@@ -129,11 +129,12 @@ def run(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     import fcntl
 
     os.setsid()
-    moved = [fcntl.fcntl(number, fcntl.F_DUPFD, FREE) for number in descriptors]
-    os.closerange(0, FREE)
+    free = max([FREE, *(wanted + 1 for wanted in request["descriptors"])])
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD, free) for number in descriptors]
+    os.closerange(0, free)
     for number, wanted in zip(moved, request["descriptors"], strict=True):
         os.dup2(number, wanted)
-    os.closerange(FREE, FREE + 2 * len(moved))
+    os.closerange(free, max(moved, default=free) + 1)
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(request["folder"])

@@ -9,7 +9,6 @@ from pathlib import Path
 import compatibility
 import pytest
 from engine_thread import EngineThread, float_spec
-from forked_cores import forked_cores
 from tiny_model import make_tiny_model
 from warm_workers import RESOURCES
 
@@ -34,13 +33,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
 def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model in float32. Tests only read it."""
     return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cores() -> Iterator[None]:
-    """Engines of vLLM in the tests' own process start quickly."""
-    with forked_cores():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "roll_like/Tools-v0": {"path": "ROWS"},
     "roll_like/TextWorld-v0": {"games": 3, "folder": "FOLDER"},
 }
+#: Ids whose episodes a server plays: `integration/test_shared_environments.py`.
+SERVED = {"roll_like/OpenEnv-v0"}
 #: Environments of which every episode starts from the same state, as it is meant.
 ONE_START = {"roll_like/CliffWalking-v0"}
 
@@ -69,7 +71,9 @@ def options(request: pytest.FixtureRequest, rows: Path, games_folder: Path) -> d
 
 
 each = pytest.mark.parametrize(
-    ("env_id", "options"), [(name, name) for name in registered("roll_like")], indirect=["options"]
+    ("env_id", "options"),
+    [(name, name) for name in registered("roll_like") if name not in SERVED],
+    indirect=["options"],
 )
 
 
