@@ -22,6 +22,7 @@ from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
 from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts, to_stderr
 from roll_like.errors import EnvError
+from roll_like.inference.interface import derived_seed
 from roll_like.types import EVALUATION_SEED, Scored, StopReason
 
 #: What verifiers calls the errors of an agent that was refused a turn: the refusal's, and that of a program that ends
@@ -95,7 +96,8 @@ class _Server:
             episodes: dict[str, ProxyEpisode] = {}
 
             def announced(note: Mapping[str, Any]) -> None:
-                episodes[note["trace"]] = self._proxy.open(settings, session=(self._key, note["trace"]))
+                own = of_agent(settings, len(episodes))
+                episodes[note["trace"]] = self._proxy.open(own, session=(self._key, note["trace"]))
 
             try:
                 async with asyncio.timeout(self._spec.timeout_seconds):
@@ -222,6 +224,18 @@ class _Server:
     async def close(self) -> None:
         if self._process is not None:
             await self._process.close()
+
+
+def of_agent(settings: EpisodeSettings, index: int) -> EpisodeSettings:
+    """Return how the agent with this place in an episode plays it: its requests have names and seeds of their own.
+
+    Else two agents of one policy that are asked the same would say the same.
+    """
+    if index == 0:
+        return settings
+    return replace(
+        settings, name=f"{settings.name}.{index}", sampling_seed=derived_seed(settings.sampling_seed, index, 1)
+    )
 
 
 def place_of(seed: int, count: int | None, spec: VerifiersSpec) -> int:

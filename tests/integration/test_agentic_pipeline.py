@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from shutil import copy2
+from typing import Any
 
 import pytest
 from hygiene import nothing_left
 from run_config import read_lines, run_here, write_episodes_run
 
 TESTS = Path(__file__).parents[1]
+VERIFIERS = TESTS.parent / ".verifiers" / "bin" / "python"
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
@@ -107,3 +109,39 @@ def test_rewards_are_added_to_those_of_the_environment(tmp_path: Path, tiny_mode
         assert "eval/reward/repetition" not in evaluation
         assert {"eval/pass@1", "eval/pass@2"} <= evaluation.keys()
         assert "eval/maj@2" not in evaluation
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not VERIFIERS.exists(), reason="make verifiers installs what it plays in")
+def test_two_players_of_one_policy_have_means_of_their_own_also_when_resumed(tmp_path: Path, tiny_model: Path) -> None:
+    changes: dict[str, Any] = {
+        "environments": [
+            {
+                "verifiers": {
+                    "python": str(VERIFIERS),
+                    "taskset": "duel",
+                    "harness": "roll-like-direct",
+                    "env": {"PYTHONPATH": str(TESTS / "verifiers_tasks")},
+                }
+            }
+        ],
+        "rollout": {"groups_per_step": 6, "episodes_per_group": 1, "max_response_tokens": 4, "max_episode_tokens": 160},
+        "algorithm": {"advantage": {"type": "rae", "decay": 0.8}},
+        "checkpoint": {"every": 1, "export": False},
+    }
+    with nothing_left():
+        for steps, more in ((2, ()), (4, ("--resume",))):
+            code, output = run_here(write_episodes_run(tmp_path, tiny_model, steps=steps, **changes), *more)
+            assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    figures = read_lines(run / "metrics.jsonl")
+    assert len(figures) == 4
+    means = {"first": 0.0, "second": 0.0}
+    for number, step in enumerate(figures, start=1):
+        for row in read_lines(run / "rollouts" / f"step_{number:06d}.jsonl"):
+            means[row["agent"]] = 0.8 * means[row["agent"]] + 0.2 * row["reward"]
+        for agent, mean in means.items():
+            assert step[f"advantage/baseline/duel/{agent}"] == pytest.approx(mean, abs=1e-6)
+        assert step["rollout/agent/first/reward"] == pytest.approx(-step["rollout/agent/second/reward"])
+        assert step["rollout/samples"] == 12
+    assert any(means.values())  # somebody won

@@ -129,6 +129,9 @@ async def test_agents_of_an_episode_have_sequences_and_rewards_of_their_own() ->
         assert [one.trajectory.text for one in (first, second)] == ["7", "3"]
         assert [(one.agent, one.reward) for one in (first, second)] == [("first", 1.0), ("second", -1.0)]
         assert len(each.policy.generations) == 3  # that of the watcher is not trained on
+        # all are asked the same, and with one seed would say the same
+        asked = each.policy.requests
+        assert len({one.request_id for one in asked}) == len({one.seed for one in asked}) == 3
         assert "Duel 4." in str(first.record[0].shown)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from shutil import copy2
+from shutil import copy2, copytree
 from typing import Any
 
 import pytest
@@ -86,6 +87,46 @@ def test_a_run_is_resumed_where_its_tasks_were(tmp_path: Path, tiny_model: Path)
     assert code == 0
     assert "4/0.0" in output
     assert "sums" in output
+
+
+@pytest.mark.usefixtures("mini_swe_agent")
+def test_mini_swe_agent_is_trained_on_a_repository(tmp_path: Path, tiny_model: Path) -> None:
+    model = copytree(tiny_model, tmp_path / "model")
+    shape = json.loads((model / "config.json").read_text())  # its instructions alone are longer than 1024 tokens
+    (model / "config.json").write_text(json.dumps({**shape, "max_position_embeddings": 8192}))
+    copy2(ROOT / "tests" / "tiny_rewards.py", tmp_path)
+    config = write_run_of(
+        tmp_path,
+        model,
+        {
+            "taskset": "toy-repo",
+            "harness": "local-swe",
+            "held_out": 1,
+            "env": {"PYTHONPATH": str(TASKS), "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"},
+        },
+        **{"import": ["tiny_rewards"]},
+        steps=3,
+        rewards={"use": [{"type": "letter_e"}]},
+        rollout={
+            "groups_per_step": 1,
+            "episodes_per_group": 2,
+            "max_turns": 2,
+            "max_response_tokens": 12,
+            "max_episode_tokens": 4096,
+        },
+        training={"optimizer": {"lr": 1.0e-3}, "max_tokens_per_micro_batch": 8192},
+        evaluation={"seeds": 1, "episodes_per_seed": 1},
+        checkpoint={"at_end": False, "export": False},
+    )
+    code, output = run_here(config)
+    assert code == 0, output
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    assert [step["rollout/turns"] for step in steps] == [2.0] * 3
+    assert all(step["rollout/failures"] == 0 for step in steps)
+    for one in read_lines(tmp_path / "runs" / "tiny" / "evaluations.jsonl"):
+        assert one["eval/verifiers/mended"] == 0.0
+    row = read_lines(tmp_path / "runs" / "tiny" / "rollouts" / "step_000001.jsonl")[0]
+    assert "times(5) of arithmetic.py should be 15. Mend it." in str(row["turns"][0]["shown"])
 
 
 ENDS: dict[str, tuple[int, dict[str, Any]]] = {
