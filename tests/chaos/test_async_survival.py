@@ -102,10 +102,23 @@ def stop_after(step: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "log", log_and_stop)
 
 
-def test_kill_9_and_resume_train_every_task_once_within_the_bound(tmp_path: Path, model: Path) -> None:
+def interrupt_run(config: Path, patch: pytest.MonkeyPatch) -> None:
+    """End a run in this process in the middle of its fourth step, as Ctrl-C does: without a checkpoint."""
+    at(patch, RunState, "log", 4, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    code, output = run_here(config)
+    assert code == 130, output
+
+
+@pytest.mark.parametrize("by", ["Ctrl-C", pytest.param("kill -9", marks=pytest.mark.slow)])
+def test_an_ended_run_resumes_and_trains_every_task_once_within_the_bound(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
     config = write(tmp_path, model, schedule=schedule(2, 2.0))
-    with nothing_left():
-        kill_run(config, "step 3/8")
+    with nothing_left(), monkeypatch.context() as patch:
+        if by == "Ctrl-C":
+            interrupt_run(config, patch)
+        else:
+            kill_run(config, "step 3/8")
     checkpoint = max((tmp_path / "runs" / "tiny" / "checkpoints").glob("step_*"))
     buffered = read_groups(checkpoint / BUFFER)
     assert buffered, "nothing was ready to be trained"

@@ -96,14 +96,19 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
     return Phases(monkeypatch)
 
 
-def test_vllm_samples_while_the_policy_is_trained_and_evaluated(
-    tmp_path: Path, float_model: Path, phases: Phases
+@pytest.mark.parametrize(
+    "engine",
+    [{"type": "hf"}, pytest.param({"type": "vllm", "kv_cache_gib": 0.1}, marks=pytest.mark.slow)],
+    ids=["hf", "vllm"],
+)
+def test_engines_sample_while_the_policy_is_trained_and_evaluated(
+    tmp_path: Path, float_model: Path, phases: Phases, engine: dict[str, Any]
 ) -> None:
     config = write_run(
         tmp_path,
         float_model,
         **asynchronous(groups=2, samples=4, tokens=200),
-        inference={"type": "vllm", "kv_cache_gib": 0.1, "max_running": 8},
+        inference={**engine, "max_running": 8},
         evaluation={
             "sources": [{"path": str(tmp_path / "eval.jsonl")}],
             "every": 2,
