@@ -29,7 +29,8 @@ from roll_like.service.config import load_service_config
 from roll_like.service.losses import service_loss
 from roll_like.service.service import read_keys, serving
 
-pytestmark = [pytest.mark.integration, needs_client]
+# its client's environment has a torch of its own, 1.3 GB
+pytestmark = [pytest.mark.integration, pytest.mark.slow, needs_client]
 
 #: A name that the cookbook has a renderer for.
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
