@@ -165,7 +165,11 @@ def _embed(embedding: Any, vocabulary: DividedVocabulary, token_ids_BL: Tensor) 
     """Return the embeddings of this rank's tokens, shape [1, T/S, D]; each is in one rank's part of the vocabulary."""
     ids_T, own = token_ids_BL.flatten(), vocabulary.own
     inside_T = (ids_T >= own.start) & (ids_T < own.stop)
-    found_TD = nn.functional.embedding((ids_T - own.start) * inside_T, _local(embedding.weight))
+    # the row of the padding token gets no gradient, as on one rank
+    padding: int | None = embedding.padding_idx
+    if padding is not None:
+        padding = padding - own.start if own.start <= padding < own.stop else None
+    found_TD = nn.functional.embedding((ids_T - own.start) * inside_T, _local(embedding.weight), padding)
     return _own_of_sum(found_TD * inside_T[:, None], vocabulary.group)[None]
 
 
