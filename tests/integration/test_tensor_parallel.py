@@ -70,11 +70,11 @@ class Trained:
 
 
 CASES = (
-    Case("llama", (("pad_token_id", 7),)),  # tokens of samples too, without a gradient
+    Case("llama", (("pad_token_id", 261),)),  # tokens of samples too, without a gradient
     Case("llama", (("attention_bias", True), ("mlp_bias", True), ("tie_word_embeddings", True)), kind="sft"),
     Case("qwen2", (), (("attention", "varlen"), ("logprob_chunk_vocab", 100), ("logprob_chunk_tokens", 7))),
     Case("qwen3", (("tie_word_embeddings", True),), (("gradient_checkpointing", True),)),
-    Case("qwen3", (("pad_token_id", 40),), (("attention", "varlen"), ("gradient_checkpointing", True)), kind="sft"),
+    Case("qwen3", (("pad_token_id", 34),), (("attention", "varlen"), ("gradient_checkpointing", True)), kind="sft"),
     Case("qwen3", kind="critic"),
     Case("llama", (("tie_word_embeddings", True),), kind="distill"),
     Case("qwen2", kind="distill top-k"),
