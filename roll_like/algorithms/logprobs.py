@@ -249,7 +249,7 @@ class _Gradients:
         ]
 
     def _kept(self, rows: slice, columns: slice) -> Tensor:
-        """Turn the probabilities that the forward pass left in the buffer into p − δ, shape [C, K]."""
+        """Turn what the forward pass left in the buffer, probabilities or products, into p − δ, shape [C, K]."""
         block_CK = self.blocks.view(rows, columns)
         if self.blocks.fused:
             return self._fused(block_CK, rows, columns)
