@@ -24,9 +24,11 @@ class Dialect(ABC):
 
     Attributes:
         path: Where its requests are sent.
+        count_path: Where the same requests only have their prompt counted; None: nowhere.
     """
 
     path: ClassVar[str]
+    count_path: ClassVar[str | None] = None
 
     @abstractmethod
     def to_chat(self, body: Body) -> dict[str, Any]:
@@ -48,6 +50,10 @@ class Dialect(ABC):
     @abstractmethod
     def events(self, answer: ChatResponse, request: Body) -> Iterator[str]:
         """Yield an answer as server-sent events."""
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """Return the length of a prompt as its clients read it."""
+        return {"input_tokens": tokens}
 
     def error(self, error: ApiError) -> dict[str, Any]:
         """Return an error as its clients read it."""
@@ -81,6 +87,7 @@ class Responses(Dialect):
     """
 
     path = "/v1/responses"
+    count_path = "/v1/responses/input_tokens"
 
     def to_chat(self, body: Body) -> dict[str, Any]:
         """Return input items as messages; neighbouring calls and text of the assistant are one message, as in chat."""
@@ -138,6 +145,10 @@ class Responses(Dialect):
             kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
             functions.append({"type": "function", "function": kept})
         return functions
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """Return the length of a prompt."""
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
         """Return a finished response."""
@@ -236,6 +247,7 @@ class Messages(Dialect):
     """Anthropic's Messages API, as https://docs.claude.com/en/api/messages describes it."""
 
     path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
 
     def to_chat(self, body: Body) -> dict[str, Any]:
         """Return blocks as messages: results of tools are messages of their own, and come before the user's text."""
@@ -360,8 +372,7 @@ class Messages(Dialect):
         return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-MESSAGES = Messages()
-DIALECTS: Sequence[Dialect] = (ChatCompletions(), Responses(), MESSAGES)
+DIALECTS: Sequence[Dialect] = (ChatCompletions(), Responses(), Messages())
 
 
 def _event(event: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ from roll_like.agents.chat_api import (
     read_body,
     read_chat_request,
 )
-from roll_like.agents.dialects import DIALECTS, MESSAGES, Dialect
+from roll_like.agents.dialects import DIALECTS, Dialect
 from roll_like.agents.episode import EpisodeSettings
 from roll_like.agents.proxy_episode import AnswersRequests, ProxyEpisode, drafted
 from roll_like.agents.recorder import Recorder
@@ -110,7 +110,8 @@ class Proxy:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._in_openais_shape])
         for dialect in DIALECTS:
             app.router.add_post(dialect.path, partial(self._turn, dialect))
-        app.router.add_post("/v1/messages/count_tokens", self._count)
+            if dialect.count_path is not None:
+                app.router.add_post(dialect.count_path, partial(self._count, dialect))
         app.router.add_post("/v1/reward", self._reward)
         app.router.add_get("/v1/task", self._task)
         app.router.add_get("/v1/models", self._models)
@@ -211,14 +212,14 @@ class Proxy:
             episode.take_back(turn)
             raise
 
-    async def _count(self, http: web.Request) -> web.Response:
+    async def _count(self, dialect: Dialect, http: web.Request) -> web.Response:
         """Return how long a prompt is; nothing is sampled."""
-        dialect = http[_DIALECT] = MESSAGES
+        http[_DIALECT] = dialect
         episode = None if self._of_no_episode(http) else await self._episode(http)
         sampling = Sampling(max_tokens=1) if episode is None else episode.settings.sampling
         request = read_chat_request(dialect.to_chat(read_body(await http.read())), sampling)
         recorder = Recorder(self._renderer) if episode is None else episode.recorder
-        return web.json_response({"input_tokens": len(drafted(recorder, request, keep=False).prompt_ids)})
+        return web.json_response(dialect.counted(len(drafted(recorder, request, keep=False).prompt_ids)))
 
     def _noted(self, request: ChatRequest) -> dict[str, str]:
         """Return a header that names options which the run decides; log each once."""

@@ -56,7 +56,12 @@ async def test_a_conversation_with_tools_in_responses(stream: bool) -> None:
                 return await events.get_final_response()
 
         items: list[Any] = [{"role": "user", "content": "what is 2 + 3?"}]
+        counted = await each.client.responses.input_tokens.count(
+            model="any", instructions="be brief", input=items, tools=[FUNCTION]
+        )
         first = await ask(items)
+        assert counted.object == "response.input_tokens"
+        assert first.usage.input_tokens == counted.input_tokens == len(each.policy.requests[0].prompt_ids)
         (call,) = first.output
         assert (call.type, call.name, call.arguments) == ("function_call", "add", '{"a": 2, "b": 3}')
         assert first.status == "completed"
