@@ -196,6 +196,11 @@ def _member(task: Any, place: int, draw: np.random.Generator, table: Any, *, sil
     )
 
 
+def _raised(group: Group[Scored]) -> Group[Scored]:
+    """The group with rewards that are higher by 1, so that none is below 0."""
+    return replace(group, samples=tuple(replace(sample, reward=sample.reward + 1) for sample in group.samples))
+
+
 def bigram_engine(
     algorithm: AlgorithmConfig, kl: KLController, *, max_response_tokens: int, **training: Any
 ) -> tuple[BigramBackend, TrainingEngine[Sequence[PolicySample]]]:
@@ -241,6 +246,8 @@ def train_two_steps(
         share_prompts=share_prompts,
     )
     plugin = ADVANTAGES.get(algorithm.advantage.type)
+    if plugin.nonnegative_rewards:
+        steps = [[_raised(group) for group in groups] for groups in steps]
     estimator = plugin(algorithm.advantage)
     if plugin.needs_critic:
         estimator.use(FakeCritic())

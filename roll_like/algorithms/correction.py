@@ -88,17 +88,26 @@ def rejected_tokens(inputs: LossInputs, config: RejectConfig) -> Tensor:
     With ρ = π/μ of a token that μ sampled, the divergence KL(μ‖π) is estimated by k1 = −log ρ, k2 = (log ρ)²/2 or
     k3 = ρ − 1 − log ρ. k2 and k3 have an upper bound, `high`; k1 has a sign, so the bounds are those of ρ: `low` ≤ ρ ≤
     `high`. Single tokens are rejected, or whole sequences or turns by the mean or the largest value of their tokens.
+
+    With `advantages: negative` only tokens of negative advantage are. DeepSeek-V3.2 (arXiv:2512.02556, equation 9; as
+    in TRL) masks sequences of negative advantage with mean log(μ/π) > δ: k1 of `sequence_mean` with `low` e^−δ.
     """
+    rejected_N = _out_of_bounds(inputs, config)
+    return rejected_N & (inputs.advantages_N < 0) if config.advantages == "negative" else rejected_N
+
+
+def _out_of_bounds(inputs: LossInputs, config: RejectConfig) -> Tensor:
 
     def reduced(values_N: Tensor) -> Tensor:
         return values_N if config.level == "token" else getattr(inputs, config.level)(values_N)
 
     log_ratio_N = (trainer_logprobs(inputs) - inputs.behaviour_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    high, low = config.high or math.inf, config.low or 0.0
     if config.estimator == "k1":
-        rejected_N = reduced(log_ratio_N) > math.log(config.high)
-        return rejected_N | (reduced(-log_ratio_N) > -math.log(config.low)) if config.low else rejected_N
+        above_N = reduced(log_ratio_N) > math.log(high)
+        return above_N | (reduced(-log_ratio_N) > -math.log(low)) if low else above_N
     estimates = {"k2": 0.5 * log_ratio_N.square(), "k3": torch.expm1(log_ratio_N) - log_ratio_N}
-    return reduced(estimates[config.estimator]) > config.high
+    return reduced(estimates[config.estimator]) > high
 
 
 def trainer_logprobs(inputs: LossInputs) -> Tensor:

@@ -38,6 +38,11 @@ class KLConfig(ConfigModel):
         default=False,
         description="Give every estimator the gradient of k2, which is that of the divergence. With `use: loss`.",
     )
+    importance_weight: bool = Field(
+        default=False,
+        description="Multiply the estimate by π/π_old, with its gradient, which makes k1 and k3 and their gradients "
+        "unbiased for samples of the old policy (DeepSeek-V3.2). With `use: loss`.",
+    )
     coefficient: Annotated[float, Field(ge=0)] = Field(default=0.001, description="Weight of the penalty.")
     adaptive: AdaptiveKLConfig | None = Field(
         default=None, description="Lets the coefficient follow a target; fixed by default."
@@ -51,11 +56,29 @@ class KLConfig(ConfigModel):
             )
         if self.straight_through and self.estimator == "k2":
             raise ValueError("straight_through gives the gradient of k2, which k2 has anyway; remove it")
+        if self.importance_weight:
+            self._weight_makes_sense()
         if self.adaptive is not None and self.use == "none":
             raise ValueError("adaptive moves the coefficient of a penalty that is nowhere; set use: loss or reward")
         if self.adaptive is not None and self.coefficient == 0:
             raise ValueError("adaptive multiplies the coefficient, and 0 stays 0; start with coefficient: 0.001")
         return self
+
+    def _weight_makes_sense(self) -> None:
+        if self.use == "reward":
+            raise ValueError(
+                "importance_weight corrects a gradient for samples of an older policy, and a penalty in the reward has "
+                "no gradient; set use: loss, or remove it"
+            )
+        if self.straight_through:
+            raise ValueError(
+                "importance_weight and straight_through both decide the gradient of the penalty; remove one"
+            )
+        if self.estimator in ("k2", "abs"):
+            raise ValueError(
+                f"importance_weight makes an unbiased estimate unbiased for older samples too, and {self.estimator} is "
+                "biased in any case; set estimator: k3 (or k1), or remove it"
+            )
 
 
 class RejectConfig(ConfigModel):
@@ -71,12 +94,24 @@ class RejectConfig(ConfigModel):
         description="Each token on its own, or turns or whole sequences by the mean or the largest value of their "
         "tokens.",
     )
-    high: PositiveFloat = Field(description="Upper bound: of ρ (k1), or of the divergence in nats (k2, k3).")
+    advantages: Literal["all", "negative"] = Field(
+        default="all",
+        description="Reject whatever the advantage, or only where it is negative, which pushes unlikely tokens further "
+        "down (DeepSeek-V3.2).",
+    )
+    high: PositiveFloat | None = Field(
+        default=None,
+        description="Upper bound: of ρ (k1), or of the divergence in nats (k2, k3); with k1 may be left out.",
+    )
     low: PositiveFloat | None = Field(default=None, description="Lower bound of ρ (k1); none by default.")
 
     @model_validator(mode="after")
     def _bounds_make_sense(self) -> Self:
-        if self.estimator == "k1" and self.high <= 1:
+        if self.high is None and (self.estimator != "k1" or self.low is None):
+            raise ValueError(
+                "there is no bound, so nothing is rejected; set high" + " or low" * (self.estimator == "k1")
+            )
+        if self.estimator == "k1" and self.high is not None and self.high <= 1:
             raise ValueError(f"with k1, high bounds the ratio, which is 1 without mismatch; found {self.high:g}")
         if self.estimator != "k1" and self.low is not None:
             raise ValueError(f"{self.estimator} is at least 0 and has no lower bound; remove low, or use estimator: k1")
@@ -245,11 +280,11 @@ class AlgorithmConfig(ConfigModel):
             rollout: What a step samples.
             longest_response: Most tokens that are sampled of one sample.
         """
-        if self.loss.type == "topr" and self.updates_per_step == 1 and self.old_logprobs != "behaviour":
+        if LOSSES.get(self.loss.type).needs_ratio and self.updates_per_step == 1 and self.old_logprobs != "behaviour":
             yield Violation(
                 ("algorithm", "old_logprobs"),
-                "topr tapers by the ratio to the policy that sampled, but with one update the old policy is the "
-                "current one and every ratio is 1; set old_logprobs: behaviour",
+                f"{self.loss.type} weighs sequences by the ratio to the policy that sampled, but with one update the "
+                "old policy is the current one and every ratio is 1; set old_logprobs: behaviour",
             )
         correction = self.correction
         if self.old_logprobs == "behaviour" and correction.type != "none":
@@ -259,7 +294,7 @@ class AlgorithmConfig(ConfigModel):
                     "with old_logprobs: behaviour the old policy is the one that sampled, so each importance weight "
                     "π_old/μ is 1 and `correction` has no effect; remove it, or set old_logprobs: recompute",
                 )
-        for name in self.kl.changed("coefficient", "estimator") if self.kl.use == "none" else ():
+        for name in self.kl.changed("coefficient", "estimator", "importance_weight") if self.kl.use == "none" else ():
             yield Violation(
                 ("algorithm", "kl", name),
                 "there is no KL penalty with use: none, so this has no effect; set algorithm.kl.use: loss or reward, "
@@ -290,12 +325,32 @@ class AlgorithmConfig(ConfigModel):
                 f"{shaping.overlong.buffer_tokens} tokens before the limit is before the start: a sample has at most "
                 f"{longest_response} sampled tokens; set it to that or less",
             )
+        yield from self._sign_violations()
         if self.advantage.type == "gdpo":
             why = "gdpo standardises every configured reward on its own and never looks at their sum"
             if self.kl.use == "reward":
                 yield Violation(("algorithm", "kl", "use"), f"{why}, so a penalty in the reward is lost; set use: loss")
             if shaping.clip is not None or {shaping.normalise.mean, shaping.normalise.std} != {"none"}:
                 yield Violation(key, f"{why}, so normalise and clip have no effect; remove them")
+
+    def _sign_violations(self) -> Iterator[Violation]:
+        """Yield what takes rewards below 0, where the estimator has no meaning for them."""
+        if not ADVANTAGES.get(self.advantage.type).nonnegative_rewards:
+            return
+        shaping, key = self.reward_shaping, ("algorithm", "reward_shaping")
+        below: dict[tuple[str, ...], bool] = {
+            ("algorithm", "kl", "use"): self.kl.use == "reward",
+            (*key, "overlong"): shaping.overlong is not None,
+            (*key, "length_penalty"): shaping.length_penalty is not None,
+            (*key, "normalise", "mean"): shaping.normalise.mean != "none",
+        }
+        for path in (path for path, takes in below.items() if takes):
+            yield Violation(
+                path,
+                f"this takes rewards below 0, and {self.advantage.type} divides by a group's mean reward, which has to "
+                f"be a probability of being right; remove it{', or set use: loss' * (path[-1] == 'use')}, or use "
+                "advantage: grpo",
+            )
 
     def _staleness_violations(self, schedule: AsyncSchedule) -> Iterator[Violation]:
         """Yield a loss that takes samples of older policies for the current policy's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,8 @@ from loss_cases import (
     loss_and_gradient,
     loss_and_head_gradients,
 )
+
+from roll_like.config.algorithm import CorrectionConfig, RejectConfig
 
 any_batch = batches()
 #: One advantage a sequence, and no empty sequence, which TRL, liger-kernel and GMPO in verl count and we do not.
@@ -105,6 +108,11 @@ def without_value(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 def on_policy(batch: Batch) -> Batch:
     return replace(batch, old_BT=batch.logprobs_BT)
+
+
+def behaviour_is_old(batch: Batch) -> Batch:
+    """As with `old_logprobs: behaviour`."""
+    return replace(batch, behaviour_BT=batch.old_BT)
 
 
 def negative_log_likelihood(case: HeadCase) -> tuple[Any, ...]:
@@ -213,6 +221,20 @@ LOSS_ROWS = [
         label="grpo of sequences",
         **NARROW,
     ),
+    of_trl(
+        "gspo",
+        "luspo",
+        partial(trl.grpo_loss, loss_type="luspo", level="sequence", **NARROW),
+        how="seq_mean_token_sum",
+        **NARROW,
+    ),
+    of_liger(
+        "gspo",
+        "luspo",
+        {"epsilon_low": 0.02, "epsilon_high": 0.05, "importance_sampling_level": "sequence"},
+        how="seq_mean_token_sum",
+        **NARROW,
+    ),
     of_verl("cispo", "cispo", VERL_WIDE, **WIDE),
     # above only, and theirs is the bound itself
     of_trl(
@@ -269,6 +291,27 @@ LOSS_ROWS = [
         batches(zeros=False, smallest_response=3),
         fraction=0.3,
         coefficient=0.7,
+    ),
+    of_trl(
+        "vespo",
+        "vespo",
+        partial(trl.grpo_loss, loss_type="vespo", vespo=(1.5, 2.5, 3.0, 1.2)),
+        k_positive=1.5,
+        lam_positive=2.5,
+        k_negative=3.0,
+        lam_negative=1.2,
+    ),
+    of_liger("vespo", "vespo", {}),
+    of_trl(
+        "ppo",
+        "dapo, off-policy mask",
+        partial(trl.grpo_loss, loss_type="dapo", mask_threshold=0.3, **WIDE),
+        sequences.map(behaviour_is_old),
+        **WIDE,
+        dual_clip=None,
+        correction=CorrectionConfig(
+            type="none", reject=RejectConfig(level="sequence_mean", low=math.exp(-0.3), advantages="negative")
+        ),
     ),
     of_verl("gpg", "gpg", {}),
     of_verl("dro", "dro", {"policy_loss": {"dro_beta": 0.3}}, beta=0.3),

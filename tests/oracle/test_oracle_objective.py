@@ -108,6 +108,15 @@ def objective_rows() -> list[Row]:
         Row(
             "kl",
             "k3",
+            "TRL dapo with a weighted KL term",
+            partial(loss_and_gradient, "ppo", kl=kl.model_copy(update={"importance_weight": True}), **ppo),
+            partial(trl.grpo_loss, loss_type="dapo", beta=0.1, weighted_kl=True, **WIDE),
+            near,
+            gradient=True,
+        ),
+        Row(
+            "kl",
+            "k3",
             "liger-kernel dapo with a KL term",
             partial(loss_and_head_gradients, "ppo", kl=kl, **ppo),
             lambda case: liger.grpo_loss(case, "dapo", beta=0.1, **LIGER_WIDE),

@@ -83,8 +83,15 @@ def grpo_loss(
     beta: float = 0.0,
     entropy_coefficient: float = 0.0,
     ratio_BT: Tensor | None = None,
+    weighted_kl: bool = False,
+    vespo: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
+    mask_threshold: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and gradient [B, T] of `GRPOTrainer._compute_loss`; `ratio_BT` is vLLM's importance ratio."""
+    """Loss and gradient [B, T] of `GRPOTrainer._compute_loss`.
+
+    `ratio_BT` is vLLM's importance ratio, `vespo` k and λ of positive and of negative advantages, `mask_threshold` δ of
+    the off-policy mask.
+    """
     logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
     trainer = _GRPO(
         logprobs_BT=logprobs_BT,
@@ -100,14 +107,18 @@ def grpo_loss(
             delta=delta,
             sapo_temperature_pos=temperatures[0],
             sapo_temperature_neg=temperatures[1],
-            use_bias_correction_kl=False,
+            use_bias_correction_kl=weighted_kl,
+            vespo_k_pos=vespo[0],
+            vespo_lambda_pos=vespo[1],
+            vespo_k_neg=vespo[2],
+            vespo_lambda_neg=vespo[3],
             steps_per_generation=1,
         ),
         use_vllm=ratio_BT is not None,
         vllm_importance_sampling_correction=True,
         current_gradient_accumulation_steps=1,
         top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
+        off_policy_mask_threshold=mask_threshold,
         _entropy_bonus_enabled=entropy_coefficient > 0,
         use_adaptive_entropy=False,
         entropy_coef=entropy_coefficient,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -220,3 +221,32 @@ def test_statistics_merge_to_those_of_the_whole_batch():
     assert whole["mismatch/ratio_p50"] == pytest.approx(math.exp(0.1), rel=0.006)
     assert whole["mismatch/ratio_p99"] == pytest.approx(math.exp(0.5), rel=0.006)
     assert whole["correction/capped_fraction"] == 0.5
+
+
+def test_only_bad_sequences_are_masked():
+    """DeepSeek-V3.2's mask: A < 0 and mean log(μ/π) > δ, by hand."""
+    pairs = {"sequence_N": torch.tensor([0, 0, 1, 1, 2, 2, 3]), "sequences": 4}
+    # mean log(μ/π) of the sequences: 0.6, 0.6, 0.4, −2 (which the policy likes better than the engine did)
+    inputs = make_inputs(
+        [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0],
+        behaviour_logprobs_N=[0.0, -0.8, -0.8, 0.0, -0.2, -1.0, -3.0],
+        advantages_N=[-1.0, -1.0, 1.0, 1.0, -1.0, -1.0, -1.0],
+        **pairs,
+    )
+
+    def rejected(**reject):
+        return correct(inputs, CorrectionConfig(type="none", reject=reject)).rejected_N.tolist()
+
+    assert rejected(low=math.exp(-0.5), advantages="negative") == [True, True] + [False] * 5
+    assert rejected(low=math.exp(-0.5)) == [True] * 4 + [False] * 3
+    assert rejected(low=math.exp(-0.3), advantages="negative") == [True, True, False, False, True, True, False]
+    # zero is not negative
+    zero = dataclasses.replace(inputs, advantages_N=torch.zeros(7, dtype=torch.float64))
+    config = CorrectionConfig(type="none", reject={"low": 0.9, "advantages": "negative"})
+    assert not correct(zero, config).rejected_N.any()
+
+
+@pytest.mark.parametrize("reject", [{}, {"estimator": "k2"}, {"estimator": "k3"}])
+def test_a_rejection_without_a_bound_is_refused(reject):
+    with pytest.raises(ConfigError, match="there is no bound"):
+        CorrectionConfig(reject=reject)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from algorithm_samples import make_group, make_scored, make_task
 
 from roll_like.algorithms.advantages import AdvantageEstimator
-from roll_like.errors import EngineError, RewardError
+from roll_like.errors import ConfigError, EngineError, RewardError
 from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 from roll_like.values import Mean, Metrics
@@ -56,6 +57,34 @@ def test_pass_at_k_moves_the_best_only() -> None:
     assert responses(divided)[1] == pytest.approx([0.5 / std] * 2, rel=1e-5)
     tie = estimator("grpo_passk").assign([make_group([1.0, 1.0, 0.0])])
     assert responses(tie) == [[0, 0]] * 3
+
+
+def test_maxrl_divides_by_the_mean() -> None:
+    groups = [make_group([1.0, 0.0, 0.0, 0.0]), make_group([1.0, 1.0, 0.5, 0.0], task_id="toy/1")]
+    samples = estimator("maxrl").assign(groups)
+    # means 1/4 and 5/8
+    assert [row[0] for row in responses(samples)] == pytest.approx([3, -1, -1, -1, 0.6, 0.6, -0.2, -1])
+    # no right answer: nothing to make likelier
+    silent = estimator("maxrl").assign([make_group([0.0, 0.0])])
+    assert responses(silent) == [[0, 0]] * 2
+
+
+def test_maxrl_is_the_gradient_of_the_truncated_likelihood() -> None:
+    """Over all outcomes of G answers, right with probability p, the mean of Σ A·∇log π/G is the slope of
+    −Σ_{k<G} (1 − p)^k/k, the expansion of log p to order G − 1 (a group without a right answer has no advantage)."""
+    p, group = 0.3, 4
+    slope = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=group):
+        chance = math.prod(p if right else 1 - p for right in outcome)
+        samples = estimator("maxrl").assign([make_group(list(outcome))])
+        scores = [1 / p if right else -1 / (1 - p) for right in outcome]  # ∂ log π(outcome)/∂p
+        slope += chance * sum(row[0] * score for row, score in zip(responses(samples), scores, strict=True)) / group
+    assert slope == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, group)), rel=1e-6)
+
+
+def test_maxrl_refuses_rewards_below_0() -> None:
+    with pytest.raises(RewardError, match=r"sample 1 .*toy\.jsonl:1.* is -0.5; maxrl divides by the group's mean"):
+        estimator("maxrl").assign([make_group([1.0, -0.5])])
 
 
 def test_reinforce_is_the_return_to_go() -> None:
@@ -156,6 +185,41 @@ def test_gae_with_lambda_one_is_return_minus_value() -> None:
     gae.use(FakeCritic([[0, 0, 0.5, 0.25], [0, 0, 1.0, 2.0]]))
     samples = gae.assign([make_group([1.0, 3.0])])
     assert responses(samples) == [[0.5, 0.75], [2.0, 1.0]]
+
+
+def test_gae_has_a_lambda_of_its_own_for_the_critic() -> None:
+    critic = FakeCritic([[0, 0, 0.5, 0.25]])
+    gae = estimator("gae", lam=0.5, critic_lam=1.0)
+    gae.use(critic)
+    (sample,) = gae.assign([make_group([1.0])])
+    last = 1.0 - 0.25
+    assert responses([sample])[0] == pytest.approx([0.25 - 0.5 + 0.5 * last, last])
+    gae.learn()
+    assert critic.trained_on is not None
+    # λ = 1: the returns themselves
+    assert critic.trained_on[1][0][2:] == pytest.approx([1.0, 1.0])
+
+
+def test_gae_with_a_lambda_that_follows_the_length() -> None:
+    """1 − 1/(α·n), n the sampled tokens: with α = 0.4 and n = 4, 5 (one more is a tool's) and 2: 0.375, 0.5 and 0."""
+    critic = FakeCritic([[0, 0, *[0.5] * 4], [0, 0, *[0.5] * 6], [0, 0, 0.5, 0.5]])
+    gae = estimator("gae", length_adaptive=0.4)
+    gae.use(critic)
+    samples = gae.assign([make_group([1.0, 1.0, 1.0], [[1] * 4, [1, 1, 0, 1, 1, 1], [1, 1]])])
+    found = [[value for value in row if value] for row in responses(samples)]
+    # equal values: every difference is 0 but the last, 1 − 0.5
+    assert found[0] == pytest.approx([0.5 * 0.375**power for power in (3, 2, 1, 0)])
+    assert found[1] == pytest.approx([0.5 * 0.5**power for power in (4, 3, 2, 1, 0)])
+    assert found[2] == pytest.approx([0.5])
+    gae.learn()
+    assert critic.trained_on is not None
+    # the critic's λ is lam, 1
+    assert [row[2] for row in critic.trained_on[1]] == pytest.approx([1.0] * 3)
+
+
+def test_gae_refuses_a_lambda_that_nothing_reads() -> None:
+    with pytest.raises(ConfigError, match=r"lam \(0\.9\) has no effect"):
+        estimator("gae", lam=0.9, length_adaptive=0.05)
 
 
 def test_gae_needs_a_critic_and_something_to_learn() -> None:

@@ -7,13 +7,15 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from algorithm_samples import make_policy_sample, same_cases
+from algorithm_samples import make_inputs, make_policy_sample, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_like.algorithms.kl import KLController, KLEstimator, divergence, token_penalties
-from roll_like.config.algorithm import KLConfig
+from roll_like.algorithms.losses import policy_objective
+from roll_like.config.algorithm import CorrectionConfig, KLConfig
 from roll_like.errors import ConfigError, EngineError
+from roll_like.registry import LOSSES
 
 
 @pytest.mark.parametrize(
@@ -135,3 +137,55 @@ def test_an_adaptive_coefficient_follows_by_hand():
 def test_settings_without_an_effect_are_refused(config, message):
     with pytest.raises(ConfigError, match=message):
         KLConfig(**config)
+
+
+def test_a_weighted_estimate_has_the_gradient_of_the_divergence_on_average():
+    """Over all tokens of a small vocabulary, drawn from an older policy, the expectation is exact."""
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(5, generator=draw, dtype=torch.float64, requires_grad=True)
+    old, reference = (torch.randn(5, generator=draw, dtype=torch.float64).log_softmax(0) for _ in range(2))
+    logprobs = logits.log_softmax(0)
+    divergence_itself = (logprobs.exp() * (logprobs - reference)).sum()
+    (wanted,) = torch.autograd.grad(divergence_itself, logits, retain_graph=True)
+    loss = LOSSES.get("reinforce")
+    for estimator, weighted, unbiased in (("k3", True, True), ("k1", True, True), ("k3", False, False)):
+        kl = KLConfig(use="loss", estimator=estimator, coefficient=1.0, importance_weight=weighted)
+        inputs = make_inputs(
+            [0.0] * 5,
+            logprobs_N=logprobs,
+            old_logprobs_N=old,
+            behaviour_logprobs_N=old,
+            reference_logprobs_N=reference,
+            weights_N=old.exp(),
+            advantages_N=torch.zeros(5, dtype=torch.float64),
+        )
+        objective, metrics = policy_objective(inputs, loss(loss.Config()), kl, 0.0, CorrectionConfig(type="none"))
+        (found,) = torch.autograd.grad(objective, logits, retain_graph=True)
+        close = torch.allclose(found, wanted, atol=1e-12) and torch.allclose(objective, divergence_itself, atol=1e-12)
+        assert close == unbiased
+        log_ratio = (reference - logprobs).detach()
+        plain = torch.expm1(log_ratio) - log_ratio if estimator == "k3" else -log_ratio
+        assert metrics["train/kl"].value == pytest.approx(plain.mean().item()), "the figure is not weighted"
+
+
+def test_a_weighted_penalty_moves_the_policy_on_policy_too():
+    # ρ = 1: ρ·k3 has the gradient k3 + 1 − exp(r) = −r, here 0.5; k3 alone has 1 − exp(−0.5)
+    for weighted, slope in ((True, 0.5), (False, 1 - math.exp(-0.5))):
+        inputs = make_inputs([-0.5], reference_logprobs_N=[-1.0], advantages_N=[0.0])
+        kl = KLConfig(use="loss", coefficient=2.0, importance_weight=weighted)
+        loss = LOSSES.get("reinforce")
+        policy_objective(inputs, loss(loss.Config()), kl, 0.0, CorrectionConfig(type="none"))[0].backward()
+        assert inputs.logprobs_N.grad.item() == pytest.approx(2 * slope)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use": "reward"}, "a penalty in the reward has no gradient"),
+        ({"use": "loss", "straight_through": True}, "both decide the gradient"),
+        ({"use": "loss", "estimator": "k2"}, "k2 is biased in any case"),
+    ],
+)
+def test_a_weight_where_it_makes_no_sense_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        KLConfig(importance_weight=True, **settings)

@@ -266,6 +266,54 @@ def test_topr_tapers_bad_sequences_only() -> None:
     assert gradient == approx([2.0])
 
 
+def test_vespo_by_hand() -> None:
+    # the first sequence's ratio is 4·0.5 = 2, the second's 0.5; W^k·exp(λ·(1 − W))
+    inputs = at_ratios(4.0, 0.5, 0.5, advantages=[2.0, 2.0, -1.0], **PAIR)
+    losses, gradient = evaluated("vespo", inputs)
+    first, second = 2**2 * math.exp(3 * (1 - 2)), 0.5**3 * math.exp(2 * (1 - 0.5))
+    assert gradient == approx([-2 * first, -2 * first, second])
+    assert losses == approx(
+        [-2 * first * (math.log(4) - 1), -2 * first * (math.log(0.5) - 1), second * (math.log(0.5) - 1)]
+    )
+    _, gradient = evaluated("vespo", at_ratios(0.5, advantages=[1.0]), k_positive=1.0, lam_positive=0.5)
+    assert gradient == approx([-0.5 * math.exp(0.5 * 0.5)])
+
+
+def test_vespo_is_the_policy_gradient_on_policy_and_lets_go_of_what_is_far_away() -> None:
+    _, gradient = evaluated("vespo", at_ratios(1.0, 1.0, 1.0, advantages=[1.0, -2.0, 0.0]))
+    assert gradient == approx([-1.0, 2.0, 0.0])
+    # 60 tokens, each a hundred times as likely: beyond what exp can hold; and the other way round
+    for ratio, advantage in ((100.0, 1.0), (100.0, -1.0), (0.01, 1.0), (0.01, -1.0)):
+        _, gradient = evaluated("vespo", at_ratios(*[ratio] * 60, advantages=[advantage] * 60))
+        assert gradient == approx([0.0] * 60)
+
+
+def test_vespo_weighs_most_at_k_over_lambda() -> None:
+    def weight(ratio: float) -> float:
+        return -evaluated("vespo", at_ratios(ratio, advantages=[1.0]), k_positive=3.0, lam_positive=2.0)[1][0]
+
+    assert weight(1.5) == pytest.approx(1.5**3 * math.exp(-1))
+    assert weight(1.5) > max(weight(1.45), weight(1.55))
+
+
+def test_vespo_refuses_weights_without_a_bound() -> None:
+    with pytest.raises(ConfigError, match=r"lam_negative: 0 the weight W\^3 grows without a bound"):
+        loss_of("vespo", lam_negative=0.0)
+    _, gradient = evaluated("vespo", at_ratios(3.0, advantages=[1.0]), k_positive=0.0, lam_positive=0.0)
+    assert gradient == approx([-1.0])
+
+
+def test_luspo_is_gspo_that_adds_up_tokens() -> None:
+    # sequences of 2 and 1 tokens, ratios √(4·1) = 2 and 0.5; LUSPO's loss is −|y|·min(s·A, clip(s)·A), its gradient
+    # −|y|·s·A·(1/|y|) for each token's log-probability, 0 where clipped
+    inputs = at_ratios(4.0, 1.0, 0.5, advantages=[1.0, 1.0, 1.0], weights_N=[0.5, 0.5, 0.5], **PAIR)
+    loss = (inputs.weights_N * loss_of("gspo", clip_low=0.4, clip_high=1.5)(inputs).losses_N).sum()
+    assert loss.item() == pytest.approx(-(2 * 2 + 1 * 0.5) / 2)
+    loss.backward()
+    assert inputs.logprobs_N.grad is not None
+    assert inputs.logprobs_N.grad.tolist() == approx([-2 / 2, -2 / 2, -0.5 / 2])
+
+
 def test_raft_is_the_likelihood_of_good_samples() -> None:
     losses, gradient = evaluated("raft", make_inputs([-1.0, -2.0], advantages_N=[5.0, 0.1]))
     assert (losses, gradient) == ([1.0, 2.0], [-1.0, -1.0])
@@ -352,7 +400,7 @@ def surrogate(name: str, loss: PolicyLoss, given: LossInputs, frozen: LossInputs
     frozen point, divided by its log-probability, is the coefficient of log π (or, for GSPO, the
     ratio of the sequence or turn is held).
     """
-    detached = {"cispo", "dppo_tv", "dppo_kl", "topr", "reinforce"}
+    detached = {"cispo", "dppo_tv", "dppo_kl", "topr", "reinforce", "vespo"}
     if name in detached:
         coefficients = (loss(frozen).losses_N / frozen.logprobs_N).detach()
         return (given.weights_N * coefficients * given.logprobs_N).sum()
@@ -398,17 +446,22 @@ def test_settings_that_act_through_the_ratio_change_no_gradient_where_it_is_1(na
     assert any(gradient([r, 1 / r, 1 / r, r]) != approx(gradient([r, 1 / r, 1 / r, r], **other)) for r in far)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3"])
+@pytest.mark.parametrize(
+    ("estimator", "weighted"),
+    [("k1", False), ("abs", False), ("k2", False), ("k3", False), ("k1", True), ("k3", True)],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_whole_objective_has_the_gradient_of_finite_differences(estimator: KLEstimator, seed: int) -> None:
+def test_the_whole_objective_has_the_gradient_of_finite_differences(
+    estimator: KLEstimator, weighted: bool, seed: int
+) -> None:
     case = random_inputs(seed)
     logprobs = case.pop("logprobs")
     inputs = make_inputs(logprobs, **case)
 
     def objective(values: Tensor) -> Tensor:
         given = make_inputs(logprobs, **case, logprobs_N=values)
-        kl, correction = KLConfig(estimator=estimator, coefficient=0.3), CorrectionConfig(level="geometric")
-        return policy_objective(given, loss_of("ppo"), kl, 0.0, correction)[0]
+        kl = KLConfig(estimator=estimator, coefficient=0.3, importance_weight=weighted)
+        return policy_objective(given, loss_of("ppo"), kl, 0.0, CorrectionConfig(level="geometric"))[0]
 
     objective(inputs.logprobs_N).backward()
     assert inputs.logprobs_N.grad is not None

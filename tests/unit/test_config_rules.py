@@ -103,6 +103,31 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "algorithm.old_logprobs",
             "every ratio is 1; set old_logprobs: behaviour",
         ),
+        (
+            changed(algorithm={"loss": "vespo"}),
+            "algorithm.old_logprobs",
+            "vespo weighs sequences by the ratio",
+        ),
+        (
+            changed(algorithm={"advantage": "maxrl", "kl": {"use": "reward"}}, reference={}),
+            "algorithm.kl.use",
+            "takes rewards below 0, and maxrl divides by a group's mean reward",
+        ),
+        (
+            changed(algorithm={"advantage": "maxrl", "reward_shaping": {"normalise": {"mean": "group"}}}),
+            "algorithm.reward_shaping.normalise.mean",
+            "takes rewards below 0",
+        ),
+        (
+            changed(algorithm={"advantage": "maxrl", "reward_shaping": {"overlong": {"buffer_tokens": 4}}}),
+            "algorithm.reward_shaping.overlong",
+            "takes rewards below 0",
+        ),
+        (
+            changed(algorithm={"kl": {"importance_weight": True}}),
+            "algorithm.kl.importance_weight",
+            "there is no KL penalty with use: none",
+        ),
         # domains
         (
             changed(domains={"mats": {"rewards": ["ifeval"]}}),

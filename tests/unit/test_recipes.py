@@ -29,8 +29,8 @@ def test_every_two_recipes_have_different_gradients(monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(ROOT)
     names, matrix = distances()
     assert set(names) == {
-        "cispo", "dapo", "dr_grpo", "gspo", "grpo", "lite_ppo", "ppo", "raft", "reinforce_plus_plus", "remax", "rloo",
-        "topr",
+        "cispo", "dapo", "deepseek_v3_2", "dr_grpo", "gspo", "grpo", "lite_ppo", "luspo", "maxrl", "ppo", "raft",
+        "reinforce_plus_plus", "remax", "rloo", "topr", "vapo", "vespo",
     }  # fmt: skip
     # different in direction, not only in length
     for one, other in itertools.combinations(range(len(names)), 2):
@@ -73,6 +73,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "kl.use": ({"kl": {"coefficient": 0.1}}, ["none", "loss", "reward"]),
     "kl.estimator": (KL_LOSS, ["k1", "abs", "k2", "k3"]),
     "kl.straight_through": (KL_LOSS, [False, True]),
+    "kl.importance_weight": ({"kl": {"use": "loss", "coefficient": 0.1}, "updates_per_step": 2}, [False, True]),
     "kl.coefficient": (KL_LOSS, [0.1, 0.2]),
     "kl.adaptive.target": ({"kl": {"use": "loss", "coefficient": 0.1, "adaptive": {"horizon": 20}}}, [0.01, 10.0]),
     "kl.adaptive.horizon": ({"kl": {"use": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}}, [20, 40]),
@@ -89,10 +90,14 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
         {"correction": {"reject": {"estimator": "k2", "high": 0.12}}},
         ["token", "turn_mean", "turn_max", "sequence_mean", "sequence_max"],
     ),
+    "correction.reject.advantages": ({"correction": {"reject": {"level": "token", "high": 1.1}}}, ["all", "negative"]),
     "correction.reject.high": ({"correction": {"reject": {"level": "token"}}}, [1.1, 1.5]),
     "correction.reject.low": ({"correction": {"reject": {"level": "token", "high": 3.0}}}, [None, 0.8]),
     "advantage.gae.gamma": ({"advantage": {"type": "gae"}}, [0.9, 1.0]),
     "advantage.gae.lam": ({"advantage": {"type": "gae"}}, [0.5, 1.0]),
+    # what the critic learns, which is nothing here: test_algorithms_estimators.py
+    "advantage.gae.critic_lam": ({}, []),
+    "advantage.gae.length_adaptive": ({"advantage": {"type": "gae"}}, [None, 0.1, 1.0]),
     "advantage.gigpo.divide_by_std": ({"advantage": {"type": "gigpo"}}, [False, True]),
     "advantage.gigpo.gamma": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
     "advantage.gigpo.turn_weight": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
@@ -132,6 +137,10 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "loss.sapo.tau_negative": (OFF_POLICY, [1.0, 2.0]),
     "loss.sapo.tau_positive": (OFF_POLICY, [1.0, 2.0]),
     "loss.topr.negative_cap": (OFF_POLICY, [0.5, 1.0]),
+    "loss.vespo.k_negative": (OFF_POLICY, [0.5, 3.0]),
+    "loss.vespo.k_positive": (OFF_POLICY, [0.5, 2.0]),
+    "loss.vespo.lam_negative": (OFF_POLICY, [0.5, 2.0]),
+    "loss.vespo.lam_positive": (OFF_POLICY, [0.5, 3.0]),
 }
 
 
@@ -218,7 +227,20 @@ CASES: dict[str, dict[str, Any]] = {
     **{f"advantage {name}": {"advantage": {"type": name}} for name in ("gae", "gdpo", "gpg", "grpo", "remax")},
     **{
         f"loss {name}": {**OFF_POLICY, "loss": {"type": name}, "aggregation": "seq_mean_token_mean"}
-        for name in ("ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "dro", "topr", "kimi", "raft")
+        for name in (
+            "ppo",
+            "gspo",
+            "cispo",
+            "sapo",
+            "gmpo",
+            "dppo_tv",
+            "dppo_kl",
+            "dro",
+            "topr",
+            "kimi",
+            "raft",
+            "vespo",
+        )
     },
     "loss clip_cov": {**OFF_POLICY, "loss": {"type": "clip_cov", "low": 0.1, "fraction": 0.05}},
     "loss kl_cov": {**OFF_POLICY, "loss": {"type": "kl_cov", "fraction": 0.05}},
@@ -228,6 +250,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sequence correction": {"correction": {"level": "sequence", "reject": {"estimator": "k3", "high": 0.2}}},
     "turn correction": {"correction": {"level": "turn_geometric", "reject": {"level": "turn_max", "high": 1.3}}},
     "kl in the reward of turns": {"advantage": "gigpo", "kl": {"use": "reward", "coefficient": 0.1}},
+    "kl weighted": {"kl": {"use": "loss", "coefficient": 0.1, "importance_weight": True}, "old_logprobs": "behaviour"},
+    "sequence mask": {**OFF_POLICY, "correction": {"type": "none", "reject": {"low": 0.9, "advantages": "negative"}}},
     "two updates": {"updates_per_step": 2, "entropy_coefficient": 0.01},
 }
 

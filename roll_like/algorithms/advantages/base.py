@@ -139,6 +139,8 @@ class AdvantageEstimator(Algorithm, ABC):
     compares_with: ClassVar[str] = "the group's other samples"
     #: Whether it needs a critic, which `use` passes in.
     needs_critic: ClassVar[bool] = False
+    #: Whether rewards below 0 have no meaning; then penalties in the reward are refused before a run starts.
+    nonnegative_rewards: ClassVar[bool] = False
     #: Whether each group needs one greedy sample in `Group.baselines`.
     greedy_baseline: ClassVar[bool] = False
 

@@ -15,6 +15,7 @@ from roll_like.algorithms.advantages.base import (
     Groups,
     Rewards,
     TokenValues,
+    describe_sample,
     flatten,
     penalised_rewards,
     spread_over_tokens,
@@ -104,6 +105,49 @@ class RLOO(GroupEstimator):
         type: Literal["rloo"] = "rloo"
 
     of_group = staticmethod(rloo_advantages)
+
+
+def maxrl_advantages(rewards: Rewards) -> Rewards:
+    """Return (reward − mean) / mean, shape [G] (MaxRL, arXiv:2602.02710).
+
+    With rewards of 0 and 1 its mean over groups of G is the gradient of −Σ_{k<G} (1 − p)^k/k, p the pass rate: of log p
+    to order G − 1. (A group without a right answer has no advantage, which takes away order G.) A group of one, or of
+    equal rewards, has advantage 0.
+
+    >>> maxrl_advantages(np.array([1.0, 0.0, 0.0, 0.0])).tolist()
+    [3.0, -1.0, -1.0, -1.0]
+    """
+    if not has_signal(rewards):
+        return np.zeros_like(rewards)
+    relative: Rewards = rewards / rewards.mean() - 1
+    return relative
+
+
+@ADVANTAGES.register("maxrl")
+class MaxRL(GroupEstimator):
+    """`maxrl`: (reward − mean)/mean within the group: maximum likelihood of right answers (MaxRL, arXiv:2602.02710).
+
+    Hard tasks weigh more: the rarer the right answer, the larger its advantage. Rewards must be at least 0, because
+    they stand for probabilities of being right. As in the authors' code (github.com/tajwarfahim/maxrl), without its ε.
+    """
+
+    compares_with = "the group's mean"
+    nonnegative_rewards = True
+
+    class Config(PluginConfig):
+        type: Literal["maxrl"] = "maxrl"
+
+    of_group = staticmethod(maxrl_advantages)
+
+    def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
+        for sample, reward in zip(samples, rewards.tolist(), strict=True):
+            if reward < 0:
+                raise RewardError(
+                    f"the reward of {describe_sample(sample)} is {reward:g}; maxrl divides by the group's mean reward, "
+                    f"and expects rewards of at least 0 (its parts: {dict(sample.rewards)})",
+                    fix="use rewards of at least 0 (such as 0 and 1), or algorithm.advantage: grpo",
+                )
+        return self.of_group(rewards)
 
 
 def opo_advantages(rewards: Rewards, lengths: npt.NDArray[np.int64]) -> Rewards:

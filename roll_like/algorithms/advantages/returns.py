@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+import numpy.typing as npt
+from pydantic import Field, model_validator
 
 from roll_like.algorithms.advantages.base import (
     AdvantageEstimator,
@@ -23,19 +24,19 @@ from roll_like.algorithms.advantages.base import (
     spread_over_tokens,
     whiten,
 )
-from roll_like.config.base import Fraction, PluginConfig
+from roll_like.config.base import Fraction, PluginConfig, PositiveFloat
 from roll_like.errors import EngineError
 from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 from roll_like.values import Metrics
 
 
-def discounted_returns(rewards: Sequence[Rewards], gamma: float) -> list[Rewards]:
+def discounted_returns(rewards: Sequence[Rewards], gamma: float | npt.NDArray[np.float64]) -> list[Rewards]:
     """Return Σ_{k≥t} γ^(k−t)·r_k for each sequence of per-action rewards.
 
     Args:
         rewards: One array a sequence, of its length.
-        gamma: Discount of one action.
+        gamma: Discount of one action, for all sequences or for each, shape [S].
 
     >>> [returns.tolist() for returns in discounted_returns([np.array([0.0, 0.0, 1.0])], 0.5)]
     [[0.25, 0.5, 1.0]]
@@ -117,7 +118,9 @@ def _greedy_reward(group: Group[Scored]) -> float:
     return float(np.mean(rewards))
 
 
-def gae(rewards: Sequence[Rewards], values: Sequence[Rewards], *, gamma: float, lam: float) -> list[Rewards]:
+def gae(
+    rewards: Sequence[Rewards], values: Sequence[Rewards], *, gamma: float, lam: float | Sequence[float]
+) -> list[Rewards]:
     """Return the generalised advantage of every action of each sequence.
 
     Schulman et al. 2016, arXiv:1506.02438: δ_t = r_t + γ·V_{t+1} − V_t, A_t = Σ_k (γλ)^k·δ_{t+k}, with
@@ -127,7 +130,7 @@ def gae(rewards: Sequence[Rewards], values: Sequence[Rewards], *, gamma: float, 
         rewards: Reward of each action, one array a sequence.
         values: Value of the state before each action.
         gamma: Discount of one action.
-        lam: λ; 0 is one-step differences, 1 is returns minus values.
+        lam: λ; 0 is one-step differences, 1 is returns minus values. One for all sequences, or one for each.
 
     >>> gae([np.array([0.0, 1.0])], [np.array([0.5, 0.5])], gamma=1.0, lam=1.0)[0].tolist()
     [0.5, 0.5]
@@ -136,7 +139,19 @@ def gae(rewards: Sequence[Rewards], values: Sequence[Rewards], *, gamma: float, 
         row + gamma * np.append(value[1:], np.zeros(min(len(value), 1))) - value
         for row, value in zip(rewards, values, strict=True)
     ]
-    return discounted_returns(differences, gamma * lam)
+    return discounted_returns(differences, gamma * np.asarray(lam))
+
+
+def length_adaptive_lam(actions: int, alpha: float) -> float:
+    """Return λ = 1 − 1/(α·n) for a sequence of n actions, at least 0.
+
+    VAPO, arXiv:2504.05118: with a fixed λ below 1 the reward at the end of a long response never reaches its start.
+    Here the weights (1 to λ^n) add up to about α·n whatever the length.
+
+    >>> length_adaptive_lam(400, 0.05)
+    0.95
+    """
+    return max(1 - 1 / (alpha * actions), 0.0) if actions else 0.0
 
 
 @ADVANTAGES.register("gae")
@@ -146,6 +161,9 @@ class GAE(AdvantageEstimator):
     Schulman et al. 2016, arXiv:1506.02438. Tokens that the policy did not sample are skipped: the next value and
     advantage are those of the next sampled token. The critic is a separate model (section `critic`): `assign` gets
     values from it, `learn` trains it towards advantage + value.
+
+    VAPO (arXiv:2504.05118) has two λ: one near 1 for what the critic learns (`critic_lam`), so that a reward at the end
+    reaches the start, and for advantages one that follows the response's length (`length_adaptive`).
     """
 
     needs_critic = True
@@ -155,6 +173,23 @@ class GAE(AdvantageEstimator):
         lam: Fraction = Field(
             default=1.0, description="λ: 0 trusts the critic, 1 trusts the returns; 0.95 is usual in long episodes."
         )
+        critic_lam: Fraction | None = Field(
+            default=None, description="λ of the returns that the critic learns; `lam` by default. VAPO: 1."
+        )
+        length_adaptive: PositiveFloat | None = Field(
+            default=None,
+            description="α: λ of a sample's advantages is 1 − 1/(α·n), n its sampled tokens, in place of `lam`. VAPO: "
+            "0.05. Not by default.",
+        )
+
+        @model_validator(mode="after")
+        def _each_lam_is_read(self) -> Self:
+            if self.length_adaptive is not None and self.changed("lam"):
+                raise ValueError(
+                    f"length_adaptive computes λ from a sample's length, so lam ({self.lam:g}) has no effect; remove "
+                    "lam (critic_lam sets the λ of what the critic learns), or remove length_adaptive"
+                )
+            return self
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -174,8 +209,13 @@ class GAE(AdvantageEstimator):
             values_T[sample.trajectory.sampled].astype(np.float64)
             for sample, values_T in zip(samples, joined(samples, values), strict=True)
         ]
-        estimates = gae(action_rewards(samples, token_penalties), actions, gamma=self.config.gamma, lam=self.config.lam)
-        returns = [estimate + action for estimate, action in zip(estimates, actions, strict=True)]
+        rewards, config = action_rewards(samples, token_penalties), self.config
+        alpha = config.length_adaptive
+        lam = config.lam if alpha is None else [length_adaptive_lam(len(row), alpha) for row in rewards]
+        estimates = gae(rewards, actions, gamma=config.gamma, lam=lam)
+        critic_lam = config.lam if config.critic_lam is None else config.critic_lam
+        learned = estimates if critic_lam == lam else gae(rewards, actions, gamma=config.gamma, lam=critic_lam)
+        returns = [estimate + action for estimate, action in zip(learned, actions, strict=True)]
         self._batch = unassigned, values, split(samples, spread_over_tokens(samples, returns))
         return spread_over_tokens(samples, estimates)
 

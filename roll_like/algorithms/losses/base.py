@@ -139,6 +139,8 @@ class PolicyLoss(Algorithm, ABC):
     needs_batch: ClassVar[bool] = False
     #: Whether tokens of advantage 0 change the gradient or the statistics; if not, their forward pass is skipped.
     zero_advantage_moves: ClassVar[bool] = False
+    #: Whether it is another loss where every ratio of new to old policy is 1; then refused.
+    needs_ratio: ClassVar[bool] = False
     #: Its settings that act through the ratio of new to old policy: without effect where that ratio is always 1.
     ratio_settings: ClassVar[tuple[str, ...]] = ()
 

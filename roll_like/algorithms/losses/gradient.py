@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO
 from roll_like.algorithms.lazy import torch
@@ -12,6 +12,9 @@ from roll_like.algorithms.losses.base import LossInputs, PolicyLoss, TokenLosses
 from roll_like.config.base import PluginConfig, PositiveFloat
 from roll_like.registry import LOSSES
 from roll_like.types import PolicySample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @LOSSES.register("reinforce")
@@ -106,13 +109,14 @@ class TOPRLoss(PolicyLoss):
     ones are pushed down less the less likely they have become. For the paper's μ, set `old_logprobs: behaviour`.
     """
 
+    needs_ratio = True
+
     class Config(PluginConfig):
         type: Literal["topr"] = "topr"
         negative_cap: PositiveFloat = Field(default=1.0, description="Largest weight of a token with A < 0.")
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        log_ratio_N = inputs.sequence_sum(inputs.logprobs_N.detach() - inputs.old_logprobs_N)
-        ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        ratio_N = sequence_log_ratio(inputs).exp()
         negative_N = inputs.advantages_N < 0
         weight_N = ratio_N.clamp(max=self.config.negative_cap).where(negative_N, ratio_N.new_ones(()))
         metrics = {
@@ -120,6 +124,55 @@ class TOPRLoss(PolicyLoss):
             "train/clip_fraction_high": negative_N & (ratio_N > self.config.negative_cap),
         }
         return TokenLosses(-weight_N * inputs.advantages_N * inputs.logprobs_N, metrics)
+
+
+@LOSSES.register("vespo")
+class VESPOLoss(PolicyLoss):
+    """`vespo`: −φ(W)·A·log π with φ(W) = W^k·exp(λ·(1 − W)), W = π(y)/π_old(y) of the whole sequence.
+
+    Variational sequence-level soft policy optimisation (arXiv:2602.10693; as in github.com/FloyedShen/VESPO and TRL).
+    φ has no gradient. It is 1 on policy, has its maximum at W = k/λ, and fades on both sides: slowly where k and λ are
+    small. k and λ are `k_positive` and `lam_positive` where A ≥ 0, else the other two. The product of a sequence's
+    ratios is taken as it is, without a root of its length. For the paper's μ, set `old_logprobs: behaviour`.
+    """
+
+    needs_ratio = True
+
+    class Config(PluginConfig):
+        type: Literal["vespo"] = "vespo"
+        k_positive: float = Field(default=2.0, ge=0, description="Exponent of W where A ≥ 0.")
+        lam_positive: float = Field(default=3.0, ge=0, description="Decay of large W where A ≥ 0.")
+        k_negative: float = Field(default=3.0, ge=0, description="Exponent of W where A < 0.")
+        lam_negative: float = Field(default=2.0, ge=0, description="Decay of large W where A < 0.")
+
+        @model_validator(mode="after")
+        def _large_ratios_are_bounded(self) -> Self:
+            for sign in ("positive", "negative"):
+                k, lam = getattr(self, f"k_{sign}"), getattr(self, f"lam_{sign}")
+                if k > 0 and lam == 0:
+                    raise ValueError(
+                        f"with lam_{sign}: 0 the weight W^{k:g} grows without a bound; set lam_{sign} above 0, or "
+                        f"k_{sign}: 0 as well"
+                    )
+            return self
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        config, log_ratio_N = self.config, sequence_log_ratio(inputs)
+        negative_N = inputs.advantages_N < 0
+
+        def by_sign(negative: float, positive: float) -> Tensor:
+            return torch.where(negative_N, log_ratio_N.new_tensor(negative), log_ratio_N.new_tensor(positive))
+
+        k_N, lam_N = by_sign(config.k_negative, config.k_positive), by_sign(config.lam_negative, config.lam_positive)
+        weight_N = (k_N * log_ratio_N - lam_N * torch.expm1(log_ratio_N)).exp()
+        losses_N = -weight_N * inputs.advantages_N * inputs.logprobs_N
+        return TokenLosses(losses_N, {"train/ratio": log_ratio_N.exp(), "train/loss_weight": weight_N})
+
+
+def sequence_log_ratio(inputs: LossInputs) -> Tensor:
+    """Return log π(y) − log π_old(y) of each token's sequence y, without gradient, within ±20, shape [N]."""
+    log_ratio_N = inputs.sequence_sum(inputs.logprobs_N.detach() - inputs.old_logprobs_N)
+    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @LOSSES.register("raft")

@@ -11,7 +11,7 @@ from roll_like.algorithms.base import item_metrics, refuse_bad_values
 from roll_like.algorithms.correction import correct, mismatch, trainer_logprobs
 from roll_like.algorithms.kl import divergence
 from roll_like.algorithms.lazy import no_grad, torch
-from roll_like.algorithms.losses.base import LossInputs, PolicyLoss
+from roll_like.algorithms.losses.base import LossInputs, PolicyLoss, policy_ratio
 from roll_like.errors import EngineError
 from roll_like.values import (
     LOG_BIN_WIDTH,
@@ -73,6 +73,8 @@ def policy_objective(
         divergence_N = divergence(inputs.logprobs_N, inputs.reference_logprobs_N, estimator, straight_through=through)
         figures["train/kl"] = divergence_N
         if kl is not None:
+            if kl.importance_weight:
+                divergence_N = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N) * divergence_N
             sums["train/kl_loss"] = kl.coefficient * (inputs.weights_N * divergence_N).sum()
             objective = objective + sums["train/kl_loss"]
     elif kl is not None:
