@@ -30,7 +30,7 @@ from tiny_model import make_tiny_model
 
 # a busy machine is not a wrong result
 settings.register_profile("all", deadline=None)
-settings.register_profile("fewer", deadline=None, max_examples=40)
+settings.register_profile("fewer", deadline=None, max_examples=15)
 
 
 def pytest_configure(config: pytest.Config) -> None:

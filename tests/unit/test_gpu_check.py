@@ -471,6 +471,7 @@ sys.exit(gpu_check.main())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.slow
 def test_it_runs_where_torch_sees_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(STAND_IN)
     own = filter(None, [os.environ.get("PYTHONPATH")])  # another torch may be there
@@ -487,6 +488,7 @@ def test_it_runs_where_torch_sees_a_gpu(tmp_path: Path) -> None:
     assert '{"check": "cheap", "benchmark": "cheap", "gpus": 1}' in done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_tests_of_gpus_are_skipped_without_one(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-rs", "-p", "no:cacheprovider", "-m", "gpu"]

@@ -470,6 +470,7 @@ class Replicas:
         return [found for found, _ in answers]
 
 
+@pytest.mark.slow
 def test_weights_are_broadcast_to_engines_with_gpus_of_their_own(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def squeezed(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
 @given(first=FIRST, turns=TURNS, with_tools=st.booleans())
 def test_what_was_sampled_is_what_is_trained_on(name: str, first: Any, turns: list[Turn], with_tools: bool) -> None:
     render = renderer(name)

@@ -171,7 +171,7 @@ def test_a_step_that_was_interrupted_collects_the_same_tasks_again() -> None:
     assert disturbed.waited_for == [0, 0, 1, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 6))
 def test_no_task_is_given_back_twice_and_none_is_lost(script: list[tuple[int, bool]], steps: int) -> None:
     turns, ended, given_back = itertools.cycle(script), [], []

@@ -142,13 +142,13 @@ def groups_of(draw: st.DrawFn) -> Group[Scored]:
 
 
 @given(st.lists(groups_of(), max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples)
 def test_groups_come_back_as_they_were(groups):
     assert_same(round_trip(groups), groups)
 
 
 @given(values)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 def test_any_column_of_a_dataset_comes_back_as_it_was(value):
     assert_same(round_trip([holding(value)]), [holding(value)])
 

@@ -132,7 +132,7 @@ def end_of(folder: Path, deaths: Deaths, of_critic: Deaths, every: int) -> Run:
     return run
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     st.sets(st.integers(1, 2 * STEPS), max_size=3),
     st.sets(st.integers(1, 2 * STEPS), max_size=2),

@@ -95,7 +95,7 @@ def batches(draw: st.DrawFn) -> list[PolicySample]:
     return samples
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(batches(), st.integers(1, 3), st.sampled_from([12, 20, 64]), st.booleans(), st.booleans())
 def test_every_target_is_computed_exactly_once(
     samples: list[PolicySample], ranks: int, max_tokens: int, share: bool, joined: bool
