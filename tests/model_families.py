@@ -45,6 +45,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         **_EXPERTS,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "glm4": {},
     "vaultgemma": {"attn_logit_softcapping": None, "query_pre_attn_scalar": 8, **_LAYERS},
     "nanochat": {"final_logit_softcapping": None},
     "cohere": {"logit_scale": 1.0},
@@ -83,6 +85,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 CHANGED_LOGITS: dict[str, dict[str, float]] = {
     "gemma2": {"final_logit_softcapping": 3.0},
     "gemma3_text": {"final_logit_softcapping": 2.0},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "glm4": {},
     "vaultgemma": {"final_logit_softcapping": 2.0},
     "nanochat": {"final_logit_softcapping": 1.0},
     "cohere": {"logit_scale": 0.25},

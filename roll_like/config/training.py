@@ -132,8 +132,9 @@ class TrainerConfig(ConfigModel):
     tensor_parallel: PositiveInt = Field(
         default=1,
         description="Ranks that divide the matrices of each layer, the vocabulary, and between them the tokens; they "
-        "compute the same rows (docs/architecture.md). `fsdp2` only, and llama, qwen2 and qwen3 models. Must divide "
-        "`workers`, the model's attention and key heads, its `intermediate_size` and its vocabulary.",
+        "compute the same rows (docs/architecture.md, with the families of models). `fsdp2` only. Must divide "
+        "`workers`, the model's attention and key heads and the inner width of its feed-forward layers; experts are "
+        "divided by `expert_parallel`.",
     )
     share_prompts: bool = Field(
         default=True, description="Compute the prompt of a group once instead of once per sample. Same gradients."
@@ -270,13 +271,12 @@ class TrainerConfig(ConfigModel):
                 f"{self.workers} workers cannot be divided into groups of {ranks} that divide matrices; set "
                 f"{key}.workers to a multiple of {ranks}",
             )
-        for other in ("sequence_parallel", "expert_parallel"):
-            if getattr(self, other) > 1:
-                yield Violation(
-                    (key, other),
-                    f"does not go together with tensor_parallel: {ranks}, which divides tokens and matrices already; "
-                    "remove one of the two",
-                )
+        if self.sequence_parallel > 1:
+            yield Violation(
+                (key, "sequence_parallel"),
+                f"does not go together with tensor_parallel: {ranks}, which divides tokens and heads already; remove "
+                "one of the two",
+            )
         if self.compile:
             yield Violation(
                 (key, "compile"),

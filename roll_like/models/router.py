@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
 from roll_like.errors import ConfigError, EngineError
@@ -70,9 +71,17 @@ class RouterReplay:
         """
         self._given_TMK, self._counts = routes_TMK, None
 
-    def disagreement(self) -> tuple[float, int]:
-        """Return the share of given experts that layers would not have chosen since `give`, and the number of given."""
-        other, given = (0, 0) if self._counts is None else self._counts.tolist()
+    def disagreement(self, group: ProcessGroup | None = None) -> tuple[float, int]:
+        """Return the share of given experts that layers would not have chosen since `give`, and the number of given.
+
+        Args:
+            group: Ranks that share the tokens; all of them ask.
+        """
+        counts = self._counts
+        if counts is not None and group is not None:
+            counts = counts.clone()
+            torch.distributed.all_reduce(counts, group=group)
+        other, given = (0, 0) if counts is None else counts.tolist()
         return (other / given if given else 0.0), given
 
     def _enter(self, layer: int, module: nn.Module, inputs: Any) -> None:

@@ -137,7 +137,7 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
 
     def _replayed(self, model: RankModel) -> Metrics:
         """Return how many of the engine's experts the trainer's router would not have chosen."""
-        fraction, count = model.module.router.disagreement()
+        fraction, count = model.module.router.disagreement(model.module.sharing)
         return {"train/router_disagreement": Mean(fraction, float(count))}
 
     def _loss(self) -> PolicyLoss:

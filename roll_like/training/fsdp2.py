@@ -104,8 +104,8 @@ class FSDP2Backend(TrainingBackend):
         layer is while the next one travels, and a gradient is whole in both precisions while ranks reduce it.
         """
         trained, width = sizes.trained, sizes.width
-        layer = sizes.layer - sizes.experts + sizes.experts // settings.expert_parallel
-        layer, outside = layer // settings.tensor_parallel, sizes.outside // settings.tensor_parallel
+        divided, outside = (each // settings.tensor_parallel for each in (sizes.layer - sizes.experts, sizes.outside))
+        layer = divided + sizes.experts // settings.expert_parallel
         frozen = (sizes.parameters - trained) * width
         if settings.zero_stage != 3:
             return StateBytes(weights=frozen)
@@ -168,12 +168,13 @@ class FSDP2Backend(TrainingBackend):
         kept_as = {True: torch.float32, False: dtype}
         # inputs keep their precision: some are a loss's own float32 figures
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        mesh = init_device_mesh(self._device, (self._world_size,))
+        mesh = everyone = init_device_mesh(self._device, (self._world_size,))
+        apart: list[nn.Module] = []
         if self._settings.tensor_parallel > 1:
             # whole tensors are gathered over two dimensions one after the other, of which torch would warn
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             mesh, divided = self._mesh_of("data", "tensor", self._settings.tensor_parallel)
-            TensorParallel(divided, kept_as).divide(module)
+            apart = TensorParallel(divided, kept_as).divide(module)
         layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
         def shard(part: nn.Module, **options: Any) -> None:
@@ -187,12 +188,13 @@ class FSDP2Backend(TrainingBackend):
             same, divided = self._mesh_of("same", "divided", self._settings.expert_parallel)
             for experts in ExpertParallel(divided).divide(module, kept_as):
                 shard(experts, mesh=same, shard_placement_fn=_second_dimension)
-        for part in (*layers, module):
+            apart = []
+        for part in (*apart, *layers, module):
             for parameter in part.parameters():
                 materialise(parameter)
                 if not isinstance(parameter, torch.distributed.tensor.DTensor) and parameter.is_floating_point():
                     parameter.data = parameter.data.to(kept_as[parameter.requires_grad])
-            shard(part, mesh=mesh)
+            shard(part, mesh=everyone if part in apart else mesh)
         self.module = self._unit = module
         if self._trained():
             self._optimizer = adamw(module, self._settings.optimizer)

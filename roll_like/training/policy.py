@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.logprobs import token_logprobs
@@ -82,13 +83,20 @@ class RowModule(nn.Module):
 
     Attributes:
         parallel: The ranks that share a micro-batch's rows, each with its share of the tokens; None for this one alone.
+        dividing: Ranks that divide matrices, and between them the tokens; None for this one alone.
         router: Replays given experts; None where the model chooses them, whatever comes with the tokens.
         tower: Which micro-batches run the vision tower (`tower_runs`).
     """
 
     parallel: SequenceParallel | None = None
+    dividing: ProcessGroup | None = None
     router: RouterReplay | None = None
     tower: TowerRuns = "where there are images"
+
+    @property
+    def sharing(self) -> ProcessGroup | None:
+        """The ranks that divide the tokens of a micro-batch's rows; None for this one alone."""
+        return self.dividing if self.parallel is None else self.parallel.group
 
     def states_before(
         self,
@@ -116,10 +124,18 @@ class RowModule(nn.Module):
         if waited_for and isinstance(token_ids_BL, Tensor):
             token_ids_BL = SeenTokens(token_ids_BL, images=())
         if self.router is not None:
-            places = layer_tokens(backbone, segments)
-            self.router.give(None if routes_BLMK is None else routes_BLMK.flatten(0, 1)[places])
+            self.router.give(None if routes_BLMK is None else self._own_routes(backbone, segments, routes_BLMK))
         own = segments.own_targets(sources_N)
         return run_backbone(backbone, token_ids_BL, segments, own.part(sources_N)), own
+
+    def _own_routes(self, backbone: Any, segments: RowSegments, routes_BLMK: Tensor) -> Tensor:
+        """Return the routes of the tokens that this rank's experts layers see, in their order."""
+        routes_TMK = routes_BLMK.flatten(0, 1)[layer_tokens(backbone, segments)]
+        if self.dividing is None:
+            return routes_TMK
+        size = self.dividing.size()
+        filled_TMK = nn.functional.pad(routes_TMK, (0, 0, 0, 0, 0, -len(routes_TMK) % size), value=UNKNOWN)
+        return filled_TMK.chunk(size)[self.dividing.rank()]
 
 
 class PolicyModule(RowModule):

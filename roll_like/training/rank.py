@@ -470,7 +470,9 @@ class TrainingRank:
         """
         try:
             self._backend.load(directory)
-            own = Path(directory) / f"rank_{self.rank}.pt"
+            # ranks that divide matrices draw the same numbers, so that all of them drop the same inputs
+            drawing = self.rank - self.rank % self._settings.tensor_parallel
+            own = Path(directory) / f"rank_{drawing}.pt"
             # rank 0's where more ranks load than have saved
             state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=True)
         except _UNREADABLE as error:
@@ -491,7 +493,7 @@ class TrainingRank:
         if own.exists():
             restore_random_states(state["rng"])
         else:  # random states of its own, not those of rank 0
-            sequence = np.random.SeedSequence([self._spec.seed, self.updates, self.rank])
+            sequence = np.random.SeedSequence([self._spec.seed, self.updates, drawing])
             seed_everything(int(sequence.generate_state(1)[0]))
 
     @shared_phase
