@@ -33,6 +33,14 @@ PROMPT = 64
 SHAPING = {"overlong": {"buffer_tokens": 128}, "normalise": {"mean": "group", "std": "batch"}, "clip": 5.0}
 
 
+class InstantPolicy:
+    """Energies at once."""
+
+    def score_energies(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        """Return half of the largest for every token."""
+        return [np.full(len(sample.token_ids), 0.5, np.float32) for sample in samples]
+
+
 class InstantCritic:
     """Values at once: the estimator's own work is timed, not the model's."""
 
@@ -100,11 +108,13 @@ def median_seconds(work: Callable[[], object], repetitions: int) -> float:
 
 
 def estimator_named(name: str, algorithm: AlgorithmConfig) -> AdvantageEstimator:
-    """Return a built-in estimator, with a critic if it needs one."""
+    """Return a built-in estimator, with a critic or a policy if it needs one."""
     plugin = ADVANTAGES.get(name)
     estimator: AdvantageEstimator = plugin(algorithm.advantage)
     if plugin.needs_critic:
         estimator.use(InstantCritic())
+    if plugin.needs_policy:
+        estimator.observe(InstantPolicy())
     return estimator
 
 

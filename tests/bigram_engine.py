@@ -251,6 +251,8 @@ def train_two_steps(
     estimator = plugin(algorithm.advantage)
     if plugin.needs_critic:
         estimator.use(FakeCritic())
+    if plugin.needs_policy:
+        estimator.observe(trainer)
     reference: Any = NoisyReference()
     advantages = Advantages(
         estimator,

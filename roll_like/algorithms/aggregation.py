@@ -16,6 +16,26 @@ from roll_like.types import FloatArray, PolicySample
 Aggregation: TypeAlias = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "token_sum_norm"]
 
 
+def observation_weights(samples: Sequence[PolicySample], coefficient: float) -> list[FloatArray]:
+    """Return the weight of every token of an observation in the loss, one array [T] a sample, 0 elsewhere.
+
+    ECHO (arXiv:2605.24517; as in prime-rl): coefficient·mean of −log π over what the policy read after its first turn
+    and did not write, whatever became of the episode. With M such tokens in the batch each weighs coefficient/M. The
+    chat template's own tokens between turns are among them.
+
+    Args:
+        samples: The whole batch of one optimizer step, of all ranks.
+        coefficient: `algorithm.observation_coefficient`.
+    """
+    masks = []
+    for sample in samples:
+        mask = ~sample.loss_mask
+        mask[: sample.prompt_length] = False
+        masks.append(mask)
+    weight = np.float32(coefficient / max(sum(int(mask.sum()) for mask in masks), 1))
+    return [mask.astype(np.float32) * weight for mask in masks]
+
+
 def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_response_tokens: int) -> list[FloatArray]:
     """Return the weight of every token in the loss, one array [T] a sample, 0 where not sampled.
 

@@ -264,6 +264,11 @@ class AlgorithmConfig(ConfigModel):
     )
     kl: KLConfig = Field(default_factory=KLConfig, description="Penalty for leaving the reference model.")
     entropy_coefficient: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of an entropy bonus.")
+    observation_coefficient: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="Weight of the cross-entropy on what the policy reads between its turns (ECHO); 0.1 is usual. "
+        "With `pipeline: agentic`.",
+    )
     correction: CorrectionConfig = Field(
         default_factory=CorrectionConfig, description="Off-policy correction between engines."
     )

@@ -391,6 +391,16 @@ class PromptConfig(PromptRunConfig, PolicyGradientConfig):
     # pydantic takes a field from the first base that has it
     resources: CriticResources
 
+    def violations(self) -> Iterator[Violation]:
+        """Yield every combination of sections that cannot work."""
+        yield from super().violations()
+        if self.algorithm.observation_coefficient:
+            yield Violation(
+                ("algorithm", "observation_coefficient"),
+                "an answer has one turn, after which the policy reads nothing, so this has no effect; remove it, or "
+                "use pipeline: agentic",
+            )
+
     @property
     def greedy_baseline(self) -> bool:
         """Whether the advantage estimator compares with a greedy answer."""

@@ -72,6 +72,8 @@ train/clip_fraction_high | share | clipped high | Share of tokens with a positiv
 train/clip_fraction_low | share | clipped low | Share of tokens with a negative advantage, clipped below.
 train/clip_fraction_dual | share | clipped dual | Share of tokens that the dual clip bounds.
 train/covariance_fraction | share | penalised | Share of tokens that `clip_cov` leaves out or `kl_cov` penalises.
+train/observation_loss | – | observation loss | With `algorithm.observation_coefficient`: its part of the loss.
+train/observation_cross_entropy | nats/token | observations | Mean of −log π of what the policy reads between its turns.
 train/loss_weight | – | weight | Mean weight that `vespo` gives a token's gradient; 1 on policy.
 train/kl_coefficient | – | kl weight | Coefficient of the KL penalty in the step.
 train/grad_norm | – | grad norm | Global gradient norm before clipping; not finite where an update was skipped.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.aggregation import token_weights
+from roll_like.algorithms.aggregation import observation_weights, token_weights
 from roll_like.algorithms.kl import KLController
 from roll_like.algorithms.losses import BatchTokens, LossInputs, PolicyLoss, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
@@ -22,7 +22,7 @@ from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import Layout, MicroBatch, PerToken, spread, update_parts
 from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample
-from roll_like.values import Last, Mean, Metric, Metrics, merge
+from roll_like.values import Last, Mean, Metric, Metrics, Sum, merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class PolicyBatch(MicroBatch):
         reference_logprobs: Of the reference model; empty where there is none.
         old_logprobs: Of the policy that ratios compare with; empty for the policy as it is.
         draws: A number in [0, 1) that depends on the sample's tokens and the target's place only.
-        turns: Index of the turn that sampled each target, within its sample.
+        turns: Index of the turn that sampled each target, within its sample; −1 for a token of an observation.
+        observation_weights: Weight of each target as a token of an observation; empty where these are no targets.
     """
 
     advantages: FloatArray
@@ -44,6 +45,18 @@ class PolicyBatch(MicroBatch):
     old_logprobs: FloatArray
     draws: FloatArray
     turns: IntArray
+    observation_weights: FloatArray
+
+    def of_turns(self) -> tuple[PolicyBatch, IntArray]:
+        """Return the batch with the targets that the policy sampled alone, and which these are."""
+        kept, count = np.flatnonzero(self.turns >= 0).astype(np.int32), len(self.targets)
+        arrays: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        per_target: dict[str, Any] = {
+            name: array[kept]
+            for name, array in arrays.items()
+            if isinstance(array, np.ndarray) and array.shape == (count,)
+        }
+        return replace(self, **per_target), kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +91,9 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
     max_response_tokens: int
     kl: KLController
 
-    losses: ClassVar[frozenset[str]] = frozenset({"train/loss", "train/policy_loss", "train/kl_loss"})
+    losses: ClassVar[frozenset[str]] = frozenset(
+        {"train/loss", "train/policy_loss", "train/kl_loss", "train/observation_loss"}
+    )
 
     def updates(self, step: Sequence[PolicySample], engine: Engine) -> Iterator[Update[PolicyBatch]]:
         """Yield the step's optimizer steps; old log-probabilities are those before the first."""
@@ -103,6 +118,12 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         assert shared.loss is not None, "`bind` has set it"
         algorithm, kl = self.algorithm, self.algorithm.kl
         logprobs_N, entropy_N = self.logprobs(model, batch)
+        observed = None
+        if batch.observation_weights.size:
+            observed = logprobs_N, model.tensor(batch.observation_weights)
+            batch, kept = batch.of_turns()
+            kept_N = torch.from_numpy(kept).to(model.device)
+            logprobs_N, entropy_N = logprobs_N[kept_N], entropy_N[kept_N]
         sequence_ids, sequence_N, _ = batch.sequences()
         turns, turn_N = np.unique(_turn_keys(batch), return_inverse=True)
         inputs = LossInputs(
@@ -123,6 +144,10 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         loss, metrics = policy_objective(
             inputs, shared.loss, penalty, algorithm.entropy_coefficient, algorithm.correction
         )
+        if observed is not None:
+            term, figures = _observation_loss(*observed)
+            metrics = {**metrics, **figures, "train/loss": Sum(float(metrics["train/loss"].value + term.item()))}
+            loss = loss + term
         replayed = self._replayed(model) if self.replays_routes else {}
         return loss, merge([metrics, computed(batch, model), replayed])
 
@@ -151,11 +176,14 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
     def _laid_out(self, samples: Sequence[PolicySample], layout: Layout) -> list[list[PolicyBatch]]:
         algorithm = self.algorithm
         weights = token_weights(samples, algorithm.aggregation, max_response_tokens=self.max_response_tokens)
+        observed = observation_weights(samples, algorithm.observation_coefficient)
         regularised = algorithm.kl.use == "loss" or algorithm.entropy_coefficient != 0
         if not regularised and not self._loss().zero_advantage_moves:
-            moving = [index for index, sample in enumerate(samples) if np.any(sample.advantages)]
-            samples, weights = [samples[index] for index in moving], [weights[index] for index in moving]
-        return policy_batches(samples, weights, **layout)
+            moving = [i for i, sample in enumerate(samples) if np.any(sample.advantages) or np.any(observed[i])]
+            samples, weights = [samples[i] for i in moving], [weights[i] for i in moving]
+            observed = [observed[i] for i in moving]
+        reads = algorithm.observation_coefficient > 0
+        return policy_batches(samples, weights, observed if reads else None, **layout)
 
     def _with_old(self, updates: list[list[list[PolicyBatch]]], engine: Engine) -> list[list[list[PolicyBatch]]]:
         """Return the batches with the log-probabilities that ratios compare with."""
@@ -177,9 +205,22 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
 
 
 def policy_batches(
-    samples: Sequence[PolicySample], weights: Sequence[FloatArray], **layout: Unpack[Layout]
+    samples: Sequence[PolicySample],
+    weights: Sequence[FloatArray],
+    observed: Sequence[FloatArray] | None = None,
+    **layout: Unpack[Layout],
 ) -> list[list[PolicyBatch]]:
-    """Return each rank's micro-batches of one optimizer step of a policy, as `micro_batches` does."""
+    """Return each rank's micro-batches of one optimizer step of a policy, as `micro_batches` does.
+
+    Args:
+        samples: The batch.
+        weights: Of sampled tokens in the policy's loss, one array [T] a sample.
+        observed: Of tokens of observations (`observation_weights`), which then are targets too.
+        layout: Ranks, budget, and what shares a row.
+    """
+    if observed is not None:
+        # one array for both: a batch that only fills up a rank's work has weights 0
+        weights = [ours + read for ours, read in zip(weights, observed, strict=True)]
     nothing = np.zeros(0, np.float32)
     advantages = PerToken([sample.advantages for sample in samples])
     behaviour = PerToken([sample.behaviour_logprobs for sample in samples])
@@ -189,17 +230,26 @@ def policy_batches(
     seeds = sample_seeds([sample.token_ids for sample in samples])
 
     def make(batch: MicroBatch) -> PolicyBatch:
+        turns_N = turns.of(batch).astype(np.int32)  # float32 holds indices up to 2²⁴ exactly
+        own, read = np.where(turns_N >= 0, batch.weights, 0), np.where(turns_N < 0, batch.weights, 0)
         return PolicyBatch(
-            **batch.shared_fields,
+            **{**batch.shared_fields, "weights": own},
+            observation_weights=nothing if observed is None else read,
             advantages=advantages.of(batch),
             behaviour_logprobs=behaviour.of(batch),
             reference_logprobs=nothing if reference is None else reference.of(batch),
             old_logprobs=nothing,
             draws=uniform_draws(seeds[batch.sample_ids], batch.target_ids),
-            turns=turns.of(batch).astype(np.int32),  # float32 holds indices up to 2²⁴ exactly
+            turns=turns_N,
         )
 
-    return spread(samples, weights, make, **layout)
+    targets = samples
+    if observed is not None:
+        targets = [
+            replace(sample, loss_mask=sample.loss_mask | (read != 0))
+            for sample, read in zip(samples, observed, strict=True)
+        ]
+    return spread(targets, weights, make, **layout)
 
 
 def whole_batch(shards: Sequence[Sequence[PolicyBatch]], logprobs: Sequence[Sequence[FloatArray]]) -> BatchTokens:
@@ -235,6 +285,19 @@ def with_logprobs(samples: Sequence[PolicySample], reference_logprobs: Sequence[
         )
         for sample, logprobs in zip(samples, reference_logprobs, strict=True)
     ]
+
+
+def _observation_loss(logprobs_N: Tensor, weights_N: Tensor) -> tuple[Tensor, Metrics]:
+    """Return Σ w·(−log π) over tokens of observations, and its figures."""
+    counted_N = weights_N != 0
+    term = -(weights_N * logprobs_N).sum()
+    count = int(counted_N.sum())
+    mean = float(-logprobs_N.detach()[counted_N].mean()) if count else 0.0
+    figures: Metrics = {
+        "train/observation_loss": Sum(term.item()),
+        "train/observation_cross_entropy": Mean(mean, float(count)),
+    }
+    return term, figures
 
 
 def _turn_keys(batch: PolicyBatch) -> npt.NDArray[np.int64]:

@@ -107,6 +107,8 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
         estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
         if estimator.needs_critic and workers.critic is not None:
             estimator.use(workers.critic)
+        if estimator.needs_policy:
+            estimator.observe(workers.actor)
         advantages = Advantages(
             estimator,
             config.algorithm,

@@ -177,6 +177,13 @@ class TrainingEngine(Generic[StepT]):
             results = self.forward(shards, adapters=adapters)
         return per_sample(samples, shards, results)
 
+    def score_energies(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Return 1 − 2π(y) + Σ_v π(v)² at each sampled token y under this engine's weights, one array [T] a sample."""
+        shards = self.micro_batches(samples)
+        with self.timer("logprobs"), self.resident("weights"):
+            results = self.scatter(TrainingRank.score_energies, shards)
+        return per_sample(samples, shards, results)
+
     def state_bytes(self) -> int:
         """Return about how much memory weights and optimizer take, of all ranks; copies count as often as there are."""
         return sum(self.cluster.everywhere(TrainingRank.state_bytes))

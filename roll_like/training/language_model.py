@@ -83,6 +83,17 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         logprobs_N: FloatArray = self.logprobs(model, batch)[0].cpu().numpy()
         return logprobs_N
 
+    def score_energies(self, model: RankModel, batch: BatchT) -> FloatArray:
+        """Return 1 − 2π(y) + Σ_v π(v)² of every target y, shape [N]: the squared norm of ∇ log π(y) in the logits.
+
+        Two forward passes and no further kernel: at half of the temperature log π'(y) = 2·log π(y) − log Σ_v π(v)².
+        """
+        logprobs_N = self.logprobs(model, batch)[0].double()
+        colder_N = model(batch, self.temperature / 2)[0].double()
+        collision_N = (2 * logprobs_N - colder_N).exp()
+        energies_N: FloatArray = (1 - 2 * logprobs_N.exp() + collision_N).clamp(min=0).float().cpu().numpy()
+        return energies_N
+
 
 def load_language_model(spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     """Return the language model of a spec on the CPU; without what can be read later, where no rank needs all of it.

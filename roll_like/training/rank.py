@@ -194,6 +194,12 @@ class TrainingRank:
 
     @shared_phase
     @torch.no_grad()
+    def score_energies(self, batches: Sequence[MicroBatch]) -> list[Any]:
+        """Return ‖∇ log π‖² in the logits at each micro-batch's targets, of a language model."""
+        return [_counted(self._objective.score_energies(self._model, batch)) for batch in batches]
+
+    @shared_phase
+    @torch.no_grad()
     def evaluate(self, share: Share[Any]) -> dict[str, Metric]:
         """Return the metrics of micro-batches under the current weights, without a gradient."""
         shared = self._objective.bind(share.shared, self._model.device)

@@ -136,6 +136,19 @@ def padded(rows: Sequence[Any]) -> torch.Tensor:
     return torch.tensor(np.array([[*row, *[0.0] * (longest - len(row))] for row in rows]), dtype=torch.float64)
 
 
+class Policy:
+    """A policy that knows the energies of the step's tokens: its values, squared."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def score_energies(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        return [
+            np.where(sample.loss_mask, np.concatenate([np.zeros(PROMPT), values**2]), 0).astype(np.float32)
+            for sample, values in zip(samples, self.step.values, strict=True)
+        ]
+
+
 class Critic:
     """A value function that knows the step's values."""
 
@@ -162,6 +175,8 @@ def advantages(name: str, step: Step, **settings: Any) -> torch.Tensor:
     estimator = plugin(plugin.Config(**settings))
     if estimator.needs_critic:
         estimator.use(Critic(step))
+    if estimator.needs_policy:
+        estimator.observe(Policy(step))
     penalties = [np.concatenate([np.zeros(PROMPT), row]).astype(np.float32) for row in step.penalties]
     samples = estimator.assign(step.groups, penalties)
     return padded([sample.advantages[PROMPT:] for sample in samples])

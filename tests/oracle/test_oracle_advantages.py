@@ -72,6 +72,18 @@ def varied(step: Step) -> bool:
     return bool(np.ptp(returns_BT[step.mask_BT > 0].numpy()) > 1e-3)
 
 
+def verl_token_baseline(step: Step) -> torch.Tensor:
+    """Given an old policy of probability ½, verl's energy 1 − 2π + Σπ² is the Σπ² that it is told."""
+    half_BT = torch.full_like(step.values_BT, 0.5).log()
+    told = {"old_log_probs": half_BT, "sum_pi_squared": step.values_BT**2}
+    return verl.advantages("tir_optimal_token_baseline", step, handle_zero_tail=True, **told)
+
+
+def energetic(step: Step) -> bool:
+    """Whether every sampled token has some energy: verl adds 1e-8 to the sum of weights."""
+    return bool((step.values_BT.abs()[step.mask_BT > 0] > 0.05).all())
+
+
 several_rewards = steps(rewards=("a", "b", "c"), penalised=False, smallest_response=1)
 answered = steps(smallest_response=1)
 
@@ -105,6 +117,13 @@ ROWS = [
     ),
     return_row("reinforce", "verl reinforce_plus_plus, its returns", partial(verl.returns, "reinforce_plus_plus")),
     return_row("reinforce", "torchrl reward2go", libraries.torchrl_reward_to_go),
+    group_row(
+        "optimal_token_baseline",
+        "verl tir_optimal_token_baseline",
+        verl_token_baseline,
+        steps(smallest_response=1).filter(energetic),
+        tail_returns=True,
+    ),
     return_row("gae", "verl gae, before whitening", verl_gae, lam=True),
     return_row("gae", "torchrl generalized_advantage_estimate", libraries.torchrl_gae, lam=True),
     return_row("gae", "torchrl td_lambda_advantage_estimate", libraries.torchrl_td_lambda_minus_value, lam=True),

@@ -13,6 +13,7 @@ import pytest
 from algorithm_samples import make_group, make_scored, make_task
 
 from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.algorithms.advantages.tokens import token_baseline_advantages
 from roll_like.errors import ConfigError, EngineError, RewardError
 from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Group, PolicySample, Scored
@@ -22,7 +23,16 @@ from roll_like.values import Mean, Metrics
 def estimator(name: str, **settings: Any) -> AdvantageEstimator:
     plugin = ADVANTAGES.get(name)
     made: AdvantageEstimator = plugin(plugin.Config(**settings))
+    if plugin.needs_policy:
+        made.observe(FakePolicy())
     return made
+
+
+class FakePolicy:
+    """The energy of a token is its id, in [0, …)."""
+
+    def score_energies(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        return [np.where(sample.loss_mask, sample.token_ids, 0).astype(np.float32) for sample in samples]
 
 
 def responses(samples: Sequence[PolicySample]) -> list[list[float]]:
@@ -162,6 +172,43 @@ class FakeCritic:
     ) -> Metrics:
         self.trained_on = [row.tolist() for row in values], [row.tolist() for row in returns]
         return {"critic/loss": Mean(float(len(samples)))}
+
+
+def test_the_optimal_token_baseline_weighs_by_energy_so_far() -> None:
+    # ids of responses begin at 2: energies 2, 3, 4, summed up 2, 5, 9; the tool's token in the second has none: 2, 6
+    groups = [make_group([1.0, 0.0], [[1, 1, 1], [1, 0, 1]])]
+    samples = estimator("optimal_token_baseline").assign(groups)
+    # B = ½, then 5/(5 + 6); the first's last token has nothing to compare with
+    assert responses(samples)[0] == pytest.approx([0.5, 1 - 5 / 11, 0])
+    assert responses(samples)[1] == pytest.approx([-0.5, 0, -5 / 11])
+    tail = estimator("optimal_token_baseline", tail_returns=True).assign(groups)
+    assert responses(tail)[0] == pytest.approx([0.5, 1 - 5 / 11, 1])
+    discounted = estimator("optimal_token_baseline", gamma=0.5).assign([make_group([1.0, 0.0], [[1, 1], [1]])])
+    assert responses(discounted) == [pytest.approx([0.25, 0]), pytest.approx([-0.25])]
+
+
+def test_the_optimal_token_baseline_has_the_least_variance() -> None:
+    """Against every other number at each step, over two answers: Σ W·(G − b)² is least at b = B."""
+    returns = [np.array([1.0, 0.5]), np.array([0.0, 0.25]), np.array([0.4, 0.1])]
+    energies = [np.array([0.2, 1.0]), np.array([0.9, 0.1]), np.array([0.5, 0.3])]
+    found = token_baseline_advantages(returns, energies)
+    for step in range(2):
+        weights = [energy[: step + 1].sum() for energy in energies]
+        variance = sum(weight * row[step] ** 2 for weight, row in zip(weights, found, strict=True))
+        for shift in (-0.01, 0.01):
+            other = sum(weight * (row[step] + shift) ** 2 for weight, row in zip(weights, found, strict=True))
+            assert other > variance
+
+
+def test_the_optimal_token_baseline_without_any_gradient_is_the_mean() -> None:
+    found = token_baseline_advantages([np.ones(1), np.zeros(1)], [np.zeros(1), np.zeros(1)])
+    assert [row.tolist() for row in found] == [[0.5], [-0.5]]
+    assert token_baseline_advantages([np.zeros(0), np.zeros(0)], [np.zeros(0), np.zeros(0)])[0].size == 0
+    plugin = ADVANTAGES.get("optimal_token_baseline")
+    with pytest.raises(EngineError, match="no policy to ask"):
+        plugin(plugin.Config()).assign([make_group([1.0, 0.0])])
+    with pytest.raises(EngineError, match="asks no policy"):
+        estimator("grpo").observe(FakePolicy())
 
 
 def test_gae_by_hand_passes_through_tool_tokens() -> None:

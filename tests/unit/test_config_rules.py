@@ -104,6 +104,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "every ratio is 1; set old_logprobs: behaviour",
         ),
         (
+            changed(algorithm={"observation_coefficient": 0.1}),
+            "algorithm.observation_coefficient",
+            "an answer has one turn",
+        ),
+        (
             changed(algorithm={"loss": "vespo"}),
             "algorithm.old_logprobs",
             "vespo weighs sequences by the ratio",

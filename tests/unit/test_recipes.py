@@ -78,6 +78,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "kl.adaptive.target": ({"kl": {"use": "loss", "coefficient": 0.1, "adaptive": {"horizon": 20}}}, [0.01, 10.0]),
     "kl.adaptive.horizon": ({"kl": {"use": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}}, [20, 40]),
     "entropy_coefficient": ({}, [0.0, 0.1]),
+    "observation_coefficient": ({}, [0.0, 0.1, 1.0]),
     "correction.type": ({}, ["none", "truncated", "masked"]),
     "correction.level": (
         {"correction": {"cap": 1.2}},
@@ -102,6 +103,8 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "advantage.gigpo.gamma": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
     "advantage.gigpo.turn_weight": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
     "advantage.grpo_passk.divide_by_std": ({"advantage": {"type": "grpo_passk"}}, [False, True]),
+    "advantage.optimal_token_baseline.gamma": ({"advantage": {"type": "optimal_token_baseline"}}, [0.5, 1.0]),
+    "advantage.optimal_token_baseline.tail_returns": ({"advantage": {"type": "optimal_token_baseline"}}, [False, True]),
     "advantage.rae.decay": ({"advantage": {"type": "rae"}}, [0.5, 0.95]),
     "advantage.reinforce.gamma": ({"advantage": {"type": "reinforce"}}, [0.9, 1.0]),
     "advantage.reinforce_plus_plus.gamma": ({"advantage": {"type": "reinforce_plus_plus"}}, [0.9, 1.0]),
@@ -224,7 +227,10 @@ def test_a_critic_that_warms_up_leaves_the_policy_alone() -> None:
 # ---- the same update, however it is cut ------------------------------------------------------------
 
 CASES: dict[str, dict[str, Any]] = {
-    **{f"advantage {name}": {"advantage": {"type": name}} for name in ("gae", "gdpo", "gpg", "grpo", "remax")},
+    **{
+        f"advantage {name}": {"advantage": {"type": name}}
+        for name in ("gae", "gdpo", "gpg", "grpo", "optimal_token_baseline", "remax")
+    },
     **{
         f"loss {name}": {**OFF_POLICY, "loss": {"type": name}, "aggregation": "seq_mean_token_mean"}
         for name in (
@@ -252,6 +258,7 @@ CASES: dict[str, dict[str, Any]] = {
     "kl in the reward of turns": {"advantage": "gigpo", "kl": {"use": "reward", "coefficient": 0.1}},
     "kl weighted": {"kl": {"use": "loss", "coefficient": 0.1, "importance_weight": True}, "old_logprobs": "behaviour"},
     "sequence mask": {**OFF_POLICY, "correction": {"type": "none", "reject": {"low": 0.9, "advantages": "negative"}}},
+    "observations": {**OFF_POLICY, "loss": {"type": "gspo", "clip_high": 0.5}, "observation_coefficient": 0.5},
     "two updates": {"updates_per_step": 2, "entropy_coefficient": 0.01},
 }
 

@@ -62,6 +62,13 @@ class ValueFunction(Protocol):
         """
 
 
+class ScoreEnergies(Protocol):
+    """A policy that tells how far the gradient of each token's log-probability reaches."""
+
+    def score_energies(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        """Return ‖∇ log π(y)‖² in the logits of each sampled token y, one array [T] a sample, 0 where not sampled."""
+
+
 def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> list[PolicySample]:
     """Return the groups' samples in order, with their advantages; an episode that was cut gives one for each part.
 
@@ -139,6 +146,8 @@ class AdvantageEstimator(Algorithm, ABC):
     compares_with: ClassVar[str] = "the group's other samples"
     #: Whether it needs a critic, which `use` passes in.
     needs_critic: ClassVar[bool] = False
+    #: Whether it asks the policy about the sampled tokens, which `observe` passes in: a forward pass before the update.
+    needs_policy: ClassVar[bool] = False
     #: Whether rewards below 0 have no meaning; then penalties in the reward are refused before a run starts.
     nonnegative_rewards: ClassVar[bool] = False
     #: Whether each group needs one greedy sample in `Group.baselines`.
@@ -150,6 +159,10 @@ class AdvantageEstimator(Algorithm, ABC):
             f"{type(self).__name__} does not use a critic, but was given a {type(critic).__name__}",
             fix="remove the `critic` section, or use advantage: gae",
         )
+
+    def observe(self, policy: ScoreEnergies) -> None:
+        """Set the policy, for estimators with `needs_policy`."""
+        raise EngineError(f"{type(self).__name__} asks no policy, but was given a {type(policy).__name__}")
 
     def learn(self) -> Metrics:
         """Train the estimator's own model, if any, on the groups of the last `assign`; return its metrics."""
