@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roll_like.agents.agent_program import found_program
-from roll_like.agents.container import container_problem
+from roll_like.agents.agent_program import container_problem, found_program
 from roll_like.agents.env_manager import episode_task
 from roll_like.agents.env_worker import HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec, ProgramSpec, VerifiersSpec

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
+from roll_like.agents.apptainer import ApptainerContainer
 from roll_like.agents.container import Container
-from roll_like.agents.episode import EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
+from roll_like.agents.episode import ContainerSpec, EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.cluster.guardian import sweep
@@ -113,7 +114,8 @@ class AgentPrograms:
             await _run_program(spec, episode, mark, None)
             return
         with tempfile.TemporaryDirectory(prefix="roll-") as folder:
-            container = Container(spec.container, f"roll-like-{mark}", self._proxy, folder)
+            kind = container_class(spec.container)
+            container = kind(spec.container, f"roll-like-{mark}", self._proxy, folder)
             await _run_program(spec, episode, mark, container)
 
 
@@ -166,6 +168,20 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode, mark: str, cont
             if code == KILLED and spec.container is not None and spec.container.memory_gib is not None
             else "correct the program; `docs/agents.md` shows how to run it by hand",
         )
+
+
+def container_class(spec: ContainerSpec) -> type[Container]:
+    """Return what runs containers of a kind."""
+    return ApptainerContainer if spec.type == "apptainer" else Container
+
+
+async def container_problem(spec: ContainerSpec) -> tuple[str, str] | None:
+    """Return the key of what keeps a container from running, and why; None where nothing is found."""
+    if shutil.which(spec.type) is None:
+        return "type", f"there is no {spec.type!r} on this machine; install it, or set another one"
+    if spec.network != "host" and shutil.which("nsenter") is None:
+        return "network", f"{spec.network!r} needs the program `nsenter` of util-linux; install it, or use `host`"
+    return await container_class(spec).problem(spec)
 
 
 def search_path() -> str:

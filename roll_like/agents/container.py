@@ -1,4 +1,4 @@
-"""Runs an agent program in a container of Docker or Podman.
+"""Runs an agent program in a container of Docker or Podman; `apptainer.py` in one of Apptainer.
 
 The container has a network namespace of its own, in which the policy's endpoint is reachable at 127.0.0.1: a short
 process enters the namespace, listens there, and hands the listening socket to the run. So no address of this machine
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
+import signal
 import socket
 import sys
 import time
@@ -30,6 +30,8 @@ from roll_like.errors import EnvError
 START_SECONDS = 60.0
 #: How often an engine is asked whether a container has started. Seconds.
 POLL_SECONDS = 0.05
+#: What a container's shell does: it waits for a line, then becomes the program.
+WAIT = 'read -r _ && exec "$@"'
 #: The label of the run that a container is of.
 LABEL = "roll-like.run"
 _LISTEN = """
@@ -75,15 +77,13 @@ class Container:
             directory: Where it is started in the container; None: where the image says.
             variables: Environment variables of the program.
         """
-        spec, host = self._spec, urlsplit(self.base_url).hostname
-        for name in ("NO_PROXY", "no_proxy"):  # engines may tell containers of this machine's network proxy
-            variables = {**variables, name: ",".join(filter(None, (variables.get(name), host)))}
+        spec, variables = self._spec, self._unproxied(variables)
         options = [f"--name={self._name}", "--rm", "--interactive", "--pull=never", f"--network={spec.network}"]
         options.append(f"--label={LABEL}={os.environ.get(MARKER, '')}")  # the guardian removes what a killed run leaves
         # values are in no command line, but for those that would change the engine's own environment
         theirs = {name: value for name, value in variables.items() if name not in os.environ}
         options += [f"--env={name}" if name in theirs else f"--env={name}={variables[name]}" for name in variables]
-        options += [f"--volume={mount}" for mount in map(_absolute, spec.mounts)]
+        options += [f"--volume={mount}" for mount in map(absolute_mount, spec.mounts)]
         if directory is not None:
             options.append(f"--workdir={directory}")
         if spec.memory_gib is not None:
@@ -91,8 +91,14 @@ class Container:
             options += [f"--memory={memory}", f"--memory-swap={memory}"]
         if spec.cpus is not None:
             options.append(f"--cpus={spec.cpus:g}")
-        start = ["--entrypoint=sh", spec.image, "-c", 'read -r _ && exec "$@"', "sh", *command]
+        start = ["--entrypoint=sh", spec.image, "-c", WAIT, "sh", *command]
         return [spec.type, "run", *options, *spec.options, *start], {**os.environ, **theirs}
+
+    def _unproxied(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return variables with which the policy is asked directly: there may be a network proxy."""
+        host = urlsplit(self.base_url).hostname
+        names = ("NO_PROXY", "no_proxy")
+        return {**variables, **{name: ",".join(filter(None, (variables.get(name), host))) for name in names}}
 
     @contextlib.asynccontextmanager
     async def serving(self, process: asyncio.subprocess.Process) -> AsyncIterator[None]:
@@ -115,6 +121,19 @@ class Container:
                     await process.stdin.drain()
                 process.stdin.close()
             yield
+
+    @classmethod
+    async def problem(cls, spec: ContainerSpec) -> tuple[str, str] | None:
+        """Return the key of what keeps a container from running, and why; None where nothing is found."""
+        code, _, said = await run_engine(spec, "image", "inspect", spec.image)
+        if code:
+            return "image", f"{spec.type} has no image {spec.image!r}: {said}; pull or build it, runs do not"
+        if spec.type == "podman" and os.geteuid() != 0:
+            code, found, _ = await run_engine(spec, "info", "--format={{.Host.CgroupsVersion}}")
+            for key in ("memory_gib", "cpus"):
+                if found == "v1" and getattr(spec, key) is not None:
+                    return key, "rootless Podman ignores it here, as the kernel has control groups v1; remove it"
+        return None
 
     async def remove(self) -> None:
         """Remove the container and everything that runs in it.
@@ -171,46 +190,42 @@ class Container:
                 raise EnvError(
                     f"the policy cannot be reached from a container: its network cannot be entered: "
                     f"{said.decode(errors='replace').strip()[-500:]}",
-                    fix="use rootless Podman, start the run as root, or set `program.runtime.network` to `host`",
+                    fix="use rootless Podman or Apptainer, start the run as root, or set `program.runtime.network` to "
+                    "`host`",
                 )
             _, (descriptor,), _, _ = socket.recv_fds(ours, 16, 1)
         return socket.socket(fileno=descriptor)
 
 
 async def run_engine(spec: ContainerSpec, *arguments: str) -> tuple[int, str, str]:
-    """Run a command of a container's engine; return its status and what it wrote."""
+    """Run a command of a container's engine; return its status and what it wrote.
+
+    One that does not end is killed, and has a status below 0.
+    """
     process = await asyncio.create_subprocess_exec(
         spec.type,
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
-    out, said = await process.communicate()
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            out, said = await process.communicate()
+    except TimeoutError:
+        return -1, "", f"`{spec.type} {arguments[0]}` did not end within {START_SECONDS:g} s"
+    finally:
+        if process.returncode is None:  # what it started holds its pipes
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
     return process.returncode or 0, out.decode(errors="replace").strip(), said.decode(errors="replace").strip()
 
 
-async def container_problem(spec: ContainerSpec) -> tuple[str, str] | None:
-    """Return the key of what keeps a container from running, and why; None where nothing is found."""
-    if shutil.which(spec.type) is None:
-        return "type", f"there is no {spec.type!r} on this machine; install it, or set the other one"
-    if spec.network != "host" and shutil.which("nsenter") is None:
-        return "network", f"{spec.network!r} needs the program `nsenter` of util-linux; install it, or use `host`"
-    code, _, said = await run_engine(spec, "image", "inspect", spec.image)
-    if code:
-        return "image", f"{spec.type} has no image {spec.image!r}: {said}; pull or build it, runs do not"
-    if spec.type == "podman" and os.geteuid() != 0:
-        code, found, _ = await run_engine(spec, "info", "--format={{.Host.CgroupsVersion}}")
-        for key in ("memory_gib", "cpus"):
-            if found == "v1" and getattr(spec, key) is not None:
-                return key, "rootless Podman ignores it here, as the kernel has control groups v1; remove it"
-    return None
-
-
-def _absolute(mount: str) -> str:
+def absolute_mount(mount: str) -> str:
     """Return a mount with its folder from the root on, read-only unless it says otherwise.
 
-    >>> _absolute("/data:/data"), _absolute("/out:/out:rw")
+    >>> absolute_mount("/data:/data"), absolute_mount("/out:/out:rw")
     ('/data:/data:ro', '/out:/out:rw')
     """
     source, target, *how = mount.split(":")

@@ -49,13 +49,13 @@ class ContainerSpec:
     """The container that a program runs in.
 
     Attributes:
-        type: The engine's command: `docker` or `podman`.
-        image: What it is made from; on this machine.
+        type: The engine's command: `docker`, `podman` or `apptainer`.
+        image: What it is made from; on this machine. For Apptainer a file or a folder.
         mounts: Folders of this machine in it: `source:target`, or `source:target:rw`.
         network: `none`, `host`, or a network of the engine such as `bridge`.
         memory_gib: Most memory; None: no limit.
         cpus: Most processors; None: no limit.
-        options: Further options of the engine's `run`.
+        options: Further options of the engine's `run`, or Apptainer's `exec`.
     """
 
     type: str

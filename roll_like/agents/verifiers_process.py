@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +25,7 @@ MARK_VARIABLE = "ROLL_LIKE_VERIFIERS"
 #: verifiers labels containers with its value: by it they are found when their server, or the run, was killed.
 RUN_VARIABLE = "VF_RUN_ID"
 #: verifiers' runtimes that are containers on this machine.
-ENGINES = ("docker", "podman")
+ENGINES = ("docker", "podman", "apptainer")
 #: Longest silence of a server: its event loop answers while episodes wait. Seconds.
 SILENCE_SECONDS = 60.0
 #: How often it is asked. Seconds.
@@ -62,7 +64,8 @@ class VerifiersProcess:
     def __init__(self, spec: VerifiersSpec, key: str) -> None:
         self.spec = spec
         self._key = key
-        self._mark = secrets.token_hex(16)
+        self._mark = secrets.token_hex(8)
+        self._folder: Path | None = None
         self._engines: list[str] = []
         self._numbers = 0
         self._waiting: dict[int, tuple[asyncio.Future[dict[str, Any]], Callable[[dict[str, Any]], None]]] = {}
@@ -86,6 +89,7 @@ class VerifiersProcess:
             VerifiersLost: It cannot be started, or ended.
             VerifiersRefusal: verifiers does not take the configuration.
         """
+        self._folder = _temporary_folder(self.spec, self._mark)
         ours, theirs = socket.socketpair()
         with theirs:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=MOST_BYTES)
@@ -99,7 +103,7 @@ class VerifiersProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=self._output.write_end,
                     stderr=self._output.write_end,
-                    env=self._environment(),
+                    env={**self._environment(), "TMPDIR": str(self._folder)},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
@@ -213,6 +217,8 @@ class VerifiersProcess:
             if self._engines:  # a server that is killed leaves its containers
                 await asyncio.to_thread(remove_containers, self._mark, self._engines)
             await self._process.wait()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -275,6 +281,18 @@ class VerifiersProcess:
         written = self._output.text()
         quoted = f"; its output ends with:\n{written}" if written else "; it wrote nothing"
         return f"the verifiers server of {self.spec.name!r} {how}{quoted}"
+
+
+def _temporary_folder(spec: VerifiersSpec, mark: str) -> Path:
+    """Make the folder of a server's temporary files and its episodes' work, which goes with it.
+
+    It is in that of the run, which goes when the run is killed, unless `TMPDIR` names another.
+    """
+    own = Path("/tmp", os.environ.get(MARKER, "none"))
+    place = spec.env.get("TMPDIR") or os.environ.get("TMPDIR") or (own if own.is_dir() else tempfile.gettempdir())
+    folder = Path(place, f"verifiers-{mark}")
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def _refusal(error: Mapping[str, Any]) -> VerifiersRefusal:

@@ -27,9 +27,11 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 #: The version of verifiers that this was tested with.
@@ -129,6 +131,7 @@ class Server:
         try:
             import verifiers
             from verifiers.v1.configs.agent import agent_config_fields
+            from verifiers.v1.runtimes import subprocess
             from verifiers.v1.utils.loaders import load_environment, resolve_env_config
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "verifiers":
@@ -138,6 +141,8 @@ class Server:
                 "name another interpreter"
             ) from error
 
+        # where episodes work: in the server's temporary folder, which goes with a server that is killed
+        subprocess.CACHE_DIR = Path(tempfile.gettempdir())
         sections = await asyncio.to_thread(with_seats, request["config"], request["seats"])
         config = await asyncio.to_thread(resolve_env_config, sections)
         self._env = await asyncio.to_thread(load_environment, config)

@@ -7,8 +7,7 @@ Run as a script, with nothing but the standard library, so that it costs a few m
 The driver holds the pipe's other end, and writes `DONE` to it before it closes it. When it closes, because the driver
 is done or because it was killed, processes that inherited the marker in their environment are ended, the newest
 checkpoint that lies in memory only is brought to disk, and the directories are removed. If it was killed, so are
-containers that have the marker in a label. That it was killed is added to
-the run's events.
+containers that have the marker in a label or in a mounted folder. That it was killed is added to the run's events.
 """
 
 from __future__ import annotations
@@ -73,9 +72,20 @@ def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None
         time.sleep(0.05)
 
 
-def remove_containers(value: str, engines: Iterable[str] = ("docker", "podman")) -> None:
-    """Remove the containers that have a label with a value in it, of the engines that there are."""
+def remove_containers(value: str, engines: Iterable[str] = ("docker", "podman", "apptainer")) -> None:
+    """Remove the containers that have a value in a label, of the engines that there are.
+
+    Those of Apptainer have no labels and end with their processes, which have a folder with the value in its path.
+    """
     for engine in filter(shutil.which, engines):
+        if engine == "apptainer":
+            until = time.monotonic() + PATIENCE
+            while (left := _mounting(value)) and time.monotonic() < until:
+                for process in left:
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                time.sleep(0.05)
+            continue
         with suppress(subprocess.TimeoutExpired):
             run = partial(subprocess.run, check=False, capture_output=True, text=True, timeout=30)
             listed = run([engine, "ps", "--all", "--format={{.ID}} {{.Labels}}"])
@@ -83,6 +93,16 @@ def remove_containers(value: str, engines: Iterable[str] = ("docker", "podman"))
             if found:  # killed first: an engine waits for what it only asks to end
                 run([engine, "kill", *found])
                 run([engine, "rm", "--force", *found])
+
+
+def _mounting(value: str) -> list[int]:
+    """Return the ids of processes that have a folder mounted whose path has a value in it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended, or is another user's
+            if value in (entry / "mountinfo").read_text(encoding="utf-8", errors="replace"):
+                found.append(int(entry.name))
+    return found
 
 
 def name_semaphores() -> None:

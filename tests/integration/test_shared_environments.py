@@ -1,4 +1,4 @@
-"""TextArena, OpenEnv and NeMo Gym through verifiers: real packages and servers, on this machine alone."""
+"""TextArena, OpenEnv, NeMo Gym and Harbor through verifiers: real packages and servers, on this machine alone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import pytest
 from chat_templates import renderer
 from fake_policy import FakePolicy, assert_token_exact, episode_settings
 from hygiene import nothing_left
+from machine_image import IMAGE, import_machine_image
 from run_config import command_here
 
 from roll_like.agents.episode import EpisodeLimits, VerifiersSpec
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "shared_environments"
 VERIFIERS = ROOT / ".verifiers" / "bin" / "python"
 GYM = ROOT / ".nemo-gym" / "bin" / "python"
+HARBOR = ROOT / ".harbor" / "bin" / "python"
 CHATML = renderer("chatml")
 
 pytestmark = [
@@ -46,6 +48,9 @@ pytestmark = [
     pytest.mark.skipif(not VERIFIERS.exists(), reason="make verifiers installs what it plays in"),
 ]
 needs_gym = pytest.mark.skipif(not GYM.exists(), reason=".nemo-gym has no Python with nemo-gym: docs/contributing.md")
+needs_harbor = pytest.mark.skipif(
+    not HARBOR.exists(), reason=".harbor has no Python with verifiers[harbor]: docs/contributing.md"
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,35 @@ def weather() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def harbor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Tasks of Harbor in a repository, and what plays them: one of them cannot be scored."""
+    engine, folder = request.param, tmp_path_factory.mktemp("harbor")
+    try:
+        subprocess.run([engine, "info"], check=True, capture_output=True, timeout=60)
+        import_machine_image(engine)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"{engine} does not run containers here: {error}")
+    score = '[ "$(cat answer)" = {} ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n'
+    tests = {"one": score.format("one"), "two": score.format("two"), "wrong": "echo no such file >&2; exit 3\n"}
+    for name, test in tests.items():
+        (folder / name / "tests").mkdir(parents=True)
+        (folder / name / "environment").mkdir()
+        (folder / name / "task.toml").write_text(f'version = "1.0"\n[environment]\ndocker_image = "{IMAGE}"\n')
+        (folder / name / "instruction.md").write_text(f"Write {name} into the file `answer`.\n")
+        (folder / name / "tests" / "test.sh").write_text(test)
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "Tasks"]):
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments], cwd=folder, check=True)
+    rows = [{"name": name, "git_url": str(folder), "path": name} for name in tests]
+    registry = [{"name": "toy", "version": "1.0", "description": "", "tasks": rows}]
+    (folder / "registry.json").write_text(json.dumps(registry))
+    return {
+        "taskset": {"dataset": "toy@1.0", "registry_path": str(folder / "registry.json")},
+        "runtime": engine,
+        "env": {"PYTHONPATH": str(ROOT / "tests" / "verifiers_tasks"), "HOME": str(folder)},  # Harbor's cache
+    }
+
+
 def entry(name: str, **changes: Any) -> VerifiersSpec:
     """The environment of an example, with its taskset's options changed."""
     config = load_config(EXAMPLES / f"{name}.yaml")
@@ -100,7 +134,8 @@ def entry(name: str, **changes: Any) -> VerifiersSpec:
     spec = spec_of(config.environments[0])
     assert isinstance(spec, VerifiersSpec)
     taskset = {**spec.config["taskset"], **changes.pop("taskset", {})}
-    return replace(spec, python=str(VERIFIERS), config={**spec.config, "taskset": taskset}, **changes)
+    python = str(HARBOR if name == "harbor" else VERIFIERS)
+    return replace(spec, python=python, config={**spec.config, "taskset": taskset}, **changes)
 
 
 class Table:
@@ -225,7 +260,25 @@ async def test_tools_of_nemo_gym_are_called(weather: str, tmp_path: Path) -> Non
     assert "The weather in Rome is cold." in CHATML.decode(policy.requests[-1].prompt_ids)
 
 
-EXAMPLE_RUNS = ["textarena", "openenv", "openenv_direct", pytest.param("nemo_gym", marks=needs_gym)]
+@needs_harbor
+async def test_tasks_of_harbor_are_played_in_containers(harbor: dict[str, Any]) -> None:
+    seats = {"runtime": {"type": harbor["runtime"]}, "harness": {"id": "shells"}}
+    async with table(entry("harbor", taskset=harbor["taskset"], env=harbor["env"], seats=seats)) as each:
+        assert (await each.play(FakePolicy(CHATML, ["echo two > answer"]), seed=1)).reward == 1.0
+        missed = await each.play(FakePolicy(CHATML, ["echo two > answer"]), seed=0)
+        assert missed.reward == 0.0
+        assert "Write one into the file" in str(missed.record[0].shown)
+        with pytest.raises(EnvError, match=r"Harbor verifier produced no reward\.json and no valid reward\.txt"):
+            await each.play(FakePolicy(CHATML, ["true"]), seed=2)
+
+
+EXAMPLE_RUNS = [
+    "textarena",
+    "openenv",
+    "openenv_direct",
+    pytest.param("nemo_gym", marks=needs_gym),
+    pytest.param("harbor", marks=needs_harbor),
+]
 
 
 @pytest.mark.usefixtures("warm_ray")
@@ -245,7 +298,7 @@ def test_the_example_trains(name: str, tiny_model: Path, tmp_path: Path, request
         "evaluation.seeds": 2,
         "evaluation.episodes_per_seed": 1,
     }
-    if name != "openenv_direct":
+    if name not in ("openenv_direct", "harbor"):
         changes["environments.0.verifiers.python"] = VERIFIERS
     if name == "textarena":
         changes["environments.0.verifiers.env.NLTK_DATA"] = request.getfixturevalue("nltk_data")
@@ -253,6 +306,14 @@ def test_the_example_trains(name: str, tiny_model: Path, tmp_path: Path, request
         changes["environments.0.verifiers.taskset.base_url"] = request.getfixturevalue("numbers")
     elif name == "openenv_direct":
         changes["environments.0.kwargs.base_url"] = request.getfixturevalue("numbers")
+    elif name == "harbor":
+        played = request.getfixturevalue("harbor")
+        changes |= {f"environments.0.verifiers.taskset.{key}": value for key, value in played["taskset"].items()}
+        changes |= {f"environments.0.verifiers.env.{key}": value for key, value in played["env"].items()}
+        changes["environments.0.verifiers.taskset.tasks"] = "[one, two]"
+        changes["environments.0.verifiers.harness"] = "shells"
+        changes["environments.0.verifiers.runtime"] = played["runtime"]
+        changes["environments.0.verifiers.python"] = HARBOR
     else:
         changes["environments.0.verifiers.taskset.task.resources_url"] = request.getfixturevalue("choices")
     config = f"examples/shared_environments/{name}.yaml"

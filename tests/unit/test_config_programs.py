@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from contextlib import ExitStack
@@ -79,6 +80,10 @@ def test_a_program_may_have_a_container() -> None:
     for mount in ("a", "a:b", "a:/a:no", ":/a", "a:/b:/c:ro"):
         found = problems({"program": {**COMMAND, "runtime": {**runtime, "mounts": ["a:/a", mount]}}})
         assert "expected `source:target`" in found["environments.0.program.runtime.mounts.1"]
+    found = problems({"program": {**COMMAND, "runtime": {**runtime, "type": "apptainer", "network": "bridge"}}})
+    assert found == {
+        "environments.0.program.runtime.network": "found 'bridge'; with Apptainer expected `none` or `host`"
+    }
 
 
 def test_a_container_that_cannot_run_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -93,6 +98,22 @@ def test_a_container_that_cannot_run_is_found(monkeypatch: pytest.MonkeyPatch, t
     (finding,) = environment_findings(parsed, None)
     assert finding.key == "environments.0.program.runtime.image"
     assert "podman has no image 'agent:1': no such image" in finding.message
+
+
+def test_an_image_of_apptainer_is_a_file_or_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runtime = {"type": "apptainer", "image": str(tmp_path / "agent.sif")}
+    parsed = config({"program": {**COMMAND, "runtime": runtime}})
+    for name in ("apptainer", "nsenter", "setpriv"):
+        (tmp_path / name).write_text("#!/bin/sh\necho no user namespaces >&2; exit 255\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (finding,) = environment_findings(parsed, None)
+    assert finding.key == "environments.0.program.runtime.image"
+    assert "expected a SIF file or a folder of this machine" in finding.message
+    (tmp_path / "agent.sif").touch()
+    (finding,) = environment_findings(parsed, None)
+    assert finding.key == "environments.0.program.runtime.type"
+    assert "does not start: no user namespaces" in finding.message
 
 
 def test_a_resolved_configuration_is_valid_again() -> None:

@@ -21,10 +21,10 @@ from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact, episode_settings
 from test_rollout_env_manager import SETTINGS
 
-from roll_like.agents import agent_program
+from roll_like.agents import agent_program, container
 from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
+from roll_like.agents.episode import ContainerSpec, EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
 from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.config import SET_FOR_PROGRAMS
 from roll_like.errors import EnvError, GenerationError
@@ -376,3 +376,21 @@ def test_redundant_programs_are_ended() -> None:
 def test_programs_need_their_runner() -> None:
     with pytest.raises(ValueError, match="pass AgentPrograms"):
         EnvManager(policy_of(["fox"]), Quizzes(), [PROGRAM], CHATML, retries=0)
+
+
+async def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = tmp_path / "podman"
+    engine.write_text("#!/bin/sh\nsleep 60; true\n")  # what it starts holds its pipes
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(container, "START_SECONDS", 0.2)
+    spec = ContainerSpec(type="podman", image="agent:1")
+    async with Proxy(FakePolicy(CHATML, ["fox"]), CHATML) as proxy:
+        with pytest.raises(EnvError, match=r"agent could not be removed: `podman rm` did not end within 0\.2 s"):
+            await container.Container(spec, "agent", proxy, str(tmp_path)).remove()
+    problem = await agent_program.container_problem(replace(spec, network="host"))
+    assert problem == (
+        "image",
+        "podman has no image 'agent:1': `podman image` did not end within 0.2 s; pull or build it, runs do not",
+    )
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(engine) in (one.info["cmdline"] or [])]

@@ -1,0 +1,99 @@
+"""Runs an agent program in a container of Apptainer.
+
+Apptainer has no daemon and keeps no containers: one is a tree of processes, and ends with the first of them. So that it
+ends with the run too, `setpriv` has the kernel kill the first one when its parent ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from roll_like.agents.container import POLL_SECONDS, START_SECONDS, WAIT, Container, absolute_mount, run_engine
+from roll_like.agents.episode import ContainerSpec
+from roll_like.errors import EnvError
+
+#: Nothing of this machine is in it that is not named: no variables, folders, processes, or files in `/tmp`. What it
+#: writes is kept in memory.
+CONTAINED = ("--cleanenv", "--containall", "--no-eval", "--writable-tmpfs", "--no-mount=cwd,hostfs,bind-paths")
+#: With this name before theirs, variables are the container's.
+PREFIX = "APPTAINERENV_"
+
+
+class ApptainerContainer(Container):
+    """One container, for one episode; its image is a file or a folder."""
+
+    def command(
+        self, command: Sequence[str], directory: str | None, variables: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command that runs a program in it, and that command's environment variables."""
+        theirs = self._unproxied(variables)
+        if "HOME" in theirs:  # of this name Apptainer takes none
+            command = ["env", f"HOME={theirs.pop('HOME')}", *command]
+        options = _options(self._spec)
+        if directory is not None:
+            options.append(f"--pwd={directory}")
+        start = [os.path.expanduser(self._spec.image), "sh", "-c", WAIT, "sh", *command]
+        whole = ["setpriv", "--pdeathsig=KILL", self._spec.type, "exec", *options, *start]
+        return whole, {**os.environ, **{PREFIX + name: value for name, value in theirs.items()}}
+
+    @classmethod
+    async def problem(cls, spec: ContainerSpec) -> tuple[str, str] | None:
+        """Return the key of what keeps a container from running, and why; None where nothing is found."""
+        image = os.path.expanduser(spec.image)
+        if shutil.which("setpriv") is None:
+            return "type", f"{spec.type!r} needs the program `setpriv` of util-linux; install it"
+        if not os.path.exists(image):
+            return "image", f"found {spec.image!r}; expected a SIF file or a folder of this machine; runs pull nothing"
+        code, _, said = await run_engine(spec, "--quiet", "exec", *_options(spec), image, "sh", "-c", "true")
+        if code:
+            return "type", f"a container of {spec.image!r} does not start: {said[-500:]}"
+        return None
+
+    async def remove(self) -> None:
+        """Do nothing: it has ended with its first process."""
+
+    async def _started(self, process: asyncio.subprocess.Process) -> int | None:
+        """Wait until it has the network that is entered; return a process in it, or None if it ended."""
+        if self._spec.network == "host":
+            return process.pid
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while process.returncode is None:
+                    if (pid := _inside(process.pid)) is not None:
+                        return pid
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError as error:
+            raise EnvError(
+                f"a container of {self._spec.image!r} did not start within {START_SECONDS:g} s",
+                fix="look whether Apptainer works: run the image by hand",
+            ) from error
+        return None
+
+
+def _options(spec: ContainerSpec) -> list[str]:
+    """Return the options of `apptainer exec` for a container."""
+    options = [*CONTAINED, *(["--net", "--network=none"] if spec.network == "none" else [])]
+    options += [f"--bind={mount}" for mount in map(absolute_mount, spec.mounts)]
+    if spec.memory_gib is not None:
+        memory = f"{round(spec.memory_gib * 2**30)}"
+        options += [f"--memory={memory}", f"--memory-swap={memory}"]
+    if spec.cpus is not None:
+        options.append(f"--cpus={spec.cpus:g}")
+    return [*options, *spec.options]
+
+
+def _inside(pid: int) -> int | None:
+    """Return a child of a process that has a network of its own; None where there is none yet."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        return next((int(each) for each in children if _network(each) != _network("self")), None)
+    except OSError:  # it ended meanwhile
+        return None
+
+
+def _network(process: str) -> str:
+    return os.readlink(f"/proc/{process}/ns/net")
