@@ -16,7 +16,7 @@ from roll_like.config.model import Precision
 from roll_like.config.training import TrainerConfig
 from roll_like.training.backend import BatchT, State, TrainingBackend
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.optimizer import adamw
+from roll_like.training.optimizer import optimizer_of
 
 
 class PlainBackend(TrainingBackend):
@@ -48,7 +48,7 @@ class PlainBackend(TrainingBackend):
         for parameter in module.parameters():  # those of a file cannot be emptied
             parameter.data = parameter.data.clone()
         self.module = module
-        self._optimizer = adamw(module, self._settings.optimizer)
+        self._optimizer = optimizer_of(module, self._settings.optimizer)
 
     def forward(self, *inputs: Any) -> Any:
         return self.module.train(torch.is_grad_enabled())(*inputs)

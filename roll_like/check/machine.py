@@ -17,7 +17,7 @@ from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.rollout import AsyncSchedule, ReplaySchedule
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.training import CriticConfig, TrainerConfig
+from roll_like.config.training import CriticConfig, OptimizerConfig, TrainerConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.metrics.trackers import TraceTracker
@@ -28,6 +28,8 @@ from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 
 #: A learning rate above this is no rate of any language model.
 MOST_LR = 0.1
+#: Rates of Muon: above the first none is meant for AdamW's scale, below the second none for the original one.
+MOST_MATCHED_LR, LEAST_ORIGINAL_LR = 0.01, 1e-4
 #: A temperature above this makes tokens nearly equally likely.
 MOST_TEMPERATURE = 5.0
 
@@ -153,6 +155,28 @@ def check_settings(config: SamplingRunConfig, made: Plan) -> Iterator[Finding]:
     yield from doubtful_staleness(config)
 
 
+def _doubtful_muon(section: str, optimizer: OptimizerConfig) -> Iterator[Finding]:
+    """Yield a rate of matrices that is meant for the other scale."""
+    muon = optimizer.muon
+    if muon is None:
+        return
+    rate = muon.lr or optimizer.lr
+    if muon.adjust_lr_fn == "match_rms_adamw" and muon.lr is not None and rate > MOST_MATCHED_LR:
+        yield Finding(
+            "warning",
+            f"{section}.optimizer.muon.lr",
+            f"found {rate:g}: with adjust_lr_fn: match_rms_adamw a matrix moves about as far as AdamW moves it with "
+            "this rate, and 1e-7 to 1e-4 is usual; rates near 0.02 are meant for adjust_lr_fn: original",
+        )
+    if muon.adjust_lr_fn == "original" and rate < LEAST_ORIGINAL_LR:
+        yield Finding(
+            "warning",
+            f"{section}.optimizer.muon.lr",
+            f"found {rate:g}{'' if muon.lr else ', which is optimizer.lr'}: with adjust_lr_fn: original a weight moves "
+            "by about rate / √width, so that matrices hardly learn; raise it, or set adjust_lr_fn: match_rms_adamw",
+        )
+
+
 def doubtful_rates(config: RunConfig, made: Plan) -> Iterator[Finding]:
     """Yield learning rates and temperatures that destroy a model, and evaluations that never come."""
     for section, trained in config.trained.items():
@@ -163,6 +187,7 @@ def doubtful_rates(config: RunConfig, made: Plan) -> Iterator[Finding]:
                 f"found {trained.optimizer.lr:g}: Adam moves each weight by up to this much in each update; full "
                 "models are trained with 1e-7 to 1e-4, adapters with up to 1e-3",
             )
+        yield from _doubtful_muon(section, trained.optimizer)
     for section in ("rollout", "evaluation"):
         temperature = getattr(getattr(config, section, None), "temperature", 1.0)
         if temperature > MOST_TEMPERATURE:

@@ -271,6 +271,8 @@ def training_states(
         experts=model.expert_parameters,
         outside=model.parameters - model.layers * model.layer_parameters,
         width=width,
+        # norms and biases of layers are few; adapters are matrices
+        matrices=model.layers * model.layer_parameters if trained == model.parameters else trained,
     )
     states: StateBytes = TRAINING_BACKENDS.get(settings.backend).state_bytes(settings, sizes)
     if not quantized:

@@ -19,6 +19,8 @@ Attention = Literal["auto", "dense", "varlen", "flex", "cudnn"]
 JOINING: tuple[Attention, ...] = ("varlen", "flex", "cudnn")
 
 
+#: Elements of the matrices that Muon has a rank orthogonalise between two exchanges, or one matrix that is larger.
+MUON_ROUND = 2**25
 #: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -47,8 +49,26 @@ def budget_violations(
         )
 
 
+class MuonConfig(ConfigModel):
+    """Muon: steps of weight matrices along their momentum, made orthogonal (Jordan et al. 2024; arXiv:2502.16982)."""
+
+    common: ClassVar[tuple[str, ...]] = ("lr",)
+
+    lr: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="Peak learning rate of the matrices, with the same schedule; default: `optimizer.lr`."
+    )
+    momentum: DecayRate = Field(default=0.95, description="Decay rate of the momentum; below 1.")
+    nesterov: bool = Field(default=True, description="Look ahead: mix the gradient into the momentum once more.")
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = Field(default=5, description="Steps of Newton-Schulz's iteration.")
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = Field(
+        default="match_rms_adamw",
+        description="What the rate of a matrix [A, B] is multiplied by: `match_rms_adamw` 0.2·√max(A, B), for the "
+        "rates and the decay of AdamW; `original` √max(1, A / B), for rates near 0.02.",
+    )
+
+
 class OptimizerConfig(ConfigModel):
-    """AdamW and its learning rate."""
+    """The optimizer and its learning rate: AdamW, and Muon for weight matrices if it is set."""
 
     common: ClassVar[tuple[str, ...]] = ("lr", "schedule", "warmup_steps")
 
@@ -60,6 +80,26 @@ class OptimizerConfig(ConfigModel):
     warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="Optimizer steps of linear warm-up.")
     min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate as a share of `lr`.")
     max_grad_norm: PositiveFloat = Field(default=1.0, description="Clip the global gradient norm to this.")
+    muon: MuonConfig | None = Field(
+        default=None,
+        description="Move the weights of linear layers and of experts with Muon, and the rest (embeddings, output "
+        "head, routers, norms, biases) with AdamW; `{}` for its defaults. Default: AdamW moves all.",
+    )
+
+    def moment_bytes(self, sizes: StateSizes) -> int:
+        """Return the memory of the running means of all that is trained: two of AdamW, one of Muon, in float32."""
+        return 8 * sizes.trained - (4 * sizes.matrices if self.muon is not None else 0)
+
+    def step_bytes(self, sizes: StateSizes) -> int:
+        """Return what a step takes beside gradients and states: a round of Muon's, in bfloat16.
+
+        A round's pieces are there as they are sent, as they came, put together, and made orthogonal; with products of
+        one matrix.
+        """
+        if self.muon is None:
+            return 0
+        largest = min(sizes.largest, sizes.layer, sizes.matrices)
+        return 2 * (4 * min(max(MUON_ROUND, largest), sizes.matrices) + 4 * largest)
 
 
 class LoRAConfig(ConfigModel):
@@ -113,7 +153,9 @@ class TrainerConfig(ConfigModel):
         description="What is sharded over the `workers`: 1 optimizer, 2 gradients too, 3 weights too. With 3, weights "
         "of a reference and of teachers with several `workers` are sharded as well. `fsdp2` has 3 only.",
     )
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its schedule.")
+    optimizer: OptimizerConfig = Field(
+        default_factory=OptimizerConfig, description="AdamW or Muon, and the schedule of the rate."
+    )
     max_tokens_per_micro_batch: PositiveInt = Field(
         default=4096, description="Budget of one forward pass of one rank. Tokens, padding included."
     )
@@ -209,6 +251,7 @@ class TrainerConfig(ConfigModel):
         yield from self._compiles(key)
         yield from self._ranks_divide_rows_and_experts(key)
         yield from self._ranks_divide_matrices(key)
+        yield from self._orthogonalises(key)
         yield from self._backend_takes_it(key)
 
     def _compiles(self, key: str) -> Iterator[Violation]:
@@ -281,6 +324,29 @@ class TrainerConfig(ConfigModel):
             yield Violation(
                 (key, "compile"),
                 f"tensor_parallel: {ranks} replaces the forward passes that would be compiled; remove one of the two",
+            )
+
+    def _orthogonalises(self, key: str) -> Iterator[Violation]:
+        """Yield what keeps Muon from the whole of a matrix."""
+        if self.optimizer.muon is None:
+            return
+        if not TRAINING_BACKENDS.get(self.backend).orthogonalises:
+            yield Violation(
+                (key, "optimizer", "muon"),
+                f"{self.backend} steps with AdamW alone; set {key}.backend: {_backends_with('orthogonalises')}, or "
+                "remove the key",
+            )
+        if self.tensor_parallel > 1:
+            yield Violation(
+                (key, "tensor_parallel"),
+                f"{self.tensor_parallel} ranks have columns of a matrix each, and Muon puts matrices together by rows; "
+                f"remove it, or {key}.optimizer.muon",
+            )
+        if self.offload != "none":
+            yield Violation(
+                (key, "offload"),
+                f"{self.offload!r} takes the optimizer's step in host memory, and Muon multiplies matrices on the GPU; "
+                f"set offload: none, or remove {key}.optimizer.muon",
             )
 
     def _backend_takes_it(self, key: str) -> Iterator[Violation]:
@@ -461,6 +527,7 @@ class StateSizes:
         experts: Those of them that are of experts which its router chooses from.
         outside: Parameters outside of the layers: embedding, final norm, and the head where it is not the embedding.
         width: Bytes of a weight in the forward pass.
+        matrices: How many of the trained are weights that Muon can move.
     """
 
     parameters: int
@@ -470,6 +537,7 @@ class StateSizes:
     outside: int
     width: int
     experts: int = 0
+    matrices: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

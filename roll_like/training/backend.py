@@ -62,7 +62,7 @@ def require_same_tensors(wanted: Collection[str], stored: Collection[str]) -> No
     missing, unexpected = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
     if missing or unexpected:
         raise RuntimeError(
-            "the checkpoint is of another model or of other adapters: missing tensors: "
+            "the checkpoint is of another model or of other adapters, or of another optimizer: missing tensors: "
             f"{', '.join(missing[:3]) or 'none'}; unexpected tensors: {', '.join(unexpected[:3]) or 'none'}"
         )
 
@@ -127,6 +127,8 @@ class TrainingBackend(ABC):
     switches_models: ClassVar[bool] = False
     #: Whether ranks can divide the matrices of a layer (`tensor_parallel`).
     divides_matrices: ClassVar[bool] = False
+    #: Whether it steps with Muon (`optimizer.muon`).
+    orthogonalises: ClassVar[bool] = False
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:
@@ -166,12 +168,12 @@ class TrainingBackend(ABC):
         def share(part: StatePart, size: int) -> int:
             return size // (settings.workers if part in divided else 1)
 
-        # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
-        moments = 8 if sizes.width == 4 else 12
+        # a float32 copy of weights that are kept in less
+        masters = 0 if sizes.width == 4 else 4 * sizes.trained
         return StateBytes(
             weights=share("weights", sizes.parameters * sizes.width),
             gradients=share("gradients", sizes.trained * sizes.width),
-            optimizer=share("optimizer", sizes.trained * moments),
+            optimizer=share("optimizer", masters + settings.optimizer.moment_bytes(sizes)),
             # of weights that are divided, one layer is gathered while the next one travels
             buffers=2 * sizes.largest * sizes.width if "weights" in divided and settings.workers > 1 else 0,
         )

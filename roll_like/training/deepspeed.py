@@ -44,6 +44,7 @@ class DeepSpeedBackend(TrainingBackend):
 
     start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "offload")
     reads_late: ClassVar[bool] = True
+    orthogonalises: ClassVar[bool] = True
     _engine: Any
 
     @staticmethod
@@ -85,10 +86,12 @@ class DeepSpeedBackend(TrainingBackend):
         parameters, trained = sizes.parameters, sizes.trained
         shard, half = trained // ranks, width < 4
         weights = parameters * width // (ranks if stage == 3 else 1)
-        optimizer = 12 * shard if stage else trained * (12 if half else 8)
+        optimizer = (4 * trained if stage or half else 0) + settings.optimizer.moment_bytes(sizes)
+        optimizer //= ranks if stage else 1
         gradients = {0: width * trained, 1: (width + 4) * trained if half else width * trained}.get(stage, 4 * shard)
         step = {0: 4 * trained if half else 0, 1: width * trained}.get(stage, 0 if stage == 2 and half else 4 * shard)
         in_transit = min(trained, bucket_elements(trained) + sizes.largest) * width if stage > 1 else 0
+        step += settings.optimizer.step_bytes(sizes)
         if settings.offload != "none":
             optimizer = gradients = step = 0
         if settings.offload == "optimizer_and_parameters":
@@ -118,18 +121,20 @@ class DeepSpeedBackend(TrainingBackend):
         """Take a module on the CPU, to train it on the device; with ZeRO-3 also one that is frozen."""
         import deepspeed
 
-        from roll_like.training.optimizer import adamw
+        from roll_like.training.muon import Muon
+        from roll_like.training.optimizer import optimizer_of
 
         settings = self._settings
         config = deepspeed_config(settings, self._dtype, parameters_of(module))
         if self.sharded:
             _shard(module, getattr(torch, self._dtype), config)
         learns = any(parameter.requires_grad for parameter in module.parameters())
-        self._engine, *_ = deepspeed.initialize(
-            model=module, optimizer=adamw(module, settings.optimizer) if learns else None, config=config
-        )
+        optimizer = optimizer_of(module, settings.optimizer) if learns else None
+        self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
         self.module = self._engine.module
         deepspeed_states.forget_first_step(self._engine)
+        if isinstance(optimizer, Muon):
+            optimizer.lay_out(deepspeed_states.pieces_of_matrices(self._engine, optimizer), str(self._engine.device))
         # ZeRO's collectives use a copy of the process group, which has torch's own time-out
         torch.distributed.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._engine.data_parallel_group)
         self._engine.train(learns)
@@ -218,7 +223,7 @@ class DeepSpeedBackend(TrainingBackend):
                 if self.sharded:
                     yield from (own for own in vars(tensor).values() if isinstance(own, torch.Tensor))
         else:
-            yield from tensors_within(self._engine.optimizer, of=("deepspeed", "torch"))
+            yield from tensors_within(self._engine.optimizer, of=("deepspeed", "torch", "roll_like"))
             yield from (parameter.grad for parameter in self.module.parameters() if parameter.grad is not None)
 
 

@@ -1,14 +1,14 @@
 """What a DeepSpeed engine has learned, written so that any number of ranks with any ZeRO stage can take it back.
 
-Each rank writes the stretches of parameters that it keeps: master weights and Adam's moments in float32, by name and
-place. A rank that reads takes from all files what it keeps now.
+Each rank writes the stretches of parameters that it keeps: master weights and the optimizer's running means in float32,
+by name and place. A rank that reads takes from all files what it keeps now.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,12 @@ from roll_like.training.backend import LazyTensors, require_same_sum, require_sa
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from roll_like.training.muon import MatrixPiece, Muon
+
 WEIGHT = "weight"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+#: Running means of AdamW and of Muon; a parameter has those of one of them.
+MEANS = (("exp_avg", "exp_avg_sq"), ("momentum_buffer",))
+MOMENTS = tuple(key for keys in MEANS for key in keys)
 #: Of one rank: a stretch of a parameter.
 _Record = Mapping[str, Any]
 
@@ -73,10 +77,28 @@ def stretches(engine: Any) -> Iterator[Stretch]:
                     kept, origin = link.hp_fragment_address, link.lp_fragment_address
                     yield Stretch(names[parameter], parameter, origin.start, kept.numel, flat, kept.start)
     else:
-        trained = [parameter for parameter in names if parameter.requires_grad]
-        (masters,) = getattr(optimizer, "fp32_groups", [trained])  # in float32 parameters are their own masters
-        for parameter, master in zip(trained, masters, strict=True):
-            yield Stretch(names[parameter], parameter, 0, parameter.numel(), master, 0)
+        trained = [[parameter for parameter in names if parameter.requires_grad]]
+        groups = getattr(optimizer, "fp16_groups", trained)
+        masters = getattr(optimizer, "fp32_groups", trained)  # in float32 parameters are their own masters
+        for group, copies in zip(groups, masters, strict=True):
+            for parameter, master in zip(group, copies, strict=True):
+                yield Stretch(names[parameter], parameter, 0, parameter.numel(), master, 0)
+
+
+def pieces_of_matrices(engine: Any, muon: Muon) -> Iterator[MatrixPiece]:
+    """Yield what this rank keeps of the matrices that Muon moves: of each a piece, which may have no elements."""
+    from roll_like.training.muon import matrices_within
+
+    missing = {name: muon.shapes[name] for name in muon.shapes}
+    for each in stretches(engine):
+        if each.name in muon.shapes:
+            shape = missing.pop(each.name)
+            yield from matrices_within(
+                each.name, shape, each.master, offset=each.offset, start=each.start, numel=each.numel
+            )
+    for name, shape in missing.items():  # other ranks have it; ZeRO 1 and 2 keep all matrices in one tensor
+        (flat,) = muon.param_groups[0]["params"]
+        yield from matrices_within(name, shape, flat, offset=0, start=0, numel=0)
 
 
 def forget_first_step(engine: Any) -> None:
@@ -106,14 +128,14 @@ def save(engine: Any, directory: Path, precision: str) -> None:
     records: dict[str, dict[str, Any]] = {}
     for each in stretches(engine):
         if each.numel:
-            moments = {key: each.of(states[each.master][key]) for key in MOMENTS if each.master in states}
+            moments = {key: each.of(value) for key, value in states.get(each.master, {}).items() if key in MOMENTS}
             records[each.name] = {
                 "start": each.start,
                 "shape": whole_shape(each.parameter),
                 WEIGHT: each.of(each.master),
                 **moments,
             }
-    step = max((int(state["step"]) for state in states.values()), default=0)
+    step = max((int(state.get("step", 1)) for state in states.values()), default=0)
     content = {
         "step": step,
         "parameters": records,
@@ -143,11 +165,15 @@ def load(engine: Any, directory: Path, precision: str) -> None:
         optimizer.checkpoint_event_prologue()
     step = files[0]["step"]
     adam.state.clear()
+    of_muon: Collection[str] = getattr(adam, "shapes", ())
     for each in own:
+        keys = MEANS[each.name in of_muon] if step else ()
+        _require_means(each.name, keys, pieces[each.name])
         if step and each.master not in adam.state:
-            moments = {key: torch.zeros_like(each.master) for key in MOMENTS}
-            adam.state[each.master] = {"step": torch.tensor(float(step), device=each.master.device), **moments}
-        for key in (WEIGHT, *MOMENTS) if step else (WEIGHT,):
+            adam.state[each.master] = {key: torch.zeros_like(each.master) for key in keys}
+            if each.name not in of_muon:
+                adam.state[each.master]["step"] = torch.tensor(float(step), device=each.master.device)
+        for key in (WEIGHT, *keys):
             target = each.master if key == WEIGHT else adam.state[each.master][key]
             _copy(pieces[each.name], key, each.of(target), each.start)
         if in_partitions:
@@ -241,6 +267,15 @@ def _require_same(shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[str, Se
             raise RuntimeError(f"the checkpoint lacks a part of {name}: values from {position} on")
 
 
+def _require_means(name: str, keys: Collection[str], records: Sequence[_Record]) -> None:
+    found = {key for record in records for key in MOMENTS if key in record}
+    if found != set(keys):
+        raise RuntimeError(
+            f"the checkpoint is of another optimizer: of {name} it has {', '.join(sorted(found)) or 'no moments'}, "
+            f"expected {', '.join(keys) or 'none'}"
+        )
+
+
 def _sums(records: Iterable[_Record]) -> dict[str, list[float]]:
     """Return sums of the values and of their sizes, by kind."""
     sums: dict[str, list[float]] = {key: [0.0, 0.0] for key in (WEIGHT, *MOMENTS)}
@@ -256,7 +291,10 @@ def _compare(engine: Any, own: Sequence[Stretch], files: Sequence[Mapping[str, A
     """Raise if all ranks together do not hold what was written."""
     states = _adam(engine).state
     held = _sums(
-        {WEIGHT: each.of(each.master), **{key: each.of(states[each.master][key]) for key in MOMENTS if states}}
+        {
+            WEIGHT: each.of(each.master),
+            **{key: each.of(value) for key, value in states.get(each.master, {}).items() if key in MOMENTS},
+        }
         for each in own
         if each.numel
     )
@@ -265,5 +303,7 @@ def _compare(engine: Any, own: Sequence[Stretch], files: Sequence[Mapping[str, A
         found = found.to(engine.device)
         torch.distributed.all_reduce(found, group=engine.data_parallel_group)
     for index, key in enumerate((WEIGHT, *MOMENTS)):
-        expected, size = (math.fsum(file["sums"][key][place] for file in files) for place in (0, 1))
+        expected, size = (
+            math.fsum(file["sums"].get(key, (0.0, 0.0))[place] for file in files) for place in (0, 1)
+        )  # earlier versions wrote none of Muon
         require_same_sum(key, float(found[index, 0]), expected, size)

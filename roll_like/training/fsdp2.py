@@ -46,6 +46,7 @@ _WEIGHT, _OPTIMIZER = "weight.", "optimizer."
 #: Sums of what a checkpoint holds, by kind; and the kinds.
 _SUMS = "sums"
 _KINDS = (_WEIGHT, f"{_OPTIMIZER}exp_avg.", f"{_OPTIMIZER}exp_avg_sq.")
+_MOMENTUM = f"{_OPTIMIZER}momentum_buffer."
 
 
 @TRAINING_BACKENDS.register("fsdp2")
@@ -63,6 +64,7 @@ class FSDP2Backend(TrainingBackend):
     divides_experts: ClassVar[bool] = True
     switches_models: ClassVar[bool] = True
     divides_matrices: ClassVar[bool] = True
+    orthogonalises: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         if dtype == "float16":
@@ -116,8 +118,9 @@ class FSDP2Backend(TrainingBackend):
         return StateBytes(
             weights=shard + frozen // settings.workers,
             gradients=shard,
-            optimizer=2 * shard,
+            optimizer=settings.optimizer.moment_bytes(sizes) // settings.workers,
             buffers=gathered + (reduced if trained else 0),
+            step=settings.optimizer.step_bytes(sizes),
         )
 
     @staticmethod
@@ -161,7 +164,8 @@ class FSDP2Backend(TrainingBackend):
 
         from roll_like.models.unread import materialise
         from roll_like.training.expert_parallel import ExpertParallel
-        from roll_like.training.optimizer import adamw
+        from roll_like.training.muon import Muon, shards_of
+        from roll_like.training.optimizer import optimizer_of
         from roll_like.training.tensor_parallel import TensorParallel
 
         dtype = getattr(torch, self._dtype)
@@ -196,8 +200,11 @@ class FSDP2Backend(TrainingBackend):
                     parameter.data = parameter.data.to(kept_as[parameter.requires_grad])
             shard(part, mesh=everyone if part in apart else mesh)
         self.module = self._unit = module
-        if self._trained():
-            self._optimizer = adamw(module, self._settings.optimizer)
+        if trained := self._trained():
+            self._optimizer = optimizer_of(module, self._settings.optimizer)
+            if isinstance(self._optimizer, Muon):
+                shards = (piece for name in self._optimizer.shapes for piece in shards_of(name, trained[name]))
+                self._optimizer.lay_out(shards, self._device)
 
     def _mesh_of(self, same: str, divided: str, size: int) -> tuple[DeviceMesh, DeviceMesh]:
         """Return this rank's place among those that have the same parts, and among the `size` that divide them."""
@@ -315,7 +322,7 @@ class FSDP2Backend(TrainingBackend):
         with _plain_errors():
             load(wanted, storage_reader=reader)
         if _SUMS in wanted:
-            for kind, found, (written, size) in zip(_KINDS, self._sums()[:, 0], wanted[_SUMS], strict=True):
+            for kind, found, (written, size) in zip(self._kinds, self._sums()[:, 0], wanted[_SUMS], strict=True):
                 require_same_sum(kind.removeprefix(_OPTIMIZER).rstrip("."), float(found), float(written), float(size))
 
     def tensors(self, part: State) -> Iterator[Tensor]:
@@ -350,13 +357,17 @@ class FSDP2Backend(TrainingBackend):
         """Return sums over all ranks of the values of each kind, and of their sizes, shape [kinds, 2]; all must ask."""
         sums = self._zeros()
         for name, tensor in {**self._weights(), **self._states()}.items():
-            for kind, row in zip(_KINDS, sums, strict=True):
+            for kind, row in zip(self._kinds, sums, strict=True):
                 if name.startswith(kind):
                     share, copies = _local(tensor), self._copies(tensor)
                     row[0] += share.sum(dtype=torch.float64) / copies
                     row[1] += torch.linalg.vector_norm(share, 1, dtype=torch.float64) / copies
         torch.distributed.all_reduce(sums)
         return sums
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        return _KINDS if self._settings.optimizer.muon is None else (*_KINDS, _MOMENTUM)
 
     def _copies(self, tensor: Any) -> int:
         """Return how many ranks hold each element of a parameter, or of what is sharded as one."""
@@ -365,7 +376,7 @@ class FSDP2Backend(TrainingBackend):
         return self._world_size // math.prod(parts)
 
     def _zeros(self) -> Tensor:
-        return torch.zeros(len(_KINDS), 2, dtype=torch.float64, device=self._device)
+        return torch.zeros(len(self._kinds), 2, dtype=torch.float64, device=self._device)
 
     def _fill_states(self) -> None:
         """Let the optimizer make its states, for them to be loaded: a step that moves nothing."""

@@ -11,15 +11,24 @@ from torch import nn
 from roll_like.config.training import OptimizerConfig
 
 
-def adamw(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW over what is trained of a module.
+def optimizer_of(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Return AdamW over what is trained of a module, or `Muon` over its weight matrices and AdamW over the rest.
 
-    It has a group for the parameters that the same ranks divide: torch computes with no mixture of them.
+    AdamW has a group for the parameters that the same ranks divide: torch computes with no mixture of them.
+
+    Raises:
+        ConfigError: Muon is wanted, and the module has no such matrices.
     """
+    from roll_like.training.muon import Muon, weight_matrices
+
+    matrices = {} if config.muon is None else weight_matrices(module)
+    apart = set(matrices.values())
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in module.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter not in apart:
             groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    if matrices:
+        return Muon(matrices, [*groups.values()], config)
     return torch.optim.AdamW(
         [{"params": group} for group in groups.values()],
         lr=config.lr,

@@ -1,6 +1,6 @@
 """Counts what a backend holds of a small module after a backward pass, beside what the plan says; prints both as JSON.
 
-python held_states.py BACKEND ZERO_STAGE DTYPE
+python held_states.py BACKEND ZERO_STAGE DTYPE [OPTIMIZER]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll_like.cluster.address import free_port
 from roll_like.config.training import StateSizes, TrainingConfig
@@ -30,13 +31,26 @@ def storages(tensors: Any) -> dict[int, int]:
     }
 
 
-def main(name: Any, stage: Any, dtype: Any) -> None:
+class Layer(GradientCheckpointingLayer):
+    """A layer with one matrix, which Muon moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, rows: Any) -> Any:
+        return self.inner(rows)
+
+
+def main(name: Any, stage: Any, dtype: Any, optimizer: str = "adamw") -> None:
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    settings = TrainingConfig(zero_stage=stage, backend=name)
+    muon = {} if optimizer == "muon" else None
+    settings = TrainingConfig.model_validate({"zero_stage": stage, "backend": name, "optimizer": {"muon": muon}})
     backend: Any = TRAINING_BACKENDS.get(name)(settings, dtype=dtype, device="cpu", world_size=1)
     backend.join()
     kind = getattr(torch, dtype)
-    module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).to(kind)
+    layers = (nn.Linear(WIDTH, WIDTH, bias=False) if muon is None else Layer() for _ in range(LAYERS))
+    module = nn.Sequential(*layers).to(kind)
     parameters = sum(each.numel() for each in module.parameters())
     backend.wrap(module)
     inputs = torch.randn(4, WIDTH, dtype=kind)
@@ -47,7 +61,13 @@ def main(name: Any, stage: Any, dtype: Any) -> None:
         held = {"weights": sum(weights.values()), "others": sum(others)}
         backend.optimizer_step(1e-4)
     sizes = StateSizes(
-        parameters=parameters, trained=parameters, largest=WIDTH**2, layer=WIDTH**2, outside=0, width=kind.itemsize
+        parameters=parameters,
+        trained=parameters,
+        largest=WIDTH**2,
+        layer=WIDTH**2,
+        outside=0,
+        width=kind.itemsize,
+        matrices=parameters,
     )
     planned = asdict(backend.state_bytes(settings, sizes))
     backend.close()
@@ -55,4 +75,4 @@ def main(name: Any, stage: Any, dtype: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -19,19 +19,23 @@ SCRIPT = Path(__file__).parent / "held_states.py"
 
 
 @pytest.mark.parametrize(
-    ("backend", "stage", "dtype"),
+    ("backend", "stage", "dtype", "optimizer"),
     [
-        ("deepspeed", 1, "bfloat16"),
-        ("fsdp2", 3, "bfloat16"),
-        *(pytest.param("deepspeed", stage, "bfloat16", marks=pytest.mark.slow) for stage in (0, 2, 3)),
-        *(pytest.param("deepspeed", stage, "float32", marks=pytest.mark.slow) for stage in (0, 1, 2, 3)),
-        pytest.param("fsdp2", 3, "float32", marks=pytest.mark.slow),
+        ("deepspeed", 1, "bfloat16", "adamw"),
+        ("fsdp2", 3, "bfloat16", "adamw"),
+        *(pytest.param("deepspeed", stage, "bfloat16", "adamw", marks=pytest.mark.slow) for stage in (0, 2, 3)),
+        *(pytest.param("deepspeed", stage, "float32", "adamw", marks=pytest.mark.slow) for stage in (0, 1, 2, 3)),
+        pytest.param("fsdp2", 3, "float32", "adamw", marks=pytest.mark.slow),
+        *(pytest.param("deepspeed", stage, "bfloat16", "muon", marks=pytest.mark.slow) for stage in (0, 1, 3)),
+        pytest.param("fsdp2", 3, "bfloat16", "muon", marks=pytest.mark.slow),
     ],
 )
-def test_states_are_what_the_backend_holds(backend: str, stage: int, dtype: str, tmp_path: Path) -> None:
+def test_states_are_what_the_backend_holds(
+    backend: str, stage: int, dtype: str, optimizer: str, tmp_path: Path
+) -> None:
     """Of one rank, after a backward pass: its bucket is as large as the module, and part of neither."""
     done = subprocess.run(
-        [sys.executable, SCRIPT, backend, str(stage), dtype],
+        [sys.executable, SCRIPT, backend, str(stage), dtype, optimizer],
         check=False,
         cwd=tmp_path,
         capture_output=True,

@@ -114,6 +114,14 @@ def test_a_setting_that_only_other_pipelines_have_is_named(key: str, capsys: pyt
     ("override", "expected"),
     [
         ("training.optimizer.lr=0.5", "training.optimizer.lr: found 0.5: Adam moves each weight by up to this much"),
+        (
+            "training.optimizer.muon={lr: 0.02}",
+            "training.optimizer.muon.lr: found 0.02: with adjust_lr_fn: match_rms_adamw a matrix moves about as far",
+        ),
+        (
+            "training.optimizer.muon={adjust_lr_fn: original}",
+            "training.optimizer.muon.lr: found 6e-05, which is optimizer.lr: with adjust_lr_fn: original a weight",
+        ),
         ("rollout.temperature=20", "rollout.temperature: found 20: tokens are drawn almost at random"),
         ("evaluation.every=1000", "evaluation.every: the run has 10 steps, fewer than 1000"),
     ],

@@ -1,11 +1,12 @@
 """Learning rates by hand, and what DeepSpeed is told."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from roll_like.config.training import CriticConfig, OptimizerConfig, TrainingConfig
+from roll_like.config.training import CriticConfig, MuonConfig, OptimizerConfig, StateSizes, TrainingConfig
 from roll_like.errors import ConfigError
+from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.deepspeed import DeepSpeedBackend, deepspeed_config
 from roll_like.training.optimizer import learning_rate
 
@@ -56,6 +57,47 @@ def test_deepspeeds_rules_follow_the_zero_stage(stage: Literal[0, 1, 2, 3], divi
     settings = TrainingConfig(zero_stage=stage, offload="optimizer_and_parameters")
     assert DeepSpeedBackend.divided(settings) == set(divided)
     assert [violation.path for violation in DeepSpeedBackend.violations(settings)] == [("offload",)] * (stage < 3)
+
+
+MUON = OptimizerConfig(muon=MuonConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "message"),
+    [
+        ({"backend": "fsdp2", "zero_stage": 3, "tensor_parallel": 2, "workers": 2}, "tensor_parallel", "puts matrices"),
+        ({"zero_stage": 1, "offload": "optimizer"}, "offload", "takes the optimizer's step in host memory"),
+        ({}, None, ""),
+        ({"backend": "fsdp2", "zero_stage": 3, "expert_parallel": 2, "workers": 2}, None, ""),
+    ],
+)
+def test_muon_is_refused_where_it_has_no_whole_matrices(
+    settings: dict[str, Any], path: str | None, message: str
+) -> None:
+    found = list(TrainingConfig(optimizer=MUON, **settings).violations("training", "cuda"))
+    assert [violation.path for violation in found] == ([("training", path)] if path else [])
+    assert message in "".join(violation.message for violation in found)
+    assert not list(TrainingConfig(**settings).violations("training", "cuda"))
+
+
+def test_muon_is_refused_by_a_backend_that_does_not_declare_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeepSpeedBackend, "orthogonalises", False)
+    (found,) = TrainingConfig(optimizer=MUON).violations("training", "cpu")
+    assert found.path == ("training", "optimizer", "muon")
+    assert "deepspeed steps with AdamW alone; set training.backend: fsdp2" in found.message
+
+
+@pytest.mark.parametrize(("backend", "stage"), [("deepspeed", 1), ("deepspeed", 0), ("fsdp2", 3)])
+def test_muon_keeps_one_moment_of_a_matrix(backend: str, stage: Literal[0, 1, 3]) -> None:
+    """Of 900 trained numbers in matrices and 100 others: 4·900 + 8·100 bytes in place of 8·1000."""
+    sizes = StateSizes(parameters=1000, trained=1000, largest=100, layer=900, outside=100, width=2, matrices=900)
+    settings = TrainingConfig(backend=backend, zero_stage=stage, workers=2)
+    kind = TRAINING_BACKENDS.get(backend)
+    adamw = kind.state_bytes(settings, sizes)
+    muon = kind.state_bytes(settings.model_copy(update={"optimizer": MUON}), sizes)
+    assert adamw.optimizer - muon.optimizer == 3600 // (2 if stage else 1)
+    assert muon.step - adamw.step == 2 * (4 * 900 + 4 * 100)
+    assert (muon.weights, muon.gradients, muon.buffers) == (adamw.weights, adamw.gradients, adamw.buffers)
 
 
 def test_a_critic_has_the_engines_options_and_its_own() -> None:
