@@ -126,9 +126,8 @@ def test_steps_without_a_finite_value_are_marked(axis: Any) -> None:
     assert [list(line.get_xdata()) for line in crosses] == [[2, 3]]
 
 
-@pytest.mark.parametrize("value", [0.0, 0.3, NAN, math.inf])
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_curves_of_any_values_are_drawn(tmp_path: Path, value: float, count: int) -> None:
+@pytest.mark.parametrize(("count", "value"), [(1, 0.0), (1, NAN), (2, math.inf), (7, 0.3), (7, NAN)])
+def test_curves_of_any_values_are_drawn(tmp_path: Path, count: int, value: float) -> None:
     logged = {
         **dict.fromkeys(SAMPLING, value),
         "train/kl": value,

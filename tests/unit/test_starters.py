@@ -85,7 +85,9 @@ def run_tests(folder: Path, *command: str) -> str:
     return done.stdout + done.stderr
 
 
-@each_kind
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "verifiers" else ()) for kind in STARTERS]
+)
 @pytest.mark.usefixtures("installed")
 def test_everything_that_is_printed_works(
     kind: str,
