@@ -5,16 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll_like.config.algorithm import AlgorithmConfig, KLConfig
-from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, Violation
+from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
 from roll_like.config.resources import RolePlan
 from roll_like.config.rewards import OptionalRewardsConfig
 from roll_like.config.run import NAME_PATTERN
 from roll_like.config.sampling import PromptConfig
-from roll_like.config.teachers import TeacherConfigs, teacher_roles, teacher_violations
+from roll_like.config.teachers import OptionalTeachers, teacher_roles, teacher_violations
 from roll_like.registry import PIPELINES
+
+
+class DemonstrationConfig(ConfigModel):
+    """What teachers read beside the prompt: an example of a good answer (SDFT, arXiv:2601.19897)."""
+
+    field: str = Field(description="Field of a row that holds its demonstration, a text.")
+    template: str = Field(
+        default="{prompt}\n\nThis is an example of a good answer:\n{demonstration}\n\nAnswer in your own words.",
+        description="The user's last message for teachers, of the student's (`{prompt}`) and the row's "
+        "`{demonstration}`.",
+    )
+    max_prompt_tokens: PositiveInt = Field(
+        default=1024, description="Most tokens of a prompt with its demonstration; longer ones are an error."
+    )
+
+    @model_validator(mode="after")
+    def _template_holds_both(self) -> Self:
+        for place in ("{prompt}", "{demonstration}"):
+            if place not in self.template:
+                raise ValueError(f"template has no {place}, so that teachers would not read it; add {place}")
+        return self
 
 
 class TeacherSignalConfig(ConfigModel):
@@ -39,6 +60,11 @@ class TeacherSignalConfig(ConfigModel):
         description="How much of the later tokens' reverse KL a token answers for; 0: its own only. With "
         "`use: advantage`.",
     )
+    demonstration: DemonstrationConfig | None = Field(
+        default=None,
+        description="What teachers read and the student does not; nothing by default. Without `teachers` the policy "
+        "itself reads it, and is its own teacher.",
+    )
 
 
 @PIPELINES.register("on_policy_distill")
@@ -53,8 +79,10 @@ class OnPolicyDistillConfig(PromptConfig):
     name: str = Field(
         default="on_policy_distill", pattern=NAME_PATTERN, description="Name of the run and of its folder."
     )
-    teachers: TeacherConfigs = Field(
-        description="Models that the student (`model`) learns from, by names of your choice."
+    teachers: OptionalTeachers = Field(
+        default_factory=dict,
+        description="Models that the student (`model`) learns from, by names of your choice; none with "
+        "`distillation.demonstration`: the policy itself.",
     )
     distillation: TeacherSignalConfig = Field(default_factory=TeacherSignalConfig)
     rewards: OptionalRewardsConfig = Field(default_factory=OptionalRewardsConfig)
@@ -74,8 +102,38 @@ class OnPolicyDistillConfig(PromptConfig):
         yield from super().violations()
         yield from self._reward_violations()
         yield from self._teacher_violations()
+        yield from self._demonstration_violations()
         domains = [source.domain_label for source in self.sources]
-        yield from teacher_violations(self.teachers, domains, self.longest_sample, self.longest_sample_terms)
+        if self.teachers:
+            yield from teacher_violations(self.teachers, domains, *self.longest_seen)
+
+    @property
+    def longest_seen(self) -> tuple[int, str]:
+        """Longest sample as teachers see it, in tokens; and the keys that it follows from."""
+        demonstration = self.distillation.demonstration
+        if demonstration is None:
+            return self.longest_sample, self.longest_sample_terms
+        longest = demonstration.max_prompt_tokens + self.longest_response
+        terms = "distillation.demonstration.max_prompt_tokens + rollout.max_response_tokens"
+        return longest, f"{terms} = {demonstration.max_prompt_tokens} + {self.longest_response} = {longest}"
+
+    def _demonstration_violations(self) -> Iterator[Violation]:
+        if self.teachers:
+            return
+        if self.distillation.demonstration is None:
+            yield Violation(
+                ("teachers",),
+                "there is nothing to learn from: name a teacher; or, for a policy that teaches itself, set "
+                "distillation.demonstration",
+            )
+            return
+        yield from self.training.budget_violations("training", *self.longest_seen)
+        if self.evaluation is not None and not self.rewards.use:
+            yield Violation(
+                ("evaluation",),
+                "a policy that teaches itself is no measure of itself, and there are no rewards; add `rewards.use`, or "
+                "set evaluation: null",
+            )
 
     def _reward_violations(self) -> Iterator[Violation]:
         weight = self.distillation.reward_weight
@@ -99,6 +157,13 @@ class OnPolicyDistillConfig(PromptConfig):
 
     def _teacher_violations(self) -> Iterator[Violation]:
         signal, temperature = self.distillation, self.rollout.temperature
+        for name, teacher in self.teachers.items() if signal.use == "loss" else ():
+            if teacher.other_tokenizer:
+                yield Violation(
+                    ("teachers", name, "other_tokenizer"),
+                    "it is compared over stretches of several tokens, and a loss looks at each token alone; set "
+                    "distillation.use: advantage",
+                )
         if signal.use == "loss":
             if self.algorithm.kl.use != "none":
                 yield Violation(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.demonstrations import Demonstrations
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherWorkers, without_rewards
 from roll_like.check import Finding, Report
 from roll_like.check.data import prompt_findings
@@ -31,12 +32,24 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
     @classmethod
     def build(cls, config: OnPolicyDistillConfig, run: RunContext) -> Self:
         """Start the workers and put the parts together, where a resumed run left them."""
-        return super().build(config.with_teacher_in_loss(), run)
+        built = super().build(config.with_teacher_in_loss(), run)
+        if not config.teachers:
+            built.auxiliary.scorer.policy = built.workers.actor
+        return built
 
     @classmethod
     def findings(cls, config: OnPolicyDistillConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
         """Yield what is wrong with prompts, rewards and teachers."""
-        yield from prompt_findings(config, renderer, report)
+        shown = config.distillation.demonstration
+        if shown is None or renderer is None:
+            yield from prompt_findings(config, renderer, report)
+        else:
+            find = Demonstrations(renderer, shown).findings
+            # a policy that teaches itself scores no answers of an evaluation
+            scored = ("data", "evaluation") if config.teachers else ("data",)
+            yield from prompt_findings(
+                config, renderer, report, lambda tasks: find({section: tasks[section] for section in scored})
+            )
         # only sampled tokens are scored
         yield from teacher_findings(config, config.teachers, renderer, None, top_k=1)
 

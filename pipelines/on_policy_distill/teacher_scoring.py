@@ -11,7 +11,10 @@ import numpy as np
 from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.algorithms.distillation.on_policy import with_teacher_advantages
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
-from roll_like.config.teachers import teacher_of
+from roll_like.builtin.pipelines.on_policy_distill.demonstrations import Demonstrations
+from roll_like.builtin.pipelines.on_policy_distill.teacher_views import OtherTokens, SameTokens, TeacherView
+from roll_like.config.teachers import teacher_model, teacher_of
+from roll_like.models.load import load_renderer
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.advantages import Assigned
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
@@ -22,8 +25,11 @@ from roll_like.run.state import Evaluates
 from roll_like.training.engine import TrainingEngine, untimed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.start import rank_spec, start_engine
-from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored
 from roll_like.values import Mean, Metric
+
+#: The name of the policy among teachers: of none that a configuration names.
+POLICY = ""
 
 
 class TeacherScorer:
@@ -32,9 +38,21 @@ class TeacherScorer:
     Args:
         config: The run's configuration.
         engines: The teachers' ranks, by name.
+        views: How teachers see the student's samples, by name; the policy, where it is its own teacher, as ''.
+
+    Attributes:
+        policy: The policy, where it is its own teacher.
     """
 
-    def __init__(self, config: OnPolicyDistillConfig, engines: Mapping[str, TrainingEngine[Any]]) -> None:
+    policy: TrainingEngine[Any] | None = None
+
+    def __init__(
+        self,
+        config: OnPolicyDistillConfig,
+        engines: Mapping[str, TrainingEngine[Any]],
+        views: Mapping[str, TeacherView] | None = None,
+    ) -> None:
+        self._views = views or {}
         self._teachers = config.teachers
         self._signal = config.distillation
         self._engines = engines
@@ -47,12 +65,13 @@ class TeacherScorer:
             groups: The groups that it comes from: a sample's teacher is that of its task's domain.
         """
         signal, in_loss = self._signal, self._signal.use == "loss"
-        logprobs = self.logprobs(assigned.samples, groups)
+        logprobs, spans = self._told(assigned.samples, groups)
         samples = with_teacher_advantages(
             assigned.samples,
             logprobs,
             teacher_weight=0.0 if in_loss else signal.weight,
             reward_weight=signal.reward_weight,
+            spans=spans,
             estimator=signal.estimator,
             discount=signal.discount,
         )
@@ -65,14 +84,25 @@ class TeacherScorer:
 
     def logprobs(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]) -> list[FloatArray]:
         """Return the log-probability of each sampled token under its teacher, one array [T] a sample."""
-        domains = {group.task.task_id: group.task.domain for group in groups}
-        names = [teacher_of(self._teachers, domains[sample.group_id.rsplit("#", 1)[0]]) for sample in samples]
-        found: dict[int, FloatArray] = {}
-        for name, engine in self._engines.items():
-            theirs = [index for index, chosen in enumerate(names) if chosen == name]
-            if theirs:
-                found |= zip(theirs, engine.logprobs([samples[index] for index in theirs]), strict=True)
-        return [found[index] for index in range(len(samples))]
+        return self._told(samples, groups)[0]
+
+    def _told(
+        self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]
+    ) -> tuple[list[FloatArray], list[IntArray]]:
+        """Return what teachers say of the samples' tokens, and the stretch of each sampled token (`TeacherView`)."""
+        tasks = {group.task.task_id: group.task for group in groups}
+        of_samples = [tasks[sample.group_id.rsplit("#", 1)[0]] for sample in samples]
+        engines = self._engines if self.policy is None else {POLICY: self.policy}
+        names = [POLICY if self.policy is not None else teacher_of(self._teachers, task.domain) for task in of_samples]
+        found: dict[int, tuple[FloatArray, IntArray]] = {}
+        for name, engine in engines.items():
+            view = self._views.get(name, SameTokens())
+            chosen = [index for index, own in enumerate(names) if own == name]
+            shown = [view.shown(samples[index], of_samples[index]) for index in chosen]
+            logprobs = engine.logprobs(shown) if shown else []
+            for index, seen, logprobs_T in zip(chosen, shown, logprobs, strict=True):
+                found[index] = view.told(samples[index], seen, logprobs_T)
+        return [found[index][0] for index in range(len(samples))], [found[index][1] for index in range(len(samples))]
 
 
 class TeacherWorkers(PromptWorkers[OnPolicyDistillConfig]):
@@ -108,17 +138,19 @@ class TeacherWorkers(PromptWorkers[OnPolicyDistillConfig]):
             )
             if gpu_sharing is not None:
                 gpu_sharing.add(engine, teacher.devices)
-        self.scorer = TeacherScorer(config, engines)
+        self.scorer = TeacherScorer(config, engines, teacher_views(config))
 
     def evaluator(self) -> Evaluates | None:
         """Return what measures the student, or nothing where there is no `evaluation` section.
 
         Teachers score its answers, and rewards where there are some; the best checkpoint has the highest reward, or is
-        nearest to the teachers.
+        nearest to the teachers. A policy that teaches itself is measured by rewards alone.
         """
         schedule, by_reward, has_rewards = self._config.evaluation, super().evaluator(), bool(self._config.rewards.use)
         if schedule is None or by_reward is None:
             return None
+        if not self._config.teachers:
+            return by_reward
 
         def measure() -> Evaluated:
             metrics, collected = by_reward.evaluate()
@@ -129,6 +161,28 @@ class TeacherWorkers(PromptWorkers[OnPolicyDistillConfig]):
 
         best = "eval/avg" if has_rewards else "-eval/reverse_kl"
         return Evaluation(schedule=schedule, measure=measure, best=[best])
+
+
+def teacher_views(config: OnPolicyDistillConfig) -> dict[str, TeacherView]:
+    """Return how each teacher of a run sees the student's samples.
+
+    Raises:
+        ConfigError: A teacher has no chat template, or none that says how answers end.
+    """
+    student, shown = load_renderer(config.model), config.distillation.demonstration
+    views: dict[str, TeacherView] = {}
+    for name in config.teachers or (POLICY,):
+        teacher = config.teachers.get(name)
+        renderer = student
+        if teacher is not None and teacher.other_tokenizer:
+            renderer = load_renderer(teacher_model(config.model, teacher))
+        demonstrations = None if shown is None else Demonstrations(renderer, shown)
+        views[name] = (
+            SameTokens(demonstrations)
+            if renderer is student
+            else OtherTokens(student, renderer, demonstrations, name=name)
+        )
+    return views
 
 
 def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[FloatArray]) -> Mean:

@@ -26,14 +26,27 @@ DECODED_PIXELS = 200_000_000
 _SHOWN = 5  # damaged images of a source that are named
 
 
-def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
-    """Yield what is wrong with tasks and rewards; add to the report what became of each source's rows."""
+def prompt_findings(
+    config: PromptRunConfig,
+    renderer: Renderer | None,
+    report: Report,
+    further: Callable[[Mapping[str, Sequence[TaskSource]]], Iterator[Finding]] = lambda _: iter(()),
+) -> Iterator[Finding]:
+    """Yield what is wrong with tasks and rewards; add to the report what became of each source's rows.
+
+    Args:
+        config: The run's configuration.
+        renderer: The model's tokenizer, where it can be had.
+        report: What the check found so far.
+        further: What a pipeline finds wrong with the tasks of `data` and `evaluation`.
+    """
     findings: list[Finding] = []
     tasks = load_all(config, renderer, findings)
     sources = [*tasks["data"], *tasks["evaluation"]]
     report.sources += [source.report for source in sources]
     yield from findings
     yield from check_tasks(config, tasks)
+    yield from further(tasks)
     yield from check_rewards(config, sources)
     yield from redundant_samples(config)
 

@@ -28,6 +28,18 @@ class TeacherConfig(ConfigModel):
     devices: DeviceRange | None = Field(default=None, description="Its devices; default: those of `training`.")
 
 
+class ScoringTeacherConfig(TeacherConfig):
+    """A frozen model that says how likely it finds a student's answers."""
+
+    other_tokenizer: bool = Field(
+        default=False,
+        description="The teacher has another tokenizer and chat template: it reads the messages and the answer's text "
+        "in its own tokens, and is compared over the shortest stretches of text that both tokenizers divide alike.",
+    )
+
+
+#: Teachers, where a policy may teach itself.
+OptionalTeachers: TypeAlias = dict[str, ScoringTeacherConfig]
 TeacherConfigs: TypeAlias = Annotated[dict[str, TeacherConfig], Field(min_length=1)]
 
 
@@ -47,8 +59,14 @@ def teacher_of(teachers: Mapping[str, TeacherConfig], domain: str) -> str:
 
 
 def teacher_model(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
-    """Return the `model` section of a teacher: the student's precision and chat template, its own tokenizer."""
-    return model.at(teacher.path).model_copy(update={"tokenizer": None})
+    """Return the `model` section of a teacher: the student's precision and chat template, its own tokenizer.
+
+    With another tokenizer the chat template is its own, too.
+    """
+    section = model.at(teacher.path).model_copy(update={"tokenizer": None})
+    if not (isinstance(teacher, ScoringTeacherConfig) and teacher.other_tokenizer):
+        return section
+    return section.model_copy(update={"chat_template": None, "template_options": {}, "reasoning": "auto"})
 
 
 def teacher_roles(resources: ResourcesConfig, teachers: Mapping[str, TeacherConfig]) -> list[RolePlan]:

@@ -123,6 +123,32 @@ def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Pat
     assert "eval/avg" in read_lines(run / "evaluations.jsonl")[-1]
 
 
+@pytest.mark.slow
+def test_a_policy_that_reads_demonstrations_teaches_itself(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    config = write_on_policy_distill_run(
+        tmp_path,
+        *models,
+        steps=3,
+        teachers={},
+        distillation={"demonstration": {"field": "answer", "max_prompt_tokens": 200}},
+        training={"optimizer": {"lr": 3.0e-3}, "max_tokens_per_micro_batch": 512},
+        evaluation=None,
+        metrics=PLAIN,
+    )
+    rows = [{**row, "answer": "abcabc"} for row in read_lines(tmp_path / "train.jsonl")]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    # what it says with a demonstration is something else, and it moves there
+    assert all(step["distill/reverse_kl"] != 0 and step["train/grad_norm"] > 0 for step in steps)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "Say abc"}) + "\n")
+    code, output = run_here(config, "--check")
+    assert code == 1
+    assert "expected a demonstration, a text in 'answer'" in " ".join(output.split())
+
+
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path, models: tuple[Path, Path]) -> None:
     other = make_tiny_model(tmp_path / "other", dtype="float32")
     file = other / "tokenizer.json"

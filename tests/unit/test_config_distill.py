@@ -124,6 +124,32 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
         ({"critic": {}}, "it belongs to rewards"),
         ({"teachers": {"a": {"path": "x", "domains": ["other"]}}}, "no teacher covers the domains train"),
         (
+            {"teachers__large__other_tokenizer": True, "distillation__use": "loss"},
+            "compared over stretches of several tokens",
+        ),
+        ({"teachers": {}}, "there is nothing to learn from: name a teacher"),
+        ({"distillation__demonstration": {"field": "good", "template": "{prompt}"}}, "template has no {demonstration}"),
+        (
+            {"distillation__demonstration": {"field": "good"}, "teachers__large__max_tokens_per_micro_batch": 512},
+            "distillation.demonstration.max_prompt_tokens + rollout.max_response_tokens",
+        ),
+        (
+            {
+                "distillation__demonstration": {"field": "good"},
+                "teachers": {},
+                "training__max_tokens_per_micro_batch": 512,
+            },
+            "training.max_tokens_per_micro_batch",
+        ),
+        (
+            {
+                "distillation__demonstration": {"field": "good"},
+                "teachers": {},
+                "evaluation": {"sources": [{"path": "eval.jsonl"}], "temperature": 1.0},
+            },
+            "is no measure of itself",
+        ),
+        (
             {"rewards": {"use": [{"type": "ifeval", "sources": ["other"]}]}},
             "no reward scores the data source 'train'",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,23 @@ from test_config_distill import ON_POLICY
 from tests_support import scored, task  # type: ignore[import-not-found]
 
 from roll_like.algorithms.advantages.base import policy_samples
-from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import DemonstrationConfig, OnPolicyDistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.demonstrations import demonstrated
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherScorer, reverse_kl, without_rewards
+from roll_like.builtin.pipelines.on_policy_distill.teacher_views import SameTokens
+from roll_like.errors import DataError
 from roll_like.policy_gradient.advantages import Assigned
 from roll_like.rollout.reward_pools import RewardPools
-from roll_like.types import FloatArray, Group, PolicySample, ReferencedSample, Scored
+from roll_like.types import (
+    FloatArray,
+    Group,
+    IntArray,
+    PolicySample,
+    ReferencedSample,
+    Scored,
+    Task,
+    TrainingSample,
+)
 from roll_like.values import Mean, Sum
 
 
@@ -91,6 +104,82 @@ def test_a_teacher_in_the_loss_leaves_the_advantages_to_rewards() -> None:
     assert [float(sample.reference_logprobs[-1]) for sample in kept] == [-3.0, -3.0, -0.5]
     alone, *_ = scorer(use="loss")
     assert not any(sample.advantages.any() for sample in alone.score(with_advantages(1.5), groups()).samples)
+
+
+class Peeking:
+    """A teacher that finds a token as likely as the prompt is long: −1 nat for each token of the prompt."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        self.seen += samples
+        return [np.where(sample.loss_mask, -float(sample.prompt_length), 0).astype(np.float32) for sample in samples]
+
+
+class Prompts:
+    """Demonstrations of five tokens for `maths`, of one for all else."""
+
+    def prompt_ids(self, task: Task) -> IntArray:
+        return np.full(5 if task.domain == "maths" else 1, 9, np.int32)
+
+
+def test_a_policy_that_reads_demonstrations_teaches_itself() -> None:
+    config = OnPolicyDistillConfig.model_validate(
+        changed(
+            {key: value for key, value in ON_POLICY.items() if key != "teachers"},
+            data__sources=[{"path": "maths.jsonl"}, {"path": "chat.jsonl"}],
+            distillation={"demonstration": {"field": "good"}},
+        )
+    )
+    prompts: Any = Prompts()
+    teachers, policy = TeacherScorer(config, {}, {"": SameTokens(prompts)}), Peeking()
+    teachers.policy = policy  # type: ignore[assignment]
+    before = with_advantages(0.0)
+    found = teachers.score(before, groups())
+    # −(log π − log π_teacher) = 1 − prompt, at the tokens of the student's own sample
+    assert [sample.advantages.tolist() for sample in found.samples] == [[0, 0, -4, -4, -4]] * 2 + [[0, 0, 0, 0, 0]]
+    for own, seen in zip(before.samples, policy.seen, strict=True):
+        prompt = 5 if own.group_id.startswith("maths") else 1
+        assert seen.token_ids.tolist() == [9] * prompt + own.token_ids[2:].tolist()
+        assert seen.loss_mask.tolist() == [False] * prompt + [True] * 3
+        assert (seen.prompt_length, seen.group_id) == (prompt, own.group_id)
+    # the groups' samples share a prompt, here as there
+    assert len({seen.group_id for seen in policy.seen}) == 2
+
+
+SYSTEM: tuple[Any, ...] = ({"role": "system", "content": "be brief"},)
+
+
+def test_a_demonstration_is_put_where_the_template_says() -> None:
+    config = DemonstrationConfig(field="good", template="Q: {prompt}\nE: {demonstration} {x}")
+    row = replace(task(), metadata={"good": "as {prompt}"}, messages=(*SYSTEM, *task().messages))
+    # what a row says is not filled in again, and other braces stay
+    assert demonstrated(row, config) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "Q: task 0\nE: as {prompt} {x}"},
+    ]
+    assert row.messages[1]["content"] == "task 0"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, r"fake\.jsonl:1: expected a demonstration, a text in 'good', found no such field \(the row has none\)"),
+        ({"other": 1}, r"no such field \(the row has other\)"),
+        ({"good": 3}, "found 3 in it"),
+        ({"good": " "}, "found ' ' in it"),
+    ],
+)
+def test_rows_without_a_demonstration_are_named(metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        demonstrated(replace(task(), metadata=metadata), DemonstrationConfig(field="good"))
+
+
+def test_a_prompt_without_a_user_takes_no_demonstration() -> None:
+    row = replace(task(), metadata={"good": "so"}, messages=SYSTEM)
+    with pytest.raises(DataError, match="no message of the user"):
+        demonstrated(row, DemonstrationConfig(field="good"))
 
 
 def test_no_answers_have_no_divergence() -> None:

@@ -21,15 +21,40 @@ import torch
 
 from roll_like.algorithms.advantages.returns import discounted_returns
 from roll_like.algorithms.kl import KLEstimator, check_logprobs, divergence
-from roll_like.types import FloatArray, PolicySample
+from roll_like.types import FloatArray, IntArray, PolicySample, TrainingSample
 
 SampleT = TypeVar("SampleT", bound=PolicySample)
+
+
+def with_prompt(sample: PolicySample, prompt_ids: IntArray) -> TrainingSample:
+    """Return a sample's response after another prompt, for a teacher that reads more than the student.
+
+    Self-distillation (SDFT, arXiv:2601.19897; OPSD, arXiv:2601.18734; as in prime-rl and TRL) has a policy teach
+    itself: with a demonstration in the prompt, it says of the tokens that it sampled without how likely it finds them.
+    The response's tokens are the same; images and routes of the student's prompt are left out.
+    """
+    response = slice(sample.prompt_length, None)
+    return TrainingSample(
+        token_ids=np.concatenate([prompt_ids, sample.token_ids[response]]).astype(np.int32),
+        loss_mask=np.concatenate([np.zeros(len(prompt_ids), bool), sample.loss_mask[response]]),
+        group_id=sample.group_id,
+        prompt_length=len(prompt_ids),
+        origin=sample.origin,
+    )
+
+
+def after_own_prompt(sample: PolicySample, other: TrainingSample, logprobs_T: FloatArray) -> FloatArray:
+    """Return log-probabilities of `with_prompt(sample, …)`, at the places that the tokens have in the sample."""
+    own_T = np.zeros(len(sample.token_ids), np.float32)
+    own_T[sample.prompt_length :] = logprobs_T[other.prompt_length :]
+    return own_T
 
 
 def teacher_advantages(
     samples: Sequence[PolicySample],
     teacher_logprobs: Sequence[FloatArray],
     *,
+    spans: Sequence[IntArray] | None = None,
     estimator: KLEstimator = "k1",
     discount: float = 0.0,
 ) -> list[FloatArray]:
@@ -41,11 +66,15 @@ def teacher_advantages(
 
         log π − log π_teacher = 1, 0, 2 and γ = ½  →  −1.5, −1, −2
 
+    With `spans` the terms are those of stretches of tokens, whose log-probabilities are sums over their tokens: what a
+    teacher with another tokenizer can be compared in (`spans.py`). All tokens of a stretch get its advantage.
+
     Args:
         samples: What the student sampled.
         teacher_logprobs: The teacher's log-probabilities of the same tokens, one array [T] a sample.
+        spans: The stretch of each sampled token, from 0 on, shape [S] a sample; default: each token is one.
         estimator: As in `algorithm.kl.estimator`; k1 is unbiased.
-        discount: γ, in [0, 1].
+        discount: γ, in [0, 1]; of a stretch.
 
     Raises:
         EngineError: The arrays do not fit the samples, or hold infinities or NaN.
@@ -53,14 +82,15 @@ def teacher_advantages(
     fix = "score with a teacher whose vocabulary has every token that the student may sample"
     check_logprobs(samples, teacher_logprobs, "teacher", fix)
     advantages = []
-    for sample, teacher_T in zip(samples, teacher_logprobs, strict=True):
-        ours_S, theirs_S = (
-            torch.from_numpy(array[sample.loss_mask].astype(np.float64))
+    for index, (sample, teacher_T) in enumerate(zip(samples, teacher_logprobs, strict=True)):
+        span_S = np.arange(sample.trained_tokens) if spans is None else spans[index]
+        ours, theirs = (
+            torch.from_numpy(np.bincount(span_S, weights=array[sample.loss_mask]))
             for array in (sample.behaviour_logprobs, teacher_T)
         )
-        costs_S = divergence(ours_S, theirs_S, estimator).numpy()
+        costs = divergence(ours, theirs, estimator).numpy()
         advantages_T = np.zeros(sample.token_ids.shape, np.float32)
-        advantages_T[sample.loss_mask] = -discounted_returns([costs_S], discount)[0]
+        advantages_T[sample.loss_mask] = -discounted_returns([costs], discount)[0][span_S]
         advantages.append(advantages_T)
     return advantages
 
@@ -71,6 +101,7 @@ def with_teacher_advantages(
     *,
     teacher_weight: float = 1.0,
     reward_weight: float = 0.0,
+    spans: Sequence[IntArray] | None = None,
     estimator: KLEstimator = "k1",
     discount: float = 0.0,
 ) -> list[SampleT]:
@@ -79,7 +110,7 @@ def with_teacher_advantages(
     A is the advantage that a sample comes with, from an estimator over rewards; 0 leaves it out. Other arguments and
     errors are those of `teacher_advantages`.
     """
-    ours = teacher_advantages(samples, teacher_logprobs, estimator=estimator, discount=discount)
+    ours = teacher_advantages(samples, teacher_logprobs, spans=spans, estimator=estimator, discount=discount)
     return [
         replace(
             sample,
