@@ -34,7 +34,7 @@ oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and
 	$(BIN)/pytest tests/oracle --conformance docs/conformance.md
 
 oracle-setup: setup  ## Install the libraries that it compares with, apart from .venv
-	@bash scripts/oracle.sh
+	@bash scripts/environment.sh oracle
 
 tokenizers: setup  ## Fetch the tokenizers and chat templates that conversations are tested with
 	@bash scripts/tokenizers.sh
@@ -43,10 +43,10 @@ torchvision: setup  ## Fetch a torchvision for vLLM with images on a CPU, apart 
 	@bash scripts/torchvision.sh
 
 verifiers: setup  ## Make an environment with the verifiers library, apart from .venv: docs/verifiers.md
-	@bash scripts/verifiers.sh
+	@bash scripts/environment.sh verifiers
 
 tinker: setup  ## Make an environment with tinker's client and recipes, apart from .venv: docs/service.md
-	@bash scripts/tinker.sh
+	@bash scripts/environment.sh tinker
 
 gpu-check:  ## Run what only a GPU can show, with the python3 of the active environment: docs/gpu.md
 	@python3 scripts/gpu_check.py

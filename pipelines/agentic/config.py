@@ -11,10 +11,10 @@ from pydantic import Field
 
 from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Violation, repeated
 from roll_like.config.evaluation import EvaluationSchedule
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.resources import CriticResources
 from roll_like.config.rewards import RETURN, OptionalRewardsConfig, reported_name
 from roll_like.config.rollout import GroupRolloutConfig
-from roll_like.config.run import NAME_PATTERN
 from roll_like.config.sampling import PolicyGradientConfig, RewardedRunConfig
 from roll_like.registry import ADVANTAGES, PIPELINES
 from roll_like.types import EVALUATION_SEED

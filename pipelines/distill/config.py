@@ -10,9 +10,9 @@ from pydantic import Field
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt, Violation
 from roll_like.config.data import ConversationData, ConversationSource
 from roll_like.config.evaluation import RowsEvaluationConfig
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.resources import RolePlan
-from roll_like.config.run import NAME_PATTERN
 from roll_like.config.teachers import TeacherConfigs, teacher_roles, teacher_violations
 from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 

@@ -11,9 +11,10 @@ from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, Posi
 from roll_like.config.data import ConversationSource, PairData, PairSource, RowLimits
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelConfig
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.resources import ReferencedResources, ResourcesConfig, RolePlan
-from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, RunConfig
+from roll_like.config.run import ALWAYS_SHARED, RunConfig
 from roll_like.config.training import ReferenceSection
 from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
 

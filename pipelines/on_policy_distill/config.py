@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from roll_like.config.algorithm import AlgorithmConfig, KLConfig
 from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.resources import RolePlan
 from roll_like.config.rewards import OptionalRewardsConfig
-from roll_like.config.run import NAME_PATTERN
 from roll_like.config.sampling import PromptConfig
 from roll_like.config.teachers import OptionalTeachers, teacher_roles, teacher_violations
 from roll_like.registry import PIPELINES

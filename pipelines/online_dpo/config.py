@@ -11,9 +11,10 @@ from roll_like.builtin.pipelines.dpo.config import PreferenceRunConfig
 from roll_like.config.base import ConfigModel, Epochs, PositiveInt, Steps, Violation
 from roll_like.config.data import PairData
 from roll_like.config.evaluation import EvaluationConfig, ScheduleConfig
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.offline import steps_of
 from roll_like.config.rollout import AnswerRolloutConfig
-from roll_like.config.run import NAME_PATTERN, shared_prompt_violations
+from roll_like.config.run import shared_prompt_violations
 from roll_like.config.sampling import PromptRunConfig
 from roll_like.config.training import ReferenceSection
 from roll_like.errors import ConfigError

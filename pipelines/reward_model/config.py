@@ -11,8 +11,8 @@ from roll_like.config.base import ConfigModel, PositiveInt, Violation
 from roll_like.config.data import PairSource, RowLimits
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelTask
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.offline import OfflineRunConfig
-from roll_like.config.run import NAME_PATTERN
 from roll_like.registry import PIPELINES
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.run import NAME_PATTERN
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.sampling import PromptConfig
 from roll_like.registry import PIPELINES
 

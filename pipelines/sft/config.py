@@ -10,8 +10,8 @@ from pydantic import Field
 from roll_like.config.base import PositiveInt, Violation
 from roll_like.config.data import ConversationData, ConversationSource
 from roll_like.config.evaluation import RowsEvaluationConfig
+from roll_like.config.named import NAME_PATTERN
 from roll_like.config.offline import OfflineRunConfig
-from roll_like.config.run import NAME_PATTERN
 from roll_like.registry import PIPELINES
 
 

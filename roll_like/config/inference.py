@@ -67,6 +67,7 @@ class EngineCapabilities:
         pause: Whether its `sleep` freezes requests that are under way.
         prompt_logprobs: Whether it tells the log-probabilities of given tokens. With them, what engines and trainer
             compute is compared after weight syncs.
+        top_logprobs: How many of the likeliest tokens it tells at each position, of samples and of given tokens.
     """
 
     weight_transports: tuple[WeightTransport, ...] = (SHARED_MEMORY,)
@@ -74,6 +75,7 @@ class EngineCapabilities:
     sleep: bool = False
     pause: bool = False
     prompt_logprobs: bool = False
+    top_logprobs: int = 0
 
 
 class EngineConfig(PluginConfig):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from roll_like.config.base import (
     ConfigModel,
@@ -21,7 +19,8 @@ from roll_like.config.base import (
     raise_violations,
 )
 from roll_like.config.evaluation import ScheduleConfig
-from roll_like.config.model import ModelConfig, ModelTask
+from roll_like.config.model import ModelTask
+from roll_like.config.named import NamedConfig
 from roll_like.config.resources import ResourcesConfig, RolePlan
 from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.errors import ConfigError
@@ -31,23 +30,8 @@ if TYPE_CHECKING:
     from roll_like.types import Callbacks, CheckReport, RunResult
 
 
-#: What a run's folder may be called.
-NAME_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
-
-
 #: What puts several samples into one row in pipelines that always do.
 ALWAYS_SHARED = "the pipeline"
-
-
-def known_home(path: Path) -> Path:
-    """Return a path as it is.
-
-    Raises:
-        ValueError: The home that its `~` means is not known.
-    """
-    if os.path.expanduser(path).startswith("~"):
-        raise ValueError(f"the home in {path} is not known; write the path in full")
-    return path
 
 
 class CheckpointConfig(ConfigModel):
@@ -133,7 +117,7 @@ def shared_prompt_violations(pipeline: str, training: TrainingConfig) -> Iterato
         )
 
 
-class RunConfig(PipelineConfig):
+class RunConfig(NamedConfig, PipelineConfig):
     """What runs have in common: a name, a model, a trainer, hardware, checkpoints, metrics."""
 
     common: ClassVar[tuple[str, ...]] = (
@@ -157,17 +141,6 @@ class RunConfig(PipelineConfig):
     #: Whether rows may have images, where the model sees them.
     takes_images: ClassVar[bool] = False
 
-    name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    output_dir: Annotated[Path, AfterValidator(known_home)] = Field(
-        default=Path("runs"), description="Folder of runs; this one is `output_dir/name`."
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
-        default=0, description="Seed of data order, sampling and training."
-    )
-    import_: tuple[str, ...] = Field(
-        default=(), alias="import", description="Modules to import first; they register plugins."
-    )
-    model: ModelConfig
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
@@ -176,11 +149,6 @@ class RunConfig(PipelineConfig):
     if TYPE_CHECKING:  # declared by each pipeline, with more in them, among its own keys
         resources: ResourcesConfig
         evaluation: ScheduleConfig | None
-
-    @property
-    def runs_dir(self) -> Path:
-        """The folder of runs on this machine: `output_dir` with `~` replaced."""
-        return self.output_dir.expanduser()
 
     @property
     @abstractmethod

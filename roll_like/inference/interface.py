@@ -59,8 +59,10 @@ class GenerateRequest:
         seed: Makes the sample repeatable; None draws from the engine's own generator.
         images: The images of the prompt, which has all their placeholders.
         adapter: What samples: `POLICY`, or of an engine with `EngineSpec.adapter` also `BASE`, the model without an
-            adapter, or the name of a `FrozenAdapter`.
+            adapter, or the name of a `FrozenAdapter` or of one that `start_adapter` began.
         json_schema: JSON Schema that the response follows; of an engine with `EngineSpec.adapter` only.
+        top_logprobs: How many of the likeliest tokens are told at each position (`Generation.top`); 0 for none. Of an
+            engine that declares `top_logprobs` as many or more.
     """
 
     request_id: str
@@ -70,6 +72,7 @@ class GenerateRequest:
     images: tuple[PlacedImage, ...] = ()
     adapter: str = POLICY
     json_schema: str | None = None
+    top_logprobs: int = 0
 
 
 def derived_seed(seed: int | None, *place: int) -> int | None:
@@ -80,6 +83,32 @@ def derived_seed(seed: int | None, *place: int) -> int | None:
     # as 32-bit words the same in half the time
     words = np.array(entropy, np.uint32) if max(entropy) < 2**32 else entropy
     return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogprobs:
+    """The likeliest tokens at each of T positions, the likeliest first.
+
+    Attributes:
+        token_ids: Shape [T, K].
+        logprobs: Of each, in nats, shape [T, K]; −inf for tokens that cannot be drawn.
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScores:
+    """What an engine tells of T given tokens.
+
+    Attributes:
+        logprobs: Of each but the first, given those before it, at temperature 1, in nats, shape [T−1].
+        top: The likeliest tokens in their places; None where they were not asked for.
+    """
+
+    logprobs: FloatArray
+    top: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +126,8 @@ class Generation:
         cached_prompt_tokens: Prompt tokens whose computation was shared with an earlier request.
         routes: With `EngineSpec.returns_routes`: the experts of all tokens of the prompt and of the response, shape
             [P+R, layers, k]; unknown for the last, which is not computed.
+        top: The likeliest tokens in the place of each, by the distribution that it was drawn from; None where they were
+            not asked for.
     """
 
     request_id: str
@@ -107,6 +138,7 @@ class Generation:
     stop_reason: StopReason
     cached_prompt_tokens: int = 0
     routes: RouteArray | None = None
+    top: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,15 +187,17 @@ class AdapterSpec:
         rank: Of its matrices.
         modules: Last parts of the names of the layers that have one, in the model's checkpoint format.
         frozen: Further adapters of the same model, which stay as they are.
+        named: Most adapters that are held beside these at a time, by names that come with them (`start_adapter`).
     """
 
     rank: int
     modules: tuple[str, ...]
     frozen: tuple[FrozenAdapter, ...] = ()
+    named: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may be computed with."""
+        """What requests may be computed with from the start."""
         return (POLICY, BASE, *(each.name for each in self.frozen))
 
 
@@ -301,6 +335,39 @@ class InferenceEngine(ABC):
         """
         raise NotImplementedError(f"{type(self).__qualname__} declares `prompt_logprobs` and does not implement it")
 
+    async def score_prompt(self, token_ids: IntArray, adapter: str, top_k: int) -> PromptScores:
+        """Return `prompt_logprobs` of an adapter, with the likeliest tokens in the place of each.
+
+        Optional, as `EngineCapabilities.top_logprobs` and `EngineSpec.adapter` say.
+
+        Args:
+            token_ids: As in `prompt_logprobs`.
+            adapter: As in `GenerateRequest`.
+            top_k: How many of the likeliest tokens; 0 for none.
+        """
+        if adapter != POLICY or top_k:
+            raise GenerationError(f"{type(self).__qualname__} does not score prompts for {adapter} with {top_k} others")
+        return PromptScores(logprobs=await self.prompt_logprobs(token_ids))
+
+    # ---- several adapters at a time: engines with `AdapterSpec.named` --------------------------
+
+    async def start_adapter(self, name: str, dropped: Sequence[str]) -> None:
+        """Get ready for an adapter beside those that are held, which go on generating; `update_weights` brings it.
+
+        Args:
+            name: How requests will call it; no two adapters have had the same name.
+            dropped: Adapters that no request has any more, to make room; unknown ones are ignored.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} holds one adapter at a time; named {name}")
+
+    async def finish_adapter(self) -> None:
+        """Take requests for the adapter that has arrived."""
+        raise NotImplementedError(f"{type(self).__qualname__} holds one adapter at a time")
+
+    async def adapter_fingerprints(self, name: str, names: Sequence[str], seed: int) -> Fingerprints:
+        """Return `fingerprints` of the weights that requests for an adapter are computed with."""
+        raise NotImplementedError(f"{type(self).__qualname__} holds one adapter at a time; named {name}")
+
     @abstractmethod
     async def resume(self) -> None:
         """Continue generating after a weight update or `wake`; an engine that slept takes its other memory again."""
@@ -358,11 +425,15 @@ class PolledEngine(InferenceEngine):
                 )
             if name in unfinished or names.count(name) > 1:
                 raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
-            served = (POLICY,) if self._spec.adapter is None else self._spec.adapter.names
+            served = self._served_adapters()
             if request.adapter not in served:
                 raise GenerationError(
                     f"request {name} asks for the adapter {request.adapter!r}; this engine has {', '.join(served)}"
                 )
+
+    def _served_adapters(self) -> Sequence[str]:
+        """Return what requests may be computed with now."""
+        return (POLICY,) if self._spec.adapter is None else self._spec.adapter.names
 
 
 class JudgeServer(ABC):

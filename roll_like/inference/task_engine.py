@@ -20,6 +20,7 @@ from roll_like.inference.interface import (
     GenerateRequest,
     Generation,
     PolledEngine,
+    TopLogprobs,
 )
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.routes import experts_of, told_routes
@@ -174,6 +175,7 @@ class TaskEngine(PolledEngine):
         cached: int,
         routes: IntArray | None,
         why: object = None,
+        top: TopLogprobs | None = None,
     ) -> Generation:
         """Return a finished sample; `spans` are first token, end and policy version, `why` explains a reason."""
         if reason not in _STOP_REASONS or len(tokens) != len(logprobs):
@@ -195,6 +197,7 @@ class TaskEngine(PolledEngine):
             stop_reason=stop_reason,
             cached_prompt_tokens=cached,
             routes=told_routes(routes, request, len(tokens), stop_reason, self._experts),
+            top=top,
         )
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Destinations of figures that may fail without failing the run."""
+"""Destinations of figures that may fail without failing the run, or the service."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Sink:
         warn: Takes the message of the first failure.
         keep: Undelivered payloads to hold; the oldest are dropped beyond it, and counted as lost.
         clock: Seconds, monotonic.
+        whose: What goes on without it, for messages.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Sink:
         *,
         keep: int = 100_000,
         clock: Callable[[], float] = time.monotonic,
+        whose: str = "the run",
     ) -> None:
         self.name = name
         self.failures = 0
@@ -45,6 +47,7 @@ class Sink:
         self._warn = warn
         self._keep = keep
         self._clock = clock
+        self._whose = whose
         self._pending: deque[tuple[int, Payload]] = deque()
         self._not_before = float("-inf")
 
@@ -85,8 +88,8 @@ class Sink:
             self.last_error = f"{type(error).__name__}: {error}".splitlines()[0]
             if self.failures == 1:
                 self._warn(
-                    f"{self.name} could not be {what} ({self.last_error}); the run goes on and tries again, "
-                    "and says at the end what is missing"
+                    f"{self.name} could not be {what} ({self.last_error}); {self._whose} goes on and tries "
+                    "again, and says at the end what is missing"
                 )
             return False
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from roll_like.algorithms.kl import KLController
@@ -109,6 +110,7 @@ def start_inference(
     runner: DriverLoop,
     *,
     follows: bool = True,
+    adapters: int = 0,
 ) -> EnginePool:
     """Start the engines' processes; their models are loaded by `InferenceEngine.start`.
 
@@ -119,6 +121,7 @@ def start_inference(
         stack: Ends them when it is closed.
         runner: The driver's event loop.
         follows: Whether a trainer sends them weights.
+        adapters: How many adapters they hold at a time beside the policy's, where they are sent adapters alone.
 
     Raises:
         ConfigError: The engine cannot serve a vision-language model, or tell the routes that are to be replayed.
@@ -142,7 +145,7 @@ def start_inference(
         trust_remote_code=config.model.trust_remote_code,
         weight_backend=_weight_backend(config, adapters=adapter is not None),
         shares_gpus=engines_share_gpus(config.resources),
-        adapter=adapter,
+        adapter=None if adapter is None else replace(adapter, named=adapters),
         returns_routes=config.replays_routes,
         stop_ids=tuple(sorted(renderer.stop_ids)),
         kept_tokens=renderer.kept_tokens,

@@ -113,6 +113,7 @@ class EnginePool:
         self._routers: list[Router] = []
         self._addressed: set[tuple[int, int]] | None = None
         self._starting: set[int] = set()
+        self._asked = 0
         self._may_start = True
         self._error: RollLikeError | None = None
 
@@ -194,6 +195,33 @@ class EnginePool:
                 self._replace_dead(outcome, called)
             elif outcome is not None:
                 raise outcome
+
+    async def ask_one(
+        self,
+        method: Callable[Concatenate[InferenceEngine, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Await a method of one engine that serves, each in turn; of another one where that dies meanwhile.
+
+        Raises:
+            ReplicaLost: None is left, and none will be started.
+        """
+        while True:
+            with self._changed:
+                serving = self._of(ReplicaState.SERVING)
+                if not serving and self._error is not None and not self._awaits_more():
+                    raise all_gone(self._error)
+                self._asked += 1
+                rank = serving[self._asked % len(serving)] if serving else None
+                restarts = 0 if rank is None else self._restarts[rank]
+            if rank is None:
+                await asyncio.sleep(TURN_SECONDS)
+                continue
+            try:
+                return await self.cluster.only([rank]).ask(0, method, *args, **kwargs)
+            except (WorkerDied, EngineDied) as error:
+                self._lost(rank, restarts, error)
 
     @contextmanager
     def addressing(self, *states: ReplicaState) -> Iterator[bool]:

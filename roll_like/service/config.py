@@ -7,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from roll_like.config.base import (
-    ConfigModel,
     PluginConfig,
     PluginSetting,
     PositiveFloat,
@@ -21,10 +20,10 @@ from roll_like.config.base import (
 from roll_like.config.explain import explain
 from roll_like.config.inference import InferenceConfig, default_engine, engines_share_gpus
 from roll_like.config.load import import_plugins
-from roll_like.config.model import ModelConfig
+from roll_like.config.named import NAME_PATTERN, NamedConfig
 from roll_like.config.resources import DeviceRoles, ResourcesConfig
 from roll_like.config.rollout import RolloutConfig
-from roll_like.config.run import NAME_PATTERN, CheckpointConfig, MetricsConfig, known_home
+from roll_like.config.run import CheckpointConfig, MetricsConfig
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.config.source import read_source
 from roll_like.config.training import TrainingConfig
@@ -49,22 +48,15 @@ class ServiceTrainingConfig(TrainingConfig):
     )
 
 
-class ServiceConfig(ConfigModel):
+class ServiceConfig(NamedConfig):
     """A service: everything its YAML file may say."""
 
     common: ClassVar[tuple[str, ...]] = ("name", "model", "training", "inference", "resources", "port")
 
     name: str = Field(default="service", pattern=NAME_PATTERN, description="Name of the service and of its folder.")
-    output_dir: Annotated[Path, AfterValidator(known_home)] = Field(
-        default=Path("runs"), description="Where its folder is: `output_dir/name` holds keys, checkpoints and logs."
-    )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
         default=0, description="Seed of adapters that are created without one."
     )
-    import_: tuple[str, ...] = Field(
-        default=(), alias="import", description="Modules to import first; they register plugins."
-    )
-    model: ModelConfig
     model_name: str | None = Field(
         default=None, description="What clients call the model (`base_model`); default: `model.path`."
     )
@@ -87,7 +79,22 @@ class ServiceConfig(ConfigModel):
         "one.",
     )
     max_request_mib: PositiveInt = Field(default=64, description="Largest body of a request. MiB.")
-    max_models: PositiveInt = Field(default=16, description="Models that may be loaded at a time; one without `lora`.")
+    max_models: PositiveInt = Field(
+        default=256, description="Models that clients may have at a time, in memory or on disk; one without `lora`."
+    )
+    max_loaded_models: PositiveInt = Field(
+        default=16,
+        description="Models in the trainer's memory at a time, each with its optimizer. If more are asked for, those "
+        "that were unused for longest go to disk until they are asked for again.",
+    )
+    idle_seconds: PositiveFloat = Field(
+        default=600.0, description="A model that was not asked for so long goes to disk too. Seconds."
+    )
+    max_loras: PositiveInt = Field(
+        default=8,
+        description="Adapters that an engine holds at a time, and samples with in one batch. No effect where engines "
+        "take merged weights instead.",
+    )
     recovery_steps: PositiveInt = Field(
         default=10,
         description="Optimizer steps of a model between two copies on disk. When the trainer dies, a model is read "
@@ -102,7 +109,7 @@ class ServiceConfig(ConfigModel):
     @property
     def directory(self) -> Path:
         """The service's folder on this machine."""
-        return self.output_dir.expanduser() / self.name
+        return self.runs_dir / self.name
 
     @property
     def base_model(self) -> str:
@@ -112,7 +119,7 @@ class ServiceConfig(ConfigModel):
     @cached_property
     def workers(self) -> ServiceRunConfig:
         """The configuration that trainer and engines are started from, as those of a run are."""
-        sections = ("name", "output_dir", "seed", "import_", "model", "training", "inference", "resources")
+        sections = (*NamedConfig.model_fields, "training", "inference", "resources")
         given = {name: getattr(self, name) for name in sections}
         given["import"] = given.pop("import_")
         given["resources"] = given["resources"].model_dump()

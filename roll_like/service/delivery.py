@@ -2,57 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from roll_like.cluster.worker_restarts import WorkerDied
 from roll_like.inference.interface import EngineDied
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState
+from roll_like.service.sampler import SnapshotLoad
+from roll_like.service.trainer import ModelsTrainer
 
 
 class WeightDelivery:
-    """Sends what the ranks have at the moment.
+    """Sends weights of models, and knows what engines hold. Its methods are called on the trainer's thread.
 
     Args:
+        trainer: The ranks.
         sync: The way, with its check.
         engines: The engines.
     """
 
-    def __init__(self, sync: WeightSync, engines: EnginePool) -> None:
+    def __init__(self, trainer: ModelsTrainer, sync: WeightSync, engines: EnginePool) -> None:
+        self._trainer = trainer
         self._sync = sync
         self._engines = engines
+        self._named = engines.takes_adapters
+        #: Files of what engines hold, by the names that requests have for it.
+        self._held: dict[str, Path | None] = {}
+        self._unwanted: list[str] = []
 
-    def send(self) -> None:
-        """Send to all engines. One that dies meanwhile is replaced, and the others get the weights once more.
+    def deliver(self, load: SnapshotLoad, *, model: str | None) -> None:
+        """Send weights to all engines. One that dies meanwhile is replaced, and the others get them once more.
+
+        Args:
+            load: The weights.
+            model: A model that has these weights still; None where they are read from the snapshot's file.
 
         Raises:
             WorkerDied: A rank of the trainer died.
             WeightSyncError: An engine has other numbers than were sent.
             ReplicaLost: No engine is left.
         """
-        while True:
-            if not self._engines.reachable():
-                self._engines.wait_for_one()
-            with self._engines.addressing(ReplicaState.SERVING, ReplicaState.STALE):
-                try:
-                    self._sync.push()
-                except (WorkerDied, EngineDied) as error:
-                    self._engines.replace_dead(error)
-                else:
-                    self._engines.synced()
-                    return
-
-    @contextmanager
-    def to_stale(self) -> Iterator[Callable[[], None] | None]:
-        """Yield what sends to engines that were replaced alone; None where there are none."""
-        with self._engines.addressing(ReplicaState.STALE) as any_stale:
-            yield self._send_again if any_stale else None
-
-    def _send_again(self) -> None:
+        name, file = load.name, load.snapshot.file
+        for each in load.dropped or (() if self._named else (name,)):
+            self._held.pop(each, None)
+        self._unwanted += load.dropped
+        # an engine that was replaced needs all adapters; `catch_up` sends them
+        addressed = (ReplicaState.SERVING,) if self._named else (ReplicaState.SERVING, ReplicaState.STALE)
         try:
-            self._sync.push(again=True)
-        except (WorkerDied, EngineDied) as error:
-            self._engines.replace_dead(error)
-        else:
-            self._engines.synced()
+            while True:
+                if not self._engines.reachable():
+                    self._engines.wait_for_one()
+                if self._named:
+                    self.catch_up()
+                with self._engines.addressing(*addressed) as found:
+                    if found and self._pushed(name, file, model):
+                        self._engines.synced()
+                        break
+        except BaseException:
+            self._unwanted.append(name)  # some engines may have it
+            raise
+        self._unwanted.clear()
+        self._held[name] = file
+
+    def catch_up(self) -> None:
+        """Send engines that were replaced what the others hold."""
+        with self._engines.addressing(ReplicaState.STALE) as any_stale:
+            if not any_stale or not (self._held or self._named):
+                return  # whole weights that are not known: all engines get the next ones
+            if all(self._pushed(name, file, None, again=True) for name, file in self._held.items()):
+                self._engines.synced()
+
+    def _pushed(self, name: str, file: Path | None, model: str | None, *, again: bool = False) -> bool:
+        """Send to the engines that are addressed; return False where one died, which is replaced."""
+        push: Callable[[], object] = partial(self._sync.push, again=again)
+        if self._named:
+            push = partial(self._sync.push_adapter, name, tuple(self._unwanted))
+        died = False
+
+        def send() -> None:
+            nonlocal died
+            try:
+                push()
+            except (WorkerDied, EngineDied) as error:
+                self._engines.replace_dead(error)  # raises where it is the trainer that died
+                died = True
+
+        self._trainer.push(send, model=model, file=file)
+        return not died

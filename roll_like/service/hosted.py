@@ -63,6 +63,11 @@ class Session:
     ephemeral: list[str] = field(default_factory=list)
 
 
+def sampler_name(session_id: str, number: int) -> str:
+    """Return the id of a session's sampler, as its client derives it too."""
+    return f"{session_id}:sample:{number}"
+
+
 class ModelQueue:
     """The requests of one model, done one after the other in the order of their numbers, however they arrive.
 

@@ -281,29 +281,30 @@ class SampleBody(JsonBody):
     sampling_session_id: str | None = None
     seq_id: int | None = None
     prompt_logprobs: bool | None = None
-    topk_prompt_logprobs: int = 0
-    topk_sample_logprobs: int = 0
+    topk_prompt_logprobs: Annotated[int, Field(ge=0)] = 0
+    topk_sample_logprobs: Annotated[int, Field(ge=0)] = 0
     target_prompt_logprobs: Any = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool | None = None
 
-    def refuse(self) -> None:
+    def refuse(self, *, top_logprobs: int) -> None:
         """Raise where something is asked for that is not served.
+
+        Args:
+            top_logprobs: How many of the likeliest tokens the engine tells at each position.
 
         Raises:
             RequestError: Names it.
         """
-        wanted = (
-            "topk_prompt_logprobs",
-            "topk_sample_logprobs",
-            "target_prompt_logprobs",
-            "prompt_alt_tokens_k",
-            "record_stability_info",
-        )
-        for name in wanted:
+        for name in ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
             if getattr(self, name):
                 raise RequestError(f"{name} is not served; leave it out")
+        for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+            if getattr(self, name) > top_logprobs:
+                raise RequestError(
+                    f"{name} is {getattr(self, name)}; this service's engine tells {top_logprobs} or less"
+                )
 
 
 class FutureBody(JsonBody):

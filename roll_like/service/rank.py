@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,39 @@ class ModelsRank(TrainingRank):
             self._active = None
         self._others.pop(model, None)
 
+    @shared_phase
+    def keep_model(self, model: str, file: str) -> None:
+        """Write all that a model is, moments and gradient included, this rank's share, to a file of its own.
+
+        Args:
+            model: Its name.
+            file: The rank's own file is beside this.
+
+        Raises:
+            CheckpointError: The disk is full or not writable.
+        """
+        self.switch(model)
+        share = self._backend.set_aside()
+        try:
+            self._store(
+                file, {**{each.name: getattr(share, each.name) for each in fields(share)}, "scale": self._scale()}
+            )
+        finally:
+            self._backend.put_back(share)
+
+    @shared_phase
+    def take_model(self, model: str, file: str) -> None:
+        """Begin a model as `keep_model` wrote it, and work on it.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+        """
+        self._leave()
+        stored = self._stored(file)
+        self._set_scale(stored.pop("scale"))
+        self._backend.put_back(SetAside(**stored))
+        self._active = model
+
     def switch(self, model: str) -> None:
         """Work on a model.
 
@@ -198,21 +231,27 @@ class ModelsRank(TrainingRank):
 
     def _write(self, file: str) -> None:
         shares: Mapping[str, Tensor] = self._backend.trained_shares()
-        stored = {"weights": {name: share.cpu() for name, share in shares.items()}, "scale": self._scale()}
-        try:
-            torch.save(stored, self._own_file(file))
-        except (OSError, RuntimeError) as error:
-            raise CheckpointError(
-                f"rank {self.rank} cannot write weights for samplers to {file}: {error}", fix="free disk space"
-            ) from error
+        self._store(file, {"weights": {name: share.cpu() for name, share in shares.items()}, "scale": self._scale()})
 
     def _read(self, file: str) -> None:
-        try:
-            stored = torch.load(self._own_file(file), weights_only=True)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise CheckpointError(f"rank {self.rank} cannot read the weights in {file}: {error}") from error
+        stored = self._stored(file)
         self._backend.put_back(SetAside.of_weights(stored["weights"]))
         self._set_scale(stored["scale"])
+
+    def _store(self, file: str, what: Mapping[str, Any]) -> None:
+        try:
+            torch.save(what, self._own_file(file))
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"rank {self.rank} cannot write weights to {file}: {error}", fix="free disk space"
+            ) from error
+
+    def _stored(self, file: str) -> dict[str, Any]:
+        try:
+            stored: dict[str, Any] = torch.load(self._own_file(file), weights_only=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"rank {self.rank} cannot read the weights in {file}: {error}") from error
+        return stored
 
     def _own_file(self, file: str) -> Path:
         return Path(f"{file}.rank_{self.rank}.pt")

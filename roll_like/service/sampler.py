@@ -1,22 +1,23 @@
-"""Samples with exactly the weights that a client was promised, one set of them in the engines at a time.
+"""Samples with exactly the weights that a client was promised.
 
-Requests wait in line. Those that want the weights that engines hold go on; else the engines finish what they have,
-take the weights that the first in line wants, and all that wait for these go on.
+Engines have room for several adapters at a time, or for one set of whole weights. Requests for weights that are there
+go on. For others one place is emptied, the one that was unused for longest: it takes no more requests, finishes those
+that it has, and gets the weights that the first in line wants. Meanwhile the other places go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roll_like.inference.interface import GenerateRequest, Generation, InferenceEngine
+from roll_like.config.inference import POLICY
+from roll_like.inference.interface import GenerateRequest, Generation, InferenceEngine, PromptScores
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.router import Router
-from roll_like.types import FloatArray, IntArray
+from roll_like.types import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,46 @@ class Snapshot:
 UNTRAINED = Snapshot()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotLoad:
+    """Weights that engines are to get.
+
+    Attributes:
+        snapshot: The weights.
+        name: How requests call them: an adapter's name, or `POLICY` for whole weights.
+        dropped: Adapters that go to make room.
+    """
+
+    snapshot: Snapshot
+    name: str
+    dropped: tuple[str, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     snapshot: Snapshot
-    admitted: asyncio.Future[None]
+    admitted: asyncio.Future[_Place]
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Room for one set of weights in the engines.
+
+    Attributes:
+        name: How engines call what is there; empty before the first.
+        snapshot: What is there; None where that is not known.
+        running: Requests that are computed with it.
+        turn: When a request was last admitted.
+        wanted: What it is to get, before it takes further requests.
+        loading: What brings that.
+    """
+
+    name: str = ""
+    snapshot: Snapshot | None = None
+    running: int = 0
+    turn: int = 0
+    wanted: Snapshot | None = None
+    loading: asyncio.Task[None] | None = None
 
 
 class SnapshotSampler:
@@ -50,22 +87,20 @@ class SnapshotSampler:
     Args:
         router: Sends requests to the engines.
         engines: The engines.
-        push: Sends the weights of a snapshot to all engines.
+        load: Sends weights to all engines.
+        adapters: How many adapters engines hold at a time; 0 where they take whole weights.
     """
 
-    def __init__(self, router: Router, engines: EnginePool, push: Callable[[Snapshot], Awaitable[None]]) -> None:
+    def __init__(
+        self, router: Router, engines: EnginePool, load: Callable[[SnapshotLoad], Awaitable[None]], *, adapters: int
+    ) -> None:
         self._router = router
         self._engines = engines
-        self._push = push
-        self._held: Snapshot | None = None
-        self._line: deque[_Waiting] = deque()
-        self._running = 0
-        self._switch: asyncio.Task[None] | None = None
-
-    @property
-    def held(self) -> Snapshot | None:
-        """What engines sample with; None while that changes, and before the first request."""
-        return self._held
+        self._load = load
+        self._named = adapters > 0
+        self._places = [_Place() for _ in range(max(adapters, 1))]
+        self._line: list[_Waiting] = []
+        self._turn = self._loads = 0
 
     @property
     def waiting(self) -> int:
@@ -82,8 +117,8 @@ class SnapshotSampler:
             requests: Of one prompt.
             key: Unique; requests of a key go to the same engine.
         """
-        async with self._with(snapshot):
-            futures = [self._router.submit(request, key) for request in requests]
+        async with self._with(snapshot) as name:
+            futures = [self._router.submit(replace(request, adapter=name), key) for request in requests]
             try:
                 return await asyncio.gather(*futures)
             finally:
@@ -91,68 +126,82 @@ class SnapshotSampler:
                 await self._router.abort([request.request_id for request in requests])
                 self._router.forget([key])
 
-    async def prompt_logprobs(self, snapshot: Snapshot, tokens: IntArray) -> FloatArray:
-        """Return the log-probability of each token but the first under the weights of a snapshot, shape [P−1]."""
-        async with self._with(snapshot):
-            return await self._engines.engines().ask(0, InferenceEngine.prompt_logprobs, tokens)
+    async def score(self, snapshot: Snapshot, tokens: IntArray, top_k: int) -> PromptScores:
+        """Return the log-probability of each token but the first under the weights of a snapshot.
+
+        Args:
+            snapshot: The weights.
+            tokens: Shape [P]; two or more.
+            top_k: How many of the likeliest tokens are told at each position.
+        """
+        async with self._with(snapshot) as name:
+            return await self._engines.ask_one(InferenceEngine.score_prompt, tokens, name, top_k)
 
     @asynccontextmanager
-    async def _with(self, snapshot: Snapshot) -> AsyncIterator[None]:
+    async def _with(self, snapshot: Snapshot) -> AsyncIterator[str]:
         waiting = _Waiting(snapshot, asyncio.get_running_loop().create_future())
         self._line.append(waiting)
         self._go_on()
         try:
-            await waiting.admitted
+            place = await waiting.admitted
         except asyncio.CancelledError:
             if waiting.admitted.done() and not waiting.admitted.cancelled() and not waiting.admitted.exception():
-                self._left()
+                self._leave(waiting.admitted.result())
             raise
         try:
-            yield
+            yield place.name
         finally:
-            self._left()
+            self._leave(place)
 
-    def _left(self) -> None:
-        self._running -= 1
+    def _leave(self, place: _Place) -> None:
+        place.running -= 1
         self._go_on()
 
     def _go_on(self) -> None:
-        """Admit the first in line, as long as engines have what they want."""
-        if self._switch is not None:
+        """Admit those whose weights are there, and let the first of the others have places emptied."""
+        waiting = [each for each in self._line if not each.admitted.done()]  # others were taken back
+        wanted = {each.snapshot for each in waiting}
+        for place in self._places:
+            if place.loading is None and place.wanted not in wanted:
+                place.wanted = None
+        places = {place.snapshot: place for place in self._places if place.wanted is None}
+        self._line = [each for each in waiting if each.snapshot not in places]
+        for each in waiting:
+            if each.snapshot in places:
+                self._admit(each, places[each.snapshot])
+        for each in self._line:
+            self._want(each.snapshot)
+        for place in self._places:
+            if place.wanted is not None and not place.running and place.loading is None:
+                place.loading = asyncio.get_running_loop().create_task(self._bring(place, place.wanted))
+
+    def _admit(self, waiting: _Waiting, place: _Place) -> None:
+        self._turn += 1
+        place.turn = self._turn
+        place.running += 1
+        waiting.admitted.set_result(place)
+
+    def _want(self, snapshot: Snapshot) -> None:
+        """Let a place be emptied for a snapshot, unless one is."""
+        if any(place.wanted == snapshot for place in self._places):
             return
-        while self._line:
-            first = self._line[0]
-            if first.admitted.done():  # it was taken back
-                self._line.popleft()
-            elif first.snapshot == self._held:
-                self._admit(self._line.popleft())
-            else:
-                if not self._running:
-                    self._switch = asyncio.get_running_loop().create_task(self._switch_to(first.snapshot))
-                return
+        free = [place for place in self._places if place.wanted is None]
+        if free:
+            min(free, key=lambda place: (place.snapshot is not None, place.turn)).wanted = snapshot
 
-    def _admit(self, waiting: _Waiting) -> None:
-        self._running += 1
-        waiting.admitted.set_result(None)
-
-    async def _switch_to(self, snapshot: Snapshot) -> None:
-        self._held = None
+    async def _bring(self, place: _Place, snapshot: Snapshot) -> None:
+        dropped = (place.name,) if self._named and place.name else ()
+        self._loads += 1
+        # engines share keys and values of prompts between requests of the same name
+        place.name, place.snapshot = f"adapter-{self._loads}" if self._named else POLICY, None
         failure: Exception | None = None
         try:
-            await self._push(snapshot)
-            self._held = snapshot
+            await self._load(SnapshotLoad(snapshot=snapshot, name=place.name, dropped=dropped))
+            place.snapshot = snapshot
         except Exception as error:  # noqa: BLE001 - those who wait for these weights get it
             failure = error
-        self._switch = None
-        others: deque[_Waiting] = deque()
+        place.wanted = place.loading = None
         for waiting in self._line:
-            if waiting.snapshot != snapshot:
-                others.append(waiting)
-            elif waiting.admitted.done():
-                continue
-            elif failure is None:
-                self._admit(waiting)
-            else:
+            if failure is not None and waiting.snapshot == snapshot and not waiting.admitted.done():
                 waiting.admitted.set_exception(failure)
-        self._line = others
         self._go_on()

@@ -124,26 +124,26 @@ class ServiceServer:
             ("POST", "/client/config", self._client_config),
             ("POST", "/client/dynamic_config", self._client_config),
             ("POST", "/telemetry", self._telemetry),
-            ("POST", "/create_session", _json(SessionBody, core.create_session)),
+            ("POST", "/create_session", _json(SessionBody, core.state.create_session)),
             ("POST", "/session_heartbeat", self._heartbeat),
             ("POST", "/sessions/{session}/finish", self._finish),
             ("GET", "/sessions", self._sessions),
             ("GET", "/sessions/{session}", self._session),
-            ("POST", "/create_model", self._future(CreateModelBody, core.create_model)),
-            ("POST", "/get_info", _json(ModelBody, lambda owner, body: core.info(owner, body.model_id))),
+            ("POST", "/create_model", self._future(CreateModelBody, core.models.create)),
+            ("POST", "/get_info", _json(ModelBody, lambda owner, body: core.models.info(owner, body.model_id))),
             ("POST", "/unload_model", self._unload),
             ("POST", "/forward_backward", self._train),
-            ("POST", "/optim_step", self._future(OptimStepBody, core.optim_step)),
-            ("POST", "/save_weights", self._future(SaveBody, core.save)),
-            ("POST", "/save_weights_for_sampler", self._future(SaveForSamplerBody, core.save_for_sampler)),
-            ("POST", "/load_weights", self._future(LoadBody, core.load)),
-            ("POST", "/weights_info", _json(PathBody, lambda owner, body: core.weights_info(body.tinker_path))),
+            ("POST", "/optim_step", self._future(OptimStepBody, core.models.optim_step)),
+            ("POST", "/save_weights", self._future(SaveBody, core.weights.save)),
+            ("POST", "/save_weights_for_sampler", self._future(SaveForSamplerBody, core.weights.save_for_sampler)),
+            ("POST", "/load_weights", self._future(LoadBody, core.weights.load)),
+            ("POST", "/weights_info", _json(PathBody, lambda owner, body: core.weights.info(body.tinker_path))),
             ("POST", "/copy_weights", self._copy),
-            ("POST", "/create_sampling_session", _json(SamplingSessionBody, core.create_sampler)),
+            ("POST", "/create_sampling_session", _json(SamplingSessionBody, core.samples.create_sampler)),
             (
                 "POST",
                 "/join_sampling_session",
-                _json(JoinBody, lambda owner, body: core.join_sampler(owner, body.sampling_session_id)),
+                _json(JoinBody, lambda owner, body: core.samples.join(owner, body.sampling_session_id)),
             ),
             ("GET", "/samplers/{sampler}", self._sampler),
             ("POST", "/asample", self._sample),
@@ -186,7 +186,7 @@ class ServiceServer:
     async def _heartbeat(self, http: web.Request) -> web.Response:
         body: HeartbeatBody = parsed_body(await http.read(), HeartbeatBody)
         try:
-            self._core.session(http[_OWNER], body.session_id)
+            self._core.state.session(http[_OWNER], body.session_id)
         except KeyError as error:  # the client then stops telling that it lives
             return _refused(410, error.args[0])
         return web.json_response({"type": "session_heartbeat"})
@@ -197,11 +197,11 @@ class ServiceServer:
         return web.Response(status=204)
 
     async def _sessions(self, http: web.Request) -> web.Response:
-        found = [session.session_id for session in self._core.sessions(http[_OWNER])]
+        found = [session.session_id for session in self._core.state.sessions_of(http[_OWNER])]
         return web.json_response({"sessions": _page(http, found)[0]})
 
     async def _session(self, http: web.Request) -> web.Response:
-        session: Session = self._core.session(http[_OWNER], http.match_info["session"])
+        session: Session = self._core.state.session(http[_OWNER], http.match_info["session"])
         return web.json_response(
             {
                 "training_run_ids": session.models,
@@ -215,7 +215,7 @@ class ServiceServer:
 
     async def _unload(self, http: web.Request) -> web.Response:
         body: ModelBody = parsed_body(await http.read(), ModelBody)
-        return web.json_response(await self._core.unload(http[_OWNER], body.model_id))
+        return web.json_response(await self._core.models.unload(http[_OWNER], body.model_id))
 
     async def _train(self, http: web.Request) -> web.Response:
         if http.content_type != CONTENT_TYPE or "Content-Encoding" in http.headers:
@@ -223,19 +223,19 @@ class ServiceServer:
                 f"a batch came as {http.content_type!r} with encoding {http.headers.get('Content-Encoding')!r}; "
                 f"expected {CONTENT_TYPE}, as tinker 0.38 sends it"
             )
-        request_id = self._core.train(http[_OWNER], read_train_request(await http.read()))
+        request_id = self._core.models.train(http[_OWNER], read_train_request(await http.read()))
         return web.json_response({"request_id": request_id})
 
     async def _sample(self, http: web.Request) -> web.Response:
         body: SampleBody = parsed_body(await http.read(), SampleBody)
-        request_id, names = self._core.sample(http[_OWNER], body)
+        request_id, names = self._core.samples.sample(http[_OWNER], body)
         return web.json_response({"request_id": request_id, "sample_sequence_ids": names})
 
     async def _sampler(self, http: web.Request) -> web.Response:
-        return web.json_response(self._core.describe_sampler(http[_OWNER], http.match_info["sampler"]))
+        return web.json_response(self._core.samples.describe(http[_OWNER], http.match_info["sampler"]))
 
     async def _copy(self, http: web.Request) -> web.Response:
-        return web.json_response(await self._core.copy(parsed_body(await http.read(), CopyBody)))
+        return web.json_response(await self._core.weights.copy(parsed_body(await http.read(), CopyBody)))
 
     def _future(self, kind: type[Any], work: Callable[[str, Any], str]) -> Handler:
         """Return a handler that answers with the id of a result.
@@ -251,7 +251,7 @@ class ServiceServer:
                 place = numbered_place(raw)
                 if place is None:
                     raise
-                request_id = self._core.refuse(owner, *place, error)
+                request_id = self._core.state.refuse(owner, *place, error)
             return web.json_response({"request_id": request_id})
 
         return handle
@@ -261,7 +261,7 @@ class ServiceServer:
     async def _retrieve(self, http: web.Request) -> web.Response:
         body: FutureBody = parsed_body(await http.read(), FutureBody)
         try:
-            answer = await self._core.futures.result(body.request_id, self._core.owns(http[_OWNER]))
+            answer = await self._core.state.futures.result(body.request_id, self._core.state.owns(http[_OWNER]))
         except KeyError:
             return _refused(404, f"there is no request {body.request_id}, or its session has ended")
         except RollLikeError as error:
@@ -279,21 +279,21 @@ class ServiceServer:
 
     async def _cancel(self, http: web.Request) -> web.Response:
         body: FutureBody = parsed_body(await http.read(), FutureBody)
-        self._core.futures.cancel(body.request_id, self._core.owns(http[_OWNER]))
+        self._core.state.futures.cancel(body.request_id, self._core.state.owns(http[_OWNER]))
         return web.Response(status=204)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
     async def _runs(self, http: web.Request) -> web.Response:
-        runs = [self._described(model) for model in self._core.models(http[_OWNER])]
+        runs = [self._described(model) for model in self._core.state.models_of(http[_OWNER])]
         page, cursor = _page(http, runs)
         return web.json_response({"training_runs": page, "cursor": cursor})
 
     async def _run(self, http: web.Request) -> web.Response:
-        return web.json_response(self._described(self._core.model(http[_OWNER], http.match_info["model"])))
+        return web.json_response(self._described(self._core.state.model(http[_OWNER], http.match_info["model"])))
 
     def _described(self, model: HostedModel) -> dict[str, Any]:
-        stored = self._core.shelf.all(model.model_id)
+        stored = self._core.state.shelf.all(model.model_id)
         last = {kind: next((each.answer for each in stored if each.kind == kind), None) for kind in _KINDS}
         return {
             "training_run_id": model.model_id,
@@ -308,22 +308,22 @@ class ServiceServer:
         }
 
     async def _checkpoints(self, http: web.Request) -> web.Response:
-        found = [stored.answer for stored in self._core.shelf.all(http.match_info.get("model"))]
+        found = [stored.answer for stored in self._core.state.shelf.all(http.match_info.get("model"))]
         page, cursor = _page(http, found)
         return web.json_response({"checkpoints": page, "cursor": cursor})
 
     async def _delete(self, http: web.Request) -> web.Response:
-        self._core.shelf.delete(self._named(http))
+        self._core.state.shelf.delete(self._named(http))
         return web.Response(status=204)
 
     async def _ttl(self, http: web.Request) -> web.Response:
         body: TTLBody = parsed_body(await http.read(), TTLBody)
-        self._core.shelf.change(self._named(http), expires_at=expiry(body.ttl_seconds))
+        self._core.state.shelf.change(self._named(http), expires_at=expiry(body.ttl_seconds))
         return web.Response(status=204)
 
     def _named(self, http: web.Request) -> StoredCheckpoint:
         place = http.match_info
-        return self._core.shelf.find(f"tinker://{place['model']}/{place['kind']}/{place['name']}")
+        return self._core.state.shelf.find(f"tinker://{place['model']}/{place['kind']}/{place['name']}")
 
     # ---- keys and errors -----------------------------------------------------------------------
 

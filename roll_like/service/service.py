@@ -64,6 +64,19 @@ class ServicePlan(Plan):
         return table
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningService:
+    """A service that answers.
+
+    Attributes:
+        url: Its address.
+        core: What does the work.
+    """
+
+    url: str
+    core: ServiceCore
+
+
 def check_service(config: ServiceConfig) -> Report:
     """Return every problem that can be known before a service starts, and its plan."""
 
@@ -103,7 +116,8 @@ def run_service(config: ServiceConfig) -> None:
         refuse_errors(check_service(config))
     with StopSignal() as signal:
         try:
-            with signal.interruptible(), serving(config, signal.lent) as url:
+            with signal.interruptible(), serving(config, signal.lent) as service:
+                url = service.url
                 print(f"{config.name}: {config.base_model} at {url}, keys in {_keys_file(config)} (Ctrl-C ends it)")
                 print(f"clients: TINKER_BASE_URL={url} TINKER_API_KEY=<key>", flush=True)
                 threading.Event().wait()
@@ -114,8 +128,8 @@ def run_service(config: ServiceConfig) -> None:
 @contextmanager
 def serving(
     config: ServiceConfig, starting_ray: Callable[[], AbstractContextManager[None]] = nullcontext
-) -> Iterator[str]:
-    """Serve while the block runs; yield the address.
+) -> Iterator[RunningService]:
+    """Serve while the block runs.
 
     Args:
         config: The service's configuration.
@@ -149,8 +163,9 @@ def serving(
         writer = StatusWriter(directory, config.name, config.trackers, config.model_dump(mode="json", by_alias=True))
         stack.callback(writer.close)
         runner.spawn(core.tidy(writer.write))
+        runner.spawn(core.park_idle())
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        yield RunningService(url=f"http://{f'[{host}]' if ':' in host else host}:{port}", core=core)
 
 
 def _start(
@@ -158,7 +173,8 @@ def _start(
 ) -> ServiceCore:
     """Start engines and trainer side by side, and put together what does the work."""
     model = resolve_model(workers.model)
-    engines = start_inference(workers, model, resources, stack, runner)
+    engines = start_inference(workers, model, resources, stack, runner, adapters=config.max_loras)
+    adapters = config.max_loras if engines.takes_adapters else 0
     wait_for_engines = engines.begin(InferenceEngine.start)
     devices = workers.resources.devices_of("training")
     objective = RequestObjective(settings=workers.training)
@@ -168,15 +184,21 @@ def _start(
     snapshots = config.directory / "snapshots"
     shutil.rmtree(snapshots, ignore_errors=True)  # of a service that was killed
     snapshots.mkdir(parents=True)
-    trainer = ModelsTrainer(trained, snapshots, recovery_steps=config.recovery_steps, report=resources.report)
-    delivery = WeightDelivery(start_weight_sync(workers, trained, engines), engines)
+    trainer = ModelsTrainer(
+        trained,
+        snapshots,
+        recovery_steps=config.recovery_steps,
+        max_loaded=config.max_loaded_models,
+        report=resources.report,
+    )
+    delivery = WeightDelivery(trainer, start_weight_sync(workers, trained, engines), engines)
     router = engines.router(workers.inference, workers.rollout)
     loaded = load_model_config(model.path, trust_remote_code=workers.model.trust_remote_code)
     core = ServiceCore(
         config,
         trainer,
         delivery,
-        lambda push: SnapshotSampler(router, engines, push),
+        lambda load: SnapshotSampler(router, engines, load, adapters=adapters),
         vocabulary=loaded.get_text_config().vocab_size,
     )
     engines.catch_up = core.catch_up

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from roll_like.config.base import PluginConfig
 from roll_like.errors import OK, ConfigError, PluginError
 from roll_like.metrics import files
 from roll_like.metrics.runs import is_running
+from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.trackers import Status, Tracker
 from roll_like.registry import TRACKERS
 
@@ -27,6 +29,8 @@ _log = logging.getLogger(__name__)
 STATUS = "status.json"
 #: How often metrics are logged. Seconds.
 METRICS_SECONDS = 10.0
+#: Figures that wait for a tracker that is away; a day of them.
+KEPT_FIGURES = 8640
 #: How often a watcher looks. Seconds.
 WATCH_SECONDS = 1.0
 
@@ -40,12 +44,14 @@ class ModelLine:
         rank: Of its adapters; None for a whole model.
         updates: How often its weights have changed.
         queued: Requests that are not done.
+        loaded: Whether it is in the trainer's memory; else on disk.
     """
 
     model: str
     rank: int | None
     updates: int
     queued: int
+    loaded: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +124,7 @@ class StatusWriter:
         self._logged = -METRICS_SECONDS
         self._number = 0
         self._trackers: list[Tracker] = []
-        self._silent: set[int] = set()
+        self._sinks = [self._sink(files.METRICS, self._write_line)]
         for index, config in enumerate(trackers):
             tracker: Tracker = TRACKERS.get(config.type)(config)
             try:
@@ -131,6 +137,15 @@ class StatusWriter:
                     fix="correct its settings, or remove it from trackers",
                 ) from error
             self._trackers.append(tracker)
+            self._sinks.append(self._sink(f"trackers.{index} ({config.type})", tracker.log))
+
+    @staticmethod
+    def _sink(name: str, deliver: Callable[[int, Payload], None]) -> Sink:
+        return Sink(name, deliver, _log.warning, keep=KEPT_FIGURES, whose="the service")
+
+    def _write_line(self, step: int, figures: Payload) -> None:
+        with (self._directory / files.METRICS).open("a") as file:
+            file.write(f"{json.dumps({'step': step, **figures})}\n")
 
     def write(self, status: ServiceStatus) -> None:
         """Write what a service is doing, and now and then its figures."""
@@ -142,24 +157,20 @@ class StatusWriter:
             return
         self._logged = elapsed
         self._number += 1
-        line = json.dumps({"step": self._number, "elapsed": elapsed, **status.metrics})
-        with (self._directory / files.METRICS).open("a") as file:
-            file.write(f"{line}\n")
-        for index, tracker in enumerate(self._trackers):
-            try:
-                tracker.log(self._number, status.metrics)
-            except Exception:  # noqa: BLE001 - whatever a tracker raises, the service goes on
-                if index not in self._silent:
-                    _log.exception("trackers.%d takes no figures", index)
-                self._silent.add(index)
+        lines, *trackers = self._sinks
+        lines.send(self._number, {"elapsed": elapsed, **status.metrics})
+        for sink in trackers:
+            sink.send(self._number, dict(status.metrics))
 
     def close(self, status: Status = "finished") -> None:
-        """End the trackers' runs."""
-        for tracker in self._trackers:
-            try:
-                tracker.close(status)
-            except Exception:  # noqa: BLE001 - the service has ended
-                _log.exception("a tracker could not be closed")
+        """Deliver what is pending, say what could not be, and end the trackers' runs."""
+        for sink in self._sinks:
+            sink.flush()
+            missing = sink.report()
+            if missing["undelivered"]:
+                _log.warning("%s lacks %d figures (%s)", sink.name, missing["undelivered"], missing["last_error"])
+        for sink, tracker in zip(self._sinks[1:], self._trackers, strict=True):
+            sink.attempt(partial(tracker.close, status), "closed")
 
 
 def watch_status(folder: Path, *, wait: Callable[[float], None] = time.sleep) -> int:
@@ -184,12 +195,16 @@ def watch_status(folder: Path, *, wait: Callable[[float], None] = time.sleep) ->
     return OK
 
 
+def _place(model: Mapping[str, Any]) -> str:
+    return "memory" if model["loaded"] else "disk"
+
+
 def table_of(status: Mapping[str, Any]) -> RenderableType:
     """Return what a service is doing as tables."""
-    table = Table("model", "rank", "updates", "queued", title=Text(f"{status['name']}: {status['base_model']}"))
+    table = Table("model", "rank", "updates", "queued", "in", title=Text(f"{status['name']}: {status['base_model']}"))
     for model in status["models"]:
         rank = "whole" if model["rank"] is None else str(model["rank"])
-        table.add_row(Text(model["model"]), rank, f"{model['updates']:,}", f"{model['queued']:,}")
+        table.add_row(Text(model["model"]), rank, f"{model['updates']:,}", f"{model['queued']:,}", _place(model))
     line = (
         f"{status['sessions']} sessions, {status['unfinished']} requests waiting or under way, "
         f"{status['requests']:,} done ({status['failed']:,} failed)\n"

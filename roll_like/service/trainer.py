@@ -1,14 +1,17 @@
 """The trainer of a service, from the driver: models over one base, one request after the other.
 
 When a rank dies, all are started again, and each model becomes what its last finished request had made of it: it is
-read from a copy on disk, and what was asked since then is computed once more.
+read from a copy on disk, and what was asked since then is computed once more. Models that nobody has asked for lately
+are in such a copy only, until they are asked for.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,15 +20,19 @@ from typing import Any, TypeVar
 
 from roll_like.cluster.worker_restarts import RestartCallback, WorkerDied, WorkerRestarts, to_stderr
 from roll_like.config.training import OptimizerConfig
-from roll_like.errors import WorkerError
+from roll_like.errors import CheckpointError, WorkerError
 from roll_like.service.objective import DatumOutput, TargetLosses, datum_batches, in_order
 from roll_like.service.rank import AdapterRequest, ModelsRank, TrainShare
 from roll_like.service.types import Datum, RequestError
 from roll_like.training.engine import TrainingEngine
 
+_log = logging.getLogger(__name__)
+
 R = TypeVar("R")
 #: How often a request is computed whose rank dies: what ends them twice does not pass by itself.
 ATTEMPTS = 2
+#: What is kept of a model's requests to compute them once more, before a copy of it is written. Bytes.
+JOURNAL_BYTES = 32 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,17 +41,23 @@ class _History:
 
     Attributes:
         adapter: What it began with.
-        copy: Where it is on disk, as it was after a step; None for its beginning.
+        copy: Folder of a copy on disk; None for its beginning.
         since: What was asked after that, to be asked again.
+        since_bytes: Size of the data in it.
         steps: Optimizer steps among them.
         gradient: Whether one was added up since the last step.
+        loaded: Whether ranks have it; else it is on disk only.
+        used: When it was last asked for, on the monotonic clock.
     """
 
     adapter: AdapterRequest | None
     copy: Path | None = None
     since: list[Callable[[], object]] = field(default_factory=list)
+    since_bytes: int = 0
     steps: int = 0
     gradient: bool = False
+    loaded: bool = True
+    used: float = field(default_factory=time.monotonic)
 
 
 class ModelsTrainer:
@@ -54,6 +67,7 @@ class ModelsTrainer:
         engine: Started ranks, `ModelsRank`s.
         directory: Where ranks write what a model is before any training, and copies of models.
         recovery_steps: Optimizer steps of a model between two copies.
+        max_loaded: Models that ranks have at a time.
         report: Told about ranks that were replaced.
     """
 
@@ -63,17 +77,20 @@ class ModelsTrainer:
         directory: Path,
         *,
         recovery_steps: int,
+        max_loaded: int,
         report: RestartCallback = to_stderr,
     ) -> None:
         self._engine = engine
         self._directory = directory
         self._recovery_steps = recovery_steps
+        self._max_loaded = max_loaded
         self._restarts = WorkerRestarts(engine.cluster.name, "models become what they were", report)
         self._histories: dict[str, _History] = {}
         self._prepare()
 
     def create(self, model: str, adapter: AdapterRequest | None) -> None:
         """Begin a model: with adapters, or None for a whole one."""
+        self._make_room()
         self._survived(lambda: self._everywhere(ModelsRank.create, model, adapter))
         self._histories[model] = _History(adapter=adapter)
 
@@ -84,13 +101,29 @@ class ModelsTrainer:
             shutil.rmtree(history.copy, ignore_errors=True)
         self._survived(lambda: self._everywhere(ModelsRank.drop, model))
 
+    def is_loaded(self, model: str) -> bool:
+        """Return whether ranks have a model; else it is on disk, or there is none of this name."""
+        history = self._histories.get(model)
+        return history is not None and history.loaded
+
+    def park_idle(self, seconds: float) -> None:
+        """Have models on disk only that nobody has asked for so long."""
+        until = time.monotonic() - seconds
+        for model, history in self._histories.items():
+            if history.loaded and history.used < until:
+                self._park(model)
+
     def train(self, model: str, losses: TargetLosses, data: Sequence[Datum], *, backward: bool) -> list[DatumOutput]:
         """Return what a loss tells of each datum; with `backward`, add its gradient to the model's."""
+        history = self._used(model)
         work = partial(self._train, model, losses, data, backward)
         told = self._survived(work)
         if backward:
-            self._histories[model].since.append(work)
-            self._histories[model].gradient = True
+            history.since.append(work)
+            history.since_bytes += sum(datum_bytes(datum) for datum in data)
+            history.gradient = True
+            if history.since_bytes > JOURNAL_BYTES:
+                self._try_copy(model)
         return told
 
     def step(self, model: str, optimizer: OptimizerConfig) -> float:
@@ -99,7 +132,7 @@ class ModelsTrainer:
         Raises:
             RequestError: There is none, or it is not finite: it was forgotten, and nothing moved.
         """
-        history = self._histories[model]
+        history = self._used(model)
         if not history.gradient:
             raise RequestError("there is no gradient since the last step: call forward_backward before optim_step")
         work = partial(self._everywhere, ModelsRank.step, model, optimizer)
@@ -108,7 +141,7 @@ class ModelsTrainer:
         history.steps += 1
         history.gradient = False
         if history.steps >= self._recovery_steps:
-            self._copy(model)
+            self._try_copy(model)
         if not math.isfinite(norm):
             raise RequestError(
                 f"the norm of the gradient is {norm}: it was forgotten, and the weights did not move",
@@ -118,19 +151,21 @@ class ModelsTrainer:
 
     def save(self, model: str, directory: Path) -> None:
         """Write a model and its optimizer into a directory."""
+        self._used(model)
         self._survived(lambda: self._save(model, directory))
 
     def load(self, model: str, directory: Path, *, optimizer: bool) -> None:
         """Take back what `save` wrote."""
+        history = self._used(model)
         work = partial(self._everywhere, ModelsRank.load_model, model, str(directory), optimizer)
         self._survived(work)
-        history = self._histories[model]
         history.since.append(work)
         history.gradient = False
         self._copy(model)  # the checkpoint may be deleted
 
     def snapshot(self, model: str, file: Path) -> None:
         """Write a model's weights for samplers."""
+        self._used(model)
         file.parent.mkdir(parents=True, exist_ok=True)
         self._survived(lambda: self._everywhere(ModelsRank.snapshot, model, str(file)))
 
@@ -139,10 +174,67 @@ class ModelsTrainer:
 
         Args:
             send: Sends what the ranks have.
-            model: Whose present weights; None for those in a file.
+            model: A model that has the weights of the file, if there is one; ranks need not read them then.
             file: What `snapshot` wrote; None for the model before any training.
         """
-        self._survived(lambda: self._push(send, model, file))
+        present = model if model is not None and self.is_loaded(model) else None
+        self._survived(lambda: self._push(send, present, file))
+
+    # ---- models on disk ------------------------------------------------------------------------
+
+    def _used(self, model: str) -> _History:
+        """Have ranks have a model, and return how it came about."""
+        history = self._histories[model]
+        if not history.loaded:
+            self._make_room()
+            self._survived(lambda: self._restore(model, history))
+            history.loaded = True
+        history.used = time.monotonic()
+        return history
+
+    def _make_room(self) -> None:
+        """Let ranks have one model fewer than they may."""
+        loaded = sorted((each.used, model) for model, each in self._histories.items() if each.loaded)
+        for _, model in loaded[: max(0, len(loaded) + 1 - self._max_loaded)]:
+            self._park(model)
+
+    def _park(self, model: str) -> None:
+        history = self._histories[model]
+        if history.since:
+            self._copy(model)
+        self._survived(lambda: self._everywhere(ModelsRank.drop, model))
+        history.loaded = False
+
+    def _try_copy(self, model: str) -> None:
+        """Write a copy where the disk has room; what was asked for is done either way."""
+        try:
+            self._copy(model)
+        except CheckpointError:
+            _log.exception("no copy of the model %s could be written; it is tried again at its next request", model)
+
+    def _copy(self, model: str) -> None:
+        """Write a copy of a model, and forget how it came about."""
+        history = self._histories[model]
+        folder = self._directory / "copies" / secrets.token_hex(8)
+        folder.mkdir(parents=True)
+        try:
+            self._survived(lambda: self._everywhere(ModelsRank.keep_model, model, str(folder / "model")))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        old, history.copy = history.copy, folder
+        history.since.clear()
+        history.since_bytes = history.steps = 0
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _restore(self, model: str, history: _History) -> None:
+        if history.copy is None:
+            self._everywhere(ModelsRank.create, model, history.adapter)
+        else:
+            self._everywhere(ModelsRank.take_model, model, str(history.copy / "model"))
+        for again in history.since:
+            again()
 
     # ---- the same, without a thought of failures -----------------------------------------------
 
@@ -195,22 +287,13 @@ class ModelsTrainer:
         self._engine.rebuild()
         self._prepare()
         for model, history in self._histories.items():
-            self._everywhere(ModelsRank.create, model, history.adapter)
-            if history.copy is not None:
-                self._everywhere(ModelsRank.load_model, model, str(history.copy), True)
-            for again in history.since:
-                again()
+            if history.loaded:
+                self._restore(model, history)
 
     def _prepare(self) -> None:
         self._everywhere(ModelsRank.prepare, str(self._directory / "untrained"))
 
-    def _copy(self, model: str) -> None:
-        """Write a copy of a model that has no gradient now, and forget how it came about."""
-        history = self._histories[model]
-        folder = self._directory / "copies" / secrets.token_hex(8)
-        self._survived(lambda: self._save(model, folder))
-        old, history.copy = history.copy, folder
-        history.since.clear()
-        history.steps = 0
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+
+def datum_bytes(datum: Datum) -> int:
+    """Return the bytes of a datum's arrays."""
+    return datum.tokens.nbytes + sum(values.nbytes for values in datum.inputs.values())

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from roll_like.inference.interface import TopLogprobs
 from roll_like.service.types import Datum, RequestError, SampledTokens, SampleResult, TokenArray, TrainRequest
 from roll_like.types import StopReason
 
@@ -75,6 +76,7 @@ _MESSAGES: Mapping[str, Sequence[tuple[int, str, str]]] = {
 #: Types of tensors by their number in the protocol.
 _DTYPES: Mapping[int, type[np.generic]] = {1: np.float32, 2: np.int64, 3: np.int32}
 _FLOAT32 = 1
+_NO_LOGPROB = -99999.0
 _STOP_REASONS = {StopReason.STOP: 0, StopReason.LENGTH: 1}
 
 
@@ -214,8 +216,11 @@ def written_samples(result: SampleResult) -> bytes:
     """Return samples as the client reads them."""
     message = _CLASSES["SampleResponse"](prompt_cache_hit_tokens=result.cached_prompt_tokens)
     message.sequences.extend(_sequences(result.samples))
-    if result.prompt_logprobs is not None:
-        message.prompt_logprobs = np.ascontiguousarray(result.prompt_logprobs, np.float32).tobytes()
+    prompt = result.prompt
+    if prompt is not None and prompt.logprobs is not None:
+        message.prompt_logprobs = np.ascontiguousarray(prompt.logprobs, np.float32).tobytes()
+    if prompt is not None and prompt.top is not None:
+        message.topk_prompt_logprobs.CopyFrom(_top(prompt.top))
     data: bytes = message.SerializeToString()
     return data
 
@@ -226,4 +231,17 @@ def _sequences(samples: Sequence[SampledTokens]) -> Iterator[Any]:
             stop_reason=_STOP_REASONS[sample.stop_reason],
             tokens=np.ascontiguousarray(sample.token_ids, np.int32).tobytes(),
             logprobs=np.ascontiguousarray(sample.logprobs, np.float32).tobytes(),
+            topk_sampled_logprobs=None if sample.top is None else _top(sample.top),
         )
+
+
+def _top(top: TopLogprobs) -> Any:
+    """Return the likeliest tokens; where one cannot be drawn the protocol has token 0 and −99999."""
+    told = np.isfinite(top.logprobs)
+    length, k = told.shape
+    return _CLASSES["TopkLogprobs"](
+        token_ids=np.where(told, top.token_ids, 0).astype(np.int32).tobytes(),
+        logprobs=np.where(told, top.logprobs, _NO_LOGPROB).astype(np.float32).tobytes(),
+        k=k,
+        length=length,
+    )

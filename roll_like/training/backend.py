@@ -82,7 +82,7 @@ def require_same_sum(what: str, found: float, written: float, size: float) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside:
-    """A rank's share of what is trained, while something else is.
+    """A rank's share of what is trained, while something else is: tensors that can be written to a file.
 
     Attributes:
         weights: By name.

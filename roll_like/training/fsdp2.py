@@ -259,10 +259,11 @@ class FSDP2Backend(TrainingBackend):
     def set_aside(self) -> SetAside:
         """Return this rank's share of what is trained, with moments and gradients; it keeps the weights alone."""
         trained = self._trained()
+        states = {name: self._optimizer.state.pop(parameter, {}) for name, parameter in trained.items()}
         share = SetAside(
             weights={name: _local(parameter).clone() for name, parameter in trained.items()},
-            moments={name: self._optimizer.state.pop(parameter, {}) for name, parameter in trained.items()},
-            gradients={name: parameter.grad for name, parameter in trained.items()},
+            moments={name: {key: _local(each) for key, each in state.items()} for name, state in states.items()},
+            gradients={name: None if each.grad is None else _local(each.grad) for name, each in trained.items()},
         )
         self._optimizer.zero_grad()
         return share
@@ -272,11 +273,11 @@ class FSDP2Backend(TrainingBackend):
         with torch.no_grad():
             for name, parameter in self._trained().items():
                 _local(parameter).copy_(share.weights[name])
-                parameter.grad = share.gradients[name]
-                if share.moments[name]:
-                    self._optimizer.state[parameter] = share.moments[name]
-                else:
-                    self._optimizer.state.pop(parameter, None)
+                gradient, moments = share.gradients[name], share.moments[name]
+                parameter.grad = None if gradient is None else _like(parameter, gradient)
+                self._optimizer.state.pop(parameter, None)
+                if moments:
+                    self._optimizer.state[parameter] = {key: _like(parameter, each) for key, each in moments.items()}
 
     def trained_shares(self) -> dict[str, Tensor]:
         """Return this rank's shares of what is trained, by name."""
@@ -408,6 +409,21 @@ def _local(tensor: Tensor) -> Tensor:
     """Return a rank's share of a sharded tensor, or a tensor that is not."""
     share: Tensor = _sharded(tensor).to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
     return share
+
+
+def _like(parameter: nn.Parameter, share: Tensor) -> Tensor:
+    """Return what a rank's share is a share of, sharded as a parameter; the number of steps is not divided."""
+    if not share.ndim or not isinstance(parameter, torch.distributed.tensor.DTensor):
+        return share
+    whole: Tensor = torch.distributed.tensor.DTensor.from_local(
+        share,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return whole
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.lora import adapter_names, add_adapters, named_weights, targets
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.stored_adapter import StoredAdapter
+from roll_like.types import StopReason
 
 pytestmark = pytest.mark.integration
 
@@ -133,7 +134,7 @@ def engine(float_model: Path, trainer: AdapterTrainer, frozen: dict[str, PeftMod
         held.append(FrozenAdapter(name=name, path=str(stored.path), rank=stored.rank, modules=stored.modules))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "WORKER_EXTENSION", "spoiled_adapter_worker.WorkerExtension")
-        with engine_of(float_model, replace(trainer.spec, frozen=tuple(held))) as engine:
+        with engine_of(float_model, replace(trainer.spec, frozen=tuple(held), named=2)) as engine:
             yield engine
 
 
@@ -208,6 +209,64 @@ def test_the_base_model_and_frozen_adapters_are_served_beside_the_policy(
                 assert samples.setdefault(name, tokens) == tokens, "the same seeds draw the same"
     with pytest.raises(GenerationError, match=r"asks for the adapter 'absent'; this engine has policy, base, wide, na"):
         engine.generate([request("strange", adapter="absent")])
+
+
+def test_adapters_come_by_name_while_others_generate(engine: EngineThread, float_model: Path) -> None:
+    """Two adapters of one service, then a third in the place of the first; none changes what another samples."""
+    trainer = AdapterTrainer(float_model)
+    sync = trainer.sync(engine, LogprobProbe(tokens=PROMPT[:64], trainer=trainer.logprobs, tolerance=1e-3, every=1))
+    models: dict[str, Any] = {}
+    for number, (name, dropped) in enumerate({"one": (), "two": (), "three": ("one",)}.items()):
+        trainer.change(seed=40 + number)
+        models[name] = copy.deepcopy(trainer.merged)
+        if number:
+            running = list(models)[number - 1]
+            engine.run(engine.engine.submit([request(f"{running}-long", tokens=200, seed=5, adapter=running)]))
+            while engine.run(tokens_so_far(engine.engine, f"{running}-long")) < 8:
+                pass
+        sync.push_adapter(name, dropped)
+        if number:
+            assert engine.run(tokens_so_far(engine.engine, f"{running}-long")) < 200, "generation went on meanwhile"
+            generation = engine.collect(1)[f"{running}-long"]
+            assert error(trainer, [generation], models[running]) < TOLERANCE
+    # one whose abort was lost ends before its adapter goes
+    engine.run(engine.engine.submit([request("orphan", tokens=300, adapter="two")]))
+    while engine.run(tokens_so_far(engine.engine, "orphan")) < 2:
+        pass
+    sync.push_adapter("four", ("two",))
+    assert engine.collect(1)["orphan"].stop_reason is StopReason.ABORTED
+    trainer.change(seed=50)
+    models["five"] = copy.deepcopy(trainer.merged)
+    sync.push_adapter("five", ("four",))
+    requests = [
+        replace(request(f"{name}-{seed}", seed=seed, adapter=name), top_logprobs=3)
+        for seed in range(3)
+        for name in ("three", "five", BASE)
+    ]
+    found = engine.generate(requests)
+    models[BASE] = trainer.base
+    for name in ("three", "five", BASE):
+        own = [found[each.request_id] for each in requests if each.adapter == name]
+        assert error(trainer, own, models[name]) < TOLERANCE, name
+        assert all(error(trainer, own, models[other]) > FAR for other in models if other != name), name
+        scores = engine.run(engine.engine.score_prompt(PROMPT, name, 4))
+        np.testing.assert_allclose(scores.logprobs, trainer.logprobs(PROMPT, models[name]), atol=TOLERANCE)
+        assert_top(scores.top, PROMPT, models[name], len(PROMPT) - 1, 4)
+        for each in own:
+            assert_top(each.top, np.concatenate([PROMPT, each.token_ids]), models[name], len(each.token_ids), 3)
+    assert engine.run(engine.engine.score_prompt(PROMPT, BASE, 0)).top is None
+    for refused in ("one", "two", "four"):
+        with pytest.raises(GenerationError, match=f"asks for the adapter '{refused}'; this engine has .*three, five"):
+            engine.generate([request("strange", adapter=refused)])
+
+
+@torch.no_grad()
+def assert_top(top: Any, tokens: np.ndarray, model: Any, places: int, count: int) -> None:
+    """Compare with the likeliest tokens in the last places of a sequence."""
+    logits = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, -places - 1 : -1]
+    values, indices = torch.topk(torch.log_softmax(logits.float(), -1), count)
+    np.testing.assert_allclose(top.logprobs, values, atol=TOLERANCE)
+    assert (top.token_ids == indices.numpy()).mean() > 0.98  # where two are as likely, either is first
 
 
 async def tokens_so_far(engine: Any, name: str) -> int:

@@ -41,6 +41,7 @@ COLUMNS = {
         *("engine_tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("engine_gflops_per_second", "engine_mfu", "bare_gflops_per_second", "bare_mfu"),
     },
+    "service_load": {"lost", "refused", "largest_loss_difference", "memory_after_mib", "added_ms"},
     "soak": {"memory", "descriptors", "threads", "shared_memory", "mlflow"},
     "vs_trl": {"samples_per_second", "trl_samples_per_second", "ratio", "dtype"},
     "weight_sync": {

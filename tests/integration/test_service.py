@@ -128,8 +128,8 @@ def service(
     file = folder / "service.yaml"
     file.write_text(yaml.safe_dump(config))
     loaded = load_service_config(file)
-    with serving(loaded) as url:
-        yield Address(url, read_keys(loaded)[0])
+    with serving(loaded) as running:
+        yield Address(running.url, read_keys(loaded)[0])
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from roll_like import cli
 from roll_like.config.load import dump_config
 from roll_like.config.training import LoRAConfig, OptimizerConfig
+from roll_like.errors import EngineError
 from roll_like.service.checkpoints import StoredCheckpoint
 from roll_like.service.config import ServiceConfig, ServiceTrainingConfig
 from roll_like.service.losses import service_loss
@@ -63,6 +64,15 @@ def train(worker: ModelsRank, model: str, *, backward: bool = True, data: Any = 
     return [(output.index, output.loss, output.logprobs) for output in worker.train(share)]
 
 
+def to_disk_and_back(worker: ModelsRank, model: str, folder: str) -> None:
+    """Have a model on disk only for a while, with its gradient and its moments."""
+    worker.keep_model(model, f"{folder}/{model}-on-disk")
+    worker.drop(model)
+    with pytest.raises(EngineError, match=f"no model '{model}'"):
+        worker.switch(model)
+    worker.take_model(model, f"{folder}/{model}-on-disk")
+
+
 def two_models(rank: int, ranks: int, address: tuple[str, int], model: str, folder: str) -> Any:
     """Train two adapters of different ranks by turns, one of them with gradients of two requests a step."""
     worker = started(rank, ranks, address, model, folder, LORA)
@@ -72,7 +82,9 @@ def two_models(rank: int, ranks: int, address: tuple[str, int], model: str, fold
     for step in range(3):
         found["first"].append(train(worker, "first"))
         found["second"].append(train(worker, "second", data=DATA[:1]))
+        to_disk_and_back(worker, "first", folder)
         train(worker, "second", data=DATA[1:])
+        to_disk_and_back(worker, "second", folder)
         norm = worker.step("second", step_settings(2e-2, max_grad_norm=0.5))
         found["norms"].append((norm, worker.step("first", step_settings(1e-2))))
         if step == 1:
@@ -208,18 +220,28 @@ def test_an_adapter_of_a_lower_rank_is_one_of_that_rank(float_model: Path, tmp_p
 def whole_model(rank: int, ranks: int, address: tuple[str, int], model: str, folder: str) -> Any:
     worker = started(rank, ranks, address, model, folder, None)
     worker.create("whole", None)
-    found = [train(worker, "whole")]
-    worker.step("whole", step_settings(1e-2))
+    found, norms = [train(worker, "whole")], []
+    norms.append(worker.step("whole", step_settings(1e-2)))
+    found.append(train(worker, "whole"))
+    to_disk_and_back(worker, "whole", folder)
+    norms.append(worker.step("whole", step_settings(1e-2)))
     found.append(train(worker, "whole", backward=False))
     worker.drop("whole")
     worker.create("new", None)
     found.append(train(worker, "new", backward=False))
     worker.close()
-    return found
+    return found, norms
 
 
 def test_a_whole_model_is_trained_and_the_next_one_begins_anew(float_model: Path, tmp_path: Path) -> None:
-    ((first, moved, anew),) = on_ranks(whole_model, str(float_model), str(tmp_path), ranks=1)
-    assert losses(moved) < losses(first)
+    (((first, second, third, anew), norms),) = on_ranks(whole_model, str(float_model), str(tmp_path), ranks=1)
     assert losses(anew) == losses(first)
+    model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.01)
+    for told, norm in zip((first, second), norms, strict=True):
+        assert losses(told) == pytest.approx(sum(nll(model, each, backward=True) for each in DATA), rel=1e-5)
+        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(model.parameters(), torch.inf)), rel=1e-5)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses(third) == pytest.approx(sum(nll(model, each) for each in DATA), rel=1e-5)
     assert in_order([[]]) == []

@@ -102,19 +102,20 @@ class Console:
             self.samplers[name] = self.service.create_sampling_client(model_path=path, base_model=base).result()
         return self.samplers[name].get_base_model()
 
-    def sample(self, sampler: str, prompt: list[int], count: int = 1, **params: Any) -> Any:
-        more = {key: params.pop(key) for key in ("include_prompt_logprobs", "topk_prompt_logprobs") if key in params}
-        found = self.samplers[sampler].sample(
+    def sample(self, **request: Any) -> Any:
+        return _sampled(self._submitted(**request).result())
+
+    def sample_all(self, requests: list[dict[str, Any]]) -> Any:
+        """Submit all of them before the first is done."""
+        pending = [self._submitted(**request) for request in requests]
+        return [_sampled(each.result()) for each in pending]
+
+    def _submitted(self, sampler: str, prompt: list[int], count: int = 1, **params: Any) -> Any:
+        names = ("include_prompt_logprobs", "topk_prompt_logprobs", "topk_sample_logprobs")
+        more = {key: params.pop(key) for key in names if key in params}
+        return self.samplers[sampler].sample(
             types.ModelInput.from_ints(prompt), count, types.SamplingParams(**params), **more
         )
-        response = found.result()
-        return {
-            "samples": [
-                {"tokens": each.tokens, "logprobs": each.logprobs, "stop": each.stop_reason, "id": each.sequence_id}
-                for each in response.sequences
-            ],
-            "prompt_logprobs": response.prompt_logprobs,
-        }
 
     def logprobs(self, sampler: str, prompt: list[int]) -> Any:
         return self.samplers[sampler].compute_logprobs(types.ModelInput.from_ints(prompt)).result()
@@ -141,6 +142,23 @@ def _datum(values: dict[str, Any]) -> types.Datum:
         for name, each in values["inputs"].items()
     }
     return types.Datum(model_input=types.ModelInput.from_ints(values["tokens"]), loss_fn_inputs=inputs)
+
+
+def _sampled(response: types.SampleResponse) -> Any:
+    return {
+        "samples": [
+            {
+                "tokens": each.tokens,
+                "logprobs": each.logprobs,
+                "stop": each.stop_reason,
+                "id": each.sequence_id,
+                "top": each.topk_logprobs,
+            }
+            for each in response.sequences
+        ],
+        "prompt_logprobs": response.prompt_logprobs,
+        "top": response.topk_prompt_logprobs,
+    }
 
 
 def _told(result: types.ForwardBackwardOutput) -> Any:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import yaml
+from tinker_messages import read_message, train_message
 
 from roll_like.errors import ConfigError, EngineError
-from roll_like.inference.interface import GenerateRequest, Generation
+from roll_like.inference.interface import GenerateRequest, Generation, PromptScores, TopLogprobs
 from roll_like.service import core as core_module
-from roll_like.service import futures, hosted, wire
+from roll_like.service import futures, hosted, weight_requests, wire
 from roll_like.service.config import load_service_config
 from roll_like.service.core import ServiceCore
 from roll_like.service.objective import DatumOutput
 from roll_like.service.protocol import OptimStepBody, parsed_body
-from roll_like.service.sampler import Snapshot
+from roll_like.service.sampler import Snapshot, SnapshotLoad
 from roll_like.service.server import KEY_HEADER, ServiceServer
 from roll_like.service.service import read_keys
 from roll_like.service.status import ServiceStatus
@@ -90,19 +90,23 @@ class NotingTrainer:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.with_name(f"{file.name}.rank_0.pt").write_text(model)
 
-    def push(self, sync: Any, *, model: str | None = None, file: Path | None = None) -> None:
+    def is_loaded(self, model: str) -> bool:
+        return True
+
+    def deliver(self, load: SnapshotLoad, *, model: str | None) -> None:
+        file = load.snapshot.file
         self._note("push", model or (None if file is None else file.name))
 
 
 class NotingSampler:
     """Pushes what is wanted, and echoes prompts."""
 
-    def __init__(self, push: Callable[[Snapshot], Awaitable[None]]) -> None:
-        self.push = push
+    def __init__(self, load: Callable[[SnapshotLoad], Awaitable[None]]) -> None:
+        self.load = load
         self.requests: list[GenerateRequest] = []
 
     async def generate(self, snapshot: Snapshot, requests: Sequence[GenerateRequest], *, key: str) -> list[Generation]:
-        await self.push(snapshot)
+        await self.load(SnapshotLoad(snapshot=snapshot, name="policy"))
         self.requests += requests
         return [
             Generation(
@@ -116,8 +120,12 @@ class NotingSampler:
             for request in requests
         ]
 
-    async def prompt_logprobs(self, snapshot: Snapshot, tokens: Any) -> Any:
-        return np.arange(1, len(tokens), dtype=np.float32)
+    async def score(self, snapshot: Snapshot, tokens: Any, top_k: int) -> PromptScores:
+        places = np.arange(1, len(tokens))
+        top = TopLogprobs(
+            token_ids=10 * places[:, None] + np.arange(top_k), logprobs=np.zeros((len(places), top_k)) - places[:, None]
+        )
+        return PromptScores(logprobs=places.astype(np.float32), top=top if top_k else None)
 
 
 class Client:
@@ -125,7 +133,7 @@ class Client:
 
     def __init__(self, http: httpx.AsyncClient, trainer: NotingTrainer, core: ServiceCore) -> None:
         self.http, self.trainer, self.core = http, trainer, core
-        self.sampler: Any = core._sampler
+        self.sampler: Any = core.samples._sampler
 
     async def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
         return await self.http.post(f"/api/v1/{path}", json={} if body is None else body, **more)
@@ -143,7 +151,7 @@ class Client:
     async def train(
         self, model: str, number: int, data: Sequence[Datum] | None = None, loss: str = "cross_entropy"
     ) -> Any:
-        content = batch(model, number, [datum(1, 2, 3)] if data is None else data, loss)
+        content = train_message(model, number, [datum(1, 2, 3)] if data is None else data, loss)
         headers = {"content-type": wire.CONTENT_TYPE}
         return await self.http.post("/api/v1/forward_backward", content=content, headers=headers)
 
@@ -162,27 +170,12 @@ def datum(*tokens: int, **inputs: Any) -> Datum:
     return Datum(tokens=np.asarray(tokens, np.int32), inputs={"target_tokens": targets, **inputs})
 
 
-def batch(model: str, number: int, data: Sequence[Datum], loss: str = "cross_entropy") -> bytes:
-    message = wire._CLASSES["ForwardBackwardRequest"](model_id=model, seq_id=number, loss_fn=loss)
-    for each in data:
-        added = message.data.add()
-        added.model_input.add().encoded_text.tokens = each.tokens.tobytes()
-        for name, values in each.inputs.items():
-            tensor = added.loss_fn_inputs[name]
-            whole = np.issubdtype(values.dtype, np.integer)
-            tensor.dense = values.astype(np.int64 if whole else np.float32).tobytes()
-            tensor.dtype, tensor.shape[:] = 2 if whole else 1, list(values.shape)
-    data_bytes: bytes = message.SerializeToString()
-    return data_bytes
-
-
 @asynccontextmanager
 async def served(folder: Path, **changes: Any) -> AsyncIterator[Client]:
     config = config_of(folder, **changes)
     trainer: Any = NotingTrainer()
     sampler: Any = NotingSampler
-    delivery: Any = SimpleNamespace(send=None)
-    core = ServiceCore(config, trainer, delivery, sampler, vocabulary=100)
+    core = ServiceCore(config, trainer, trainer, sampler, vocabulary=100)
     server = ServiceServer(core, [KEY, OTHER], base_model="tiny", window=32, max_request_bytes=2**20)
     port = await server.start("127.0.0.1", 0)
     try:
@@ -238,8 +231,8 @@ async def test_requests_of_a_model_are_done_in_the_order_of_their_numbers(client
 async def test_a_loss_comes_back_with_the_shapes_of_its_targets(client: Client) -> None:
     model = await client.model(await client.begin())
     two = Datum(tokens=np.asarray([5, 6], np.int32), inputs={"target_tokens": np.asarray([[1, 2, 3], [4, 5, 6]])})
-    message = wire._CLASSES["ForwardBackwardOutput"]()
-    message.ParseFromString(await client.result(await client.train(model, 1, [datum(1, 2, 3), datum(4, 5, 6), two])))
+    answer = await client.train(model, 1, [datum(1, 2, 3), datum(4, 5, 6), two])
+    message = read_message("ForwardBackwardOutput", await client.result(answer))
     assert dict(message.metrics) == {"loss:sum": 6.0}
     assert [record.num_datums for record in message.loss_fn_outputs] == [2, 1]
     fields = [record.fields["logprobs"] for record in message.loss_fn_outputs]
@@ -307,7 +300,7 @@ def test_a_gap_in_a_models_requests_is_given_up(tmp_path: Path, monkeypatch: pyt
             model = await client.model(await client.begin())
             early = await client.train(model, 2)
             await asyncio.sleep(0.06)
-            client.core._models[model].queue.give_up_gaps()
+            client.core.state.models[model].queue.give_up_gaps()
             assert "waited" in (await client.result(early))["error"]
             await client.result(await client.train(model, 3))
             assert [what[0] for what in client.trainer.asked] == ["create", "train"]
@@ -324,7 +317,7 @@ async def test_nothing_of_another_key_can_be_reached(client: Client) -> None:
     assert (await client.post("retrieve_future", future, headers=theirs)).status_code == 404
     assert (await client.post("get_info", {"model_id": model}, headers=theirs)).status_code == 404
     assert (await client.post("session_heartbeat", {"session_id": session}, headers=theirs)).status_code == 410
-    content, kind = batch(model, 2, [datum(1, 2)]), {"content-type": wire.CONTENT_TYPE}
+    content, kind = train_message(model, 2, [datum(1, 2)]), {"content-type": wire.CONTENT_TYPE}
     stranger = await client.http.post("/api/v1/forward_backward", content=content, headers={**kind, **theirs})
     assert stranger.status_code == 404
     assert (await client.http.get("/api/v1/training_runs", headers=theirs)).json()["training_runs"] == []
@@ -351,7 +344,7 @@ async def test_models_are_refused_that_are_not_served(client: Client) -> None:
     assert "'dimuon' is not served" in await create(4, optimizer_config={"type": "dimuon"})
     assert "magic: this key is not served" in await create(5, magic=1)
     assert [await create(6), await create(7)] == ["", ""]
-    assert "2 models are loaded" in await create(8)
+    assert "this service has 2 models" in await create(8)
 
 
 @served_test
@@ -405,8 +398,7 @@ async def test_samples_are_of_the_weights_that_were_promised(client: Client) -> 
 
     saved = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
     early = (await client.result(await client.post("save_weights_for_sampler", saved)))["sampling_session_id"]
-    found = wire._CLASSES["SampleResponse"]()
-    found.ParseFromString(await sample(early, num_samples=2, prompt_logprobs=True))
+    found = read_message("SampleResponse", await sample(early, num_samples=2, prompt_logprobs=True))
     assert [np.frombuffer(each.tokens, np.int32).tolist() for each in found.sequences] == [[1, 2, 3]] * 2
     assert np.isnan(np.frombuffer(found.prompt_logprobs, np.float32)).tolist() == [True, False, False]
     assert client.trainer.asked[-1] == ("push", model)  # which has not moved since
@@ -419,7 +411,16 @@ async def test_samples_are_of_the_weights_that_were_promised(client: Client) -> 
     base = {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tiny"}
     await sample((await client.post("create_sampling_session", base)).json()["sampling_session_id"])
     assert client.trainer.asked[-1] == ("push", None)
-    assert "topk_prompt_logprobs is not served" in (await sample(early, 2, topk_prompt_logprobs=3))["error"]
+    found = read_message("SampleResponse", await sample(early, 4, topk_prompt_logprobs=2, prompt_logprobs_last_n=1))
+    assert (found.topk_prompt_logprobs.k, found.topk_prompt_logprobs.length) == (2, 3)
+    assert np.frombuffer(found.topk_prompt_logprobs.token_ids, np.int32).tolist() == [0, 0, 0, 0, 20, 21]
+    assert np.frombuffer(found.topk_prompt_logprobs.logprobs, np.float32).tolist() == [-99999.0] * 4 + [-2, -2]
+    assert found.prompt_logprobs == b""
+    assert (
+        "topk_prompt_logprobs is 30; this service's engine tells 20 or less"
+        in (await sample(early, 2, topk_prompt_logprobs=30))["error"]
+    )
+    assert "target_prompt_logprobs is not served" in (await sample(early, 5, target_prompt_logprobs=[1]))["error"]
     assert "max_tokens is 99" in (await sample(early, 3, sampling_params={"max_tokens": 99}))["error"]
 
 
@@ -447,28 +448,14 @@ def test_of_many_requests_at_once_none_is_lost_or_out_of_order(
             for model in models:
                 asked = [what[0] for what in client.trainer.asked if what[1] == model]
                 assert asked == ["create", *(["train"] * 4 + ["step"]) * (each // 5)]
-            client.core.futures.tidy()
-            assert len(client.core.futures) == 0
+            client.core.state.futures.tidy()
+            assert len(client.core.state.futures) == 0
 
     asyncio.run(body())
 
 
-@served_test
-async def test_engines_that_were_replaced_get_the_weights_of_the_others(client: Client) -> None:
-    stale: list[Any] = [None, "send"]
-    client.core._delivery.to_stale = lambda: nullcontext(stale.pop())  # type: ignore[method-assign]
-    client.sampler.held = None
-    await asyncio.to_thread(client.core.catch_up)  # all get weights at the next request
-    assert client.trainer.asked == []
-    client.sampler.held = Snapshot(file=Path("kept"))
-    await asyncio.to_thread(client.core.catch_up)
-    assert client.trainer.asked == [("push", "kept")]
-    await asyncio.to_thread(client.core.catch_up)  # none is stale
-    assert len(client.trainer.asked) == 1
-
-
 def test_of_many_snapshots_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module, "KEPT_SNAPSHOTS", 2)
+    monkeypatch.setattr(weight_requests, "KEPT_SNAPSHOTS", 2)
 
     async def body() -> None:
         async with served(tmp_path) as client:
@@ -491,7 +478,7 @@ async def test_a_session_that_ends_leaves_nothing(client: Client) -> None:
     await client.result(await client.train(model, 1))
     assert (await client.post(f"sessions/{session}/finish", {"reason": {"type": "success"}})).status_code == 204
     status = client.core.status()
-    assert (status.sessions, list(status.models), status.unfinished, len(client.core.futures)) == (0, [], 0, 0)
+    assert (status.sessions, list(status.models), status.unfinished, len(client.core.state.futures)) == (0, [], 0, 0)
     assert client.trainer.asked[-1] == ("drop", model)
     assert (await client.post("session_heartbeat", {"session_id": session})).status_code == 410
 
@@ -525,7 +512,9 @@ async def test_what_is_not_served_is_refused_by_name(client: Client) -> None:
     cut = await client.http.post("/api/v1/create_session", content=b'{"tags": [')
     assert (cut.status_code, "no JSON" in cut.json()["detail"]) == (400, True)
     kind = {"content-type": wire.CONTENT_TYPE}
-    cut = await client.http.post("/api/v1/forward_backward", content=batch("m", 1, [datum(1, 2)])[:-3], headers=kind)
+    cut = await client.http.post(
+        "/api/v1/forward_backward", content=train_message("m", 1, [datum(1, 2)])[:-3], headers=kind
+    )
     assert (cut.status_code, "no ForwardBackwardRequest" in cut.json()["detail"]) == (400, True)
     large = await client.http.post("/api/v1/forward_backward", content=b"x" * (2**20 + 1), headers=kind)
     assert large.status_code == 413
@@ -553,8 +542,7 @@ def test_samples_are_written_as_the_protocol_has_them() -> None:
     sample = SampledTokens(
         token_ids=np.asarray([3, 4], np.int32), logprobs=np.asarray([-1, -2], np.float32), stop_reason=StopReason.LENGTH
     )
-    found = wire._CLASSES["SampleResponse"]()
-    found.ParseFromString(wire.written_samples(SampleResult(samples=[sample], cached_prompt_tokens=7)))
+    found = read_message("SampleResponse", wire.written_samples(SampleResult(samples=[sample], cached_prompt_tokens=7)))
     assert found.prompt_cache_hit_tokens == 7
     assert found.prompt_logprobs == b""
     (sequence,) = found.sequences

@@ -6,47 +6,55 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roll_like.errors import WeightSyncError
-from roll_like.service.sampler import UNTRAINED, Snapshot, SnapshotSampler
+from roll_like.inference.interface import GenerateRequest, Sampling
+from roll_like.service.sampler import UNTRAINED, Snapshot, SnapshotLoad, SnapshotSampler
 
-A, B = Snapshot(file=Path("a")), Snapshot(file=Path("b"))
+A, B, C = (Snapshot(file=Path(name)) for name in "abc")
 
 
 class Engines:
-    """Engines that note what weights each request began and ended with."""
+    """Engines that note which weights they have by each name, and with which each request began and ended."""
 
     def __init__(self) -> None:
-        self.held: Snapshot | None = None
+        self.held: dict[str, Snapshot] = {}
         self.pushes: list[Snapshot] = []
-        self.running = 0
-        self.seen: list[tuple[str, Snapshot | None]] = []
+        self.running: list[str] = []
+        self.most = 0
+        self.seen: list[tuple[str, Snapshot]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.error: Exception | None = None
 
-    async def push(self, snapshot: Snapshot) -> None:
-        assert self.running == 0, "weights change under a request"
+    async def load(self, load: SnapshotLoad) -> None:
+        changed = {load.name, *load.dropped}
+        assert not changed & {*self.running}, "weights change under a request"
+        for name in changed:
+            self.held.pop(name, None)
         await asyncio.sleep(0)
+        assert not changed & {*self.running}, "weights change under a request"
         if self.error is not None:
             raise self.error
-        self.pushes.append(snapshot)
-        self.held = snapshot
+        self.pushes.append(load.snapshot)
+        self.held[load.name] = load.snapshot
 
     def submit(self, request: Any, key: str) -> asyncio.Future[Any]:
         return asyncio.ensure_future(self._run(request))
 
-    async def _run(self, request: str) -> str:
-        self.running += 1
-        held = self.held
+    async def _run(self, request: GenerateRequest) -> str:
+        self.running.append(request.adapter)
+        self.most = max(self.most, len({*self.running}))
+        held = self.held[request.adapter]
         try:
-            if request in self.gates:
-                await self.gates[request].wait()
-            assert self.held == held
-            self.seen.append((request, held))
-            return request
+            if request.request_id in self.gates:
+                await self.gates[request.request_id].wait()
+            assert self.held[request.adapter] is held
+            self.seen.append((request.request_id, held))
+            return request.request_id
         finally:
-            self.running -= 1
+            self.running.remove(request.adapter)
 
     async def abort(self, names: Any) -> None:
         pass
@@ -55,47 +63,33 @@ class Engines:
         pass
 
 
-class _Request:
-    def __init__(self, name: str) -> None:
-        self.request_id = name
-
-    def __hash__(self) -> int:
-        return hash(self.request_id)
-
-    def __eq__(self, other: object) -> bool:
-        return self.request_id == (other.request_id if isinstance(other, _Request) else other)
-
-
-def sampler_of(engines: Engines) -> SnapshotSampler:
+def sampler_of(engines: Engines, adapters: int = 0) -> SnapshotSampler:
     router: Any = engines
-    return SnapshotSampler(router, router, engines.push)
+    return SnapshotSampler(router, router, engines.load, adapters=adapters)
 
 
 def ask(sampler: SnapshotSampler, snapshot: Snapshot, name: str) -> asyncio.Task[Any]:
-    requests: Any = [_Request(name)]
-    return asyncio.ensure_future(sampler.generate(snapshot, requests, key=name))
+    request = GenerateRequest(
+        request_id=name, prompt_ids=np.zeros(1, np.int32), sampling=Sampling(max_tokens=1), seed=None
+    )
+    return asyncio.ensure_future(sampler.generate(snapshot, [request], key=name))
 
 
 def test_engines_finish_what_they_have_before_they_take_other_weights() -> None:
     async def body() -> None:
         engines = Engines()
         sampler = sampler_of(engines)
-        gate = engines.gates[_Request("one")] = asyncio.Event()  # type: ignore[index]
+        gate = engines.gates["one"] = asyncio.Event()
         one = ask(sampler, A, "one")
         await asyncio.sleep(0.01)
         rest = [ask(sampler, snapshot, name) for snapshot, name in ((B, "two"), (A, "three"), (B, "four"))]
         await asyncio.sleep(0.01)
-        assert (engines.pushes, engines.running, sampler.waiting) == ([A], 1, 3)
+        assert (engines.pushes, engines.running, sampler.waiting) == ([A], ["policy"], 3)
         gate.set()
         await asyncio.gather(one, *rest)
         # "four" goes with "two", and "three" does not wait for ever: the weights change twice
         assert engines.pushes == [A, B, A]
-        assert [(request.request_id, held) for request, held in engines.seen] == [  # type: ignore[attr-defined]
-            ("one", A),
-            ("two", B),
-            ("four", B),
-            ("three", A),
-        ]
+        assert engines.seen == [("one", A), ("two", B), ("four", B), ("three", A)]
 
     asyncio.run(body())
 
@@ -131,7 +125,7 @@ def test_a_request_that_is_taken_back_leaves_its_place() -> None:
     async def body() -> None:
         engines = Engines()
         sampler = sampler_of(engines)
-        gate = engines.gates[_Request("one")] = asyncio.Event()  # type: ignore[index]
+        gate = engines.gates["one"] = asyncio.Event()
         one = ask(sampler, A, "one")
         await asyncio.sleep(0.01)
         waiting = ask(sampler, B, "two")
@@ -143,6 +137,54 @@ def test_a_request_that_is_taken_back_leaves_its_place() -> None:
         gate.set()
         await last
         await asyncio.wait([one])
-        assert (engines.pushes, sampler.waiting, sampler._running) == ([A], 0, 0)
+        assert (engines.pushes, sampler.waiting, engines.running) == ([A], 0, [])
+
+    asyncio.run(body())
+
+
+def test_several_adapters_are_sampled_with_at_a_time() -> None:
+    async def body() -> None:
+        engines = Engines()
+        sampler = sampler_of(engines, adapters=2)
+        gates = {name: engines.gates.setdefault(name, asyncio.Event()) for name in ("a1", "b1")}
+        first = [ask(sampler, A, "a1"), ask(sampler, B, "b1")]
+        await asyncio.sleep(0.01)
+        assert (engines.pushes, len(engines.running)) == ([A, B], 2)
+        # a third takes the place that was unused for longest, as soon as that is idle; the other goes on meanwhile
+        waiting = [ask(sampler, C, "c1"), ask(sampler, B, "b2"), ask(sampler, A, "a2")]
+        await asyncio.sleep(0.01)
+        assert ([name for name, _ in engines.seen], sampler.waiting) == (["b2"], 2)
+        gates["a1"].set()
+        await asyncio.gather(first[0], waiting[0])
+        assert engines.pushes == [A, B, C]
+        gates["b1"].set()
+        await asyncio.gather(*first, *waiting)
+        assert (sampler.waiting, engines.most, len(engines.held)) == (0, 2, 2)
+        assert {*engines.seen} == {("a1", A), ("a2", A), ("b1", B), ("b2", B), ("c1", C)}
+
+    asyncio.run(body())
+
+
+def test_of_many_adapters_none_waits_for_ever() -> None:
+    async def body() -> None:
+        engines = Engines()
+        sampler = sampler_of(engines, adapters=3)
+        snapshots = [Snapshot(file=Path(str(number))) for number in range(7)]
+        draws, wanted = np.random.default_rng(0), dict[str, Snapshot]()
+        tasks = []
+        for number in range(400):
+            wanted[str(number)] = chosen = snapshots[int(draws.integers(7))]
+            task = ask(sampler, chosen, str(number))
+            if draws.random() < 0.1:
+                task.cancel()
+            else:
+                tasks.append(task)
+            if draws.random() < 0.3:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            done = [await task for task in tasks]
+        assert len(done) == len(tasks) > 300
+        assert all(held is wanted[name] for name, held in engines.seen)
+        assert (sampler.waiting, engines.running, len(engines.held)) == (0, [], 3)
 
     asyncio.run(body())

@@ -21,7 +21,7 @@ NOW = ServiceStatus(
     sessions=2,
     models=[
         ModelLine(model="m:train:0", rank=8, updates=1234, queued=3),
-        ModelLine(model="w", rank=None, updates=0, queued=0),
+        ModelLine(model="w", rank=None, updates=0, queued=0, loaded=False),
     ],
     unfinished=5,
     train_tokens_per_second=1500.0,
@@ -43,7 +43,9 @@ def test_rates_are_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rates.of(100, 30) == (0.0, 5.0)
 
 
-def test_figures_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_written_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     logged: list[Any] = []
     monkeypatch.setattr(TensorBoardTracker, "start", lambda self, **_: "id")
     monkeypatch.setattr(TensorBoardTracker, "log", lambda self, step, values: logged.append((step, values)) or 1 / 0)
@@ -56,7 +58,12 @@ def test_figures_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.Mo
     writer.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["service/queue"]) for line in lines] == [(1, 5.0), (2, 5.0)]
-    assert logged == [(1, NOW.metrics), (2, NOW.metrics), "finished"]
+    # in order: what the tracker has not taken comes first again
+    assert logged == [(1, NOW.metrics), (1, NOW.metrics), (1, NOW.metrics), "finished"]
+    assert "trackers.0 (tensorboard) could not be written (ZeroDivisionError: division by zero); the service goes" in (
+        caplog.text
+    )
+    assert "trackers.0 (tensorboard) lacks 2 figures" in caplog.text
     assert json.loads((tmp_path / "status.json").read_text())["models"][0]["updates"] == 1234
 
 
@@ -71,7 +78,8 @@ def test_a_service_is_watched_until_it_ends(tmp_path: Path, capsys: pytest.Captu
 
         assert watch_status(folder, wait=leave) == 0
     shown = capsys.readouterr().out
-    for words in ("m:train:0", "1,234", "whole", "70 done (1 failed)", "1,500 tokens/s trained", "the service goes on"):
+    cells = ("m:train:0", "1,234", "whole", "memory", "disk")
+    for words in (*cells, "70 done (1 failed)", "1,500 tokens/s trained", "the service goes on"):
         assert words in shown
     assert cli.main(["watch", "tiny", "--output-dir", str(tmp_path)]) == 0
     assert "the service has ended" in capsys.readouterr().out

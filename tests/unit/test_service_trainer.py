@@ -15,9 +15,10 @@ import pytest
 from roll_like.cluster.worker_restarts import WorkerDied
 from roll_like.config.training import OptimizerConfig
 from roll_like.errors import WorkerError
+from roll_like.service import trainer as trainer_module
 from roll_like.service.objective import DatumOutput
 from roll_like.service.rank import AdapterRequest
-from roll_like.service.trainer import ModelsTrainer
+from roll_like.service.trainer import ModelsTrainer, datum_bytes
 from roll_like.service.types import Datum, RequestError
 
 
@@ -51,6 +52,12 @@ class ArithmeticRank:
         state["moment"] = 0.5 * state["moment"] + gradient
         state["weight"] -= optimizer.lr * state["moment"]
         return gradient
+
+    def keep_model(self, model: str, file: str) -> None:
+        Path(file).write_text(json.dumps(self.models[model]))
+
+    def take_model(self, model: str, file: str) -> None:
+        self.models[model] = json.loads(Path(file).read_text())
 
     def save_model(self, model: str, directory: str) -> None:
         Path(directory, "state").write_text(json.dumps(self.models[model]))
@@ -86,7 +93,7 @@ class MortalRanks:
         return error
 
 
-def trainer_of(ranks: MortalRanks, folder: Path, reports: list[str]) -> ModelsTrainer:
+def trainer_of(ranks: MortalRanks, folder: Path, reports: list[str], max_loaded: int = 4) -> ModelsTrainer:
     def rebuild() -> None:
         ranks.rebuilt += 1
 
@@ -100,7 +107,7 @@ def trainer_of(ranks: MortalRanks, folder: Path, reports: list[str]) -> ModelsTr
     def report(role: str, text: str, *, seconds: float | None) -> None:
         reports.append(text)
 
-    return ModelsTrainer(engine, folder, recovery_steps=2, report=report)
+    return ModelsTrainer(engine, folder, recovery_steps=2, max_loaded=max_loaded, report=report)
 
 
 def datum(*tokens: int) -> list[Datum]:
@@ -135,22 +142,65 @@ def work(trainer: ModelsTrainer, folder: Path) -> Sequence[float]:
     return told
 
 
-def test_after_a_death_models_are_what_they_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize("journal", [1 << 20, 30], ids=["steps", "bytes"])
+@pytest.mark.parametrize("loaded", [2, 1], ids=["in memory", "by turns on disk"])
+def test_after_a_death_models_are_what_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: int, journal: int
+) -> None:
     (tmp_path / "calm").mkdir()
+    undisturbed = MortalRanks()
+    expected = work(trainer_of(undisturbed, tmp_path / "calm", []), tmp_path / "calm")
+    monkeypatch.setattr(trainer_module, "JOURNAL_BYTES", journal)
     calm = MortalRanks()
-    expected = work(trainer_of(calm, tmp_path / "calm", []), tmp_path / "calm")
+    assert work(trainer_of(calm, tmp_path / "calm", [], loaded), tmp_path / "calm") == expected
     for call in range(2, calm.calls + 1):
         for when in ("before", "after"):
             folder = tmp_path / f"{call}-{when}"
             folder.mkdir()
             ranks, reports = MortalRanks(), list[str]()
-            trainer = trainer_of(ranks, folder, reports)
+            trainer = trainer_of(ranks, folder, reports, loaded)
             ranks.fatal[call] = when
             assert work(trainer, folder) == expected, (call, when)
             assert ranks.rank.models == calm.rank.models, (call, when)
             assert ranks.rebuilt == 1
             assert "models become what they were" in reports[0]
             assert len(list(folder.glob("copies/*"))) == 2  # one of each model
+
+
+def test_a_client_that_never_steps_has_a_journal_that_does_not_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "JOURNAL_BYTES", 1000)
+    ranks = MortalRanks()
+    trainer = trainer_of(ranks, tmp_path, [])
+    trainer.create("a", None)
+    for _ in range(500):
+        trainer.train("a", losses, datum(1, 2, 3), backward=True)
+        history = trainer._histories["a"]
+        assert history.since_bytes == sum(datum_bytes(*work.args[2]) for work in history.since) <= 1000  # type: ignore[attr-defined]
+    assert len(list(tmp_path.glob("copies/*"))) == 1
+    ranks.fatal[ranks.calls + 1] = "after"
+    assert trainer.step("a", settings(1.0)) == 500 * 6  # the gradient was in the copy
+
+
+def test_idle_models_are_on_disk_until_they_are_asked_for(tmp_path: Path) -> None:
+    ranks = MortalRanks()
+    trainer = trainer_of(ranks, tmp_path, [])
+    for name in ("fresh", "trained"):
+        trainer.create(name, AdapterRequest(rank=4))
+    trainer.train("trained", losses, datum(1, 2), backward=True)
+    trainer.park_idle(60)
+    assert set(ranks.rank.models) == {"fresh", "trained"}
+    trainer.park_idle(0)
+    assert not ranks.rank.models
+    assert not trainer.is_loaded("trained")
+    trainer.park_idle(0)  # nothing is left to do
+    assert trainer.step("trained", settings(1.0)) == pytest.approx(3.4)  # with the gradient that it had
+    assert set(ranks.rank.models) == {"trained"}
+    assert [each.loss for each in trainer.train("fresh", losses, datum(1), backward=False)] == [5]
+    trainer.park_idle(0)
+    trainer.drop("trained")
+    assert not list(tmp_path.glob("copies/*"))
 
 
 def test_an_error_on_a_rank_fails_the_request_and_leaves_no_part_of_its_gradient(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.config.algorithm import ROUTER_REPLAY
+from roll_like.config.inference import POLICY
 from roll_like.data.routes import known_routes
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
@@ -34,7 +35,9 @@ from roll_like.inference.interface import (
     GenerateRequest,
     Generation,
     PolledEngine,
+    PromptScores,
     Sampling,
+    TopLogprobs,
 )
 from roll_like.inference.stops import Stops
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
@@ -59,6 +62,7 @@ class _Sample:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    top: list[Any] = field(default_factory=list)  # values and indices of each token's place
     routes: list[Tensor] = field(default_factory=list)  # [tokens, layers, k], of all that was computed
     stop_reason: StopReason | None = None
     error: GenerationError | None = None
@@ -201,6 +205,8 @@ class HFEngine(PolledEngine):
         token = draw(logprobs_V, sample.request.sampling, sample.generator or self._shared_generator)
         sample.tokens.append(token)
         sample.logprobs.append(float(logprobs_V[token]))
+        if sample.request.top_logprobs:
+            sample.top.append(torch.topk(logprobs_V, sample.request.top_logprobs))
         sample.versions.append(self._version)
         sample.stop_reason = self._why_stopped(sample)
 
@@ -263,6 +269,7 @@ class HFEngine(PolledEngine):
                     ),
                     stop_reason=sample.stop_reason,
                     routes=self._routes(sample),
+                    top=_top(sample.top),
                 )
             )
         if self._finished:
@@ -331,12 +338,24 @@ class HFEngine(PolledEngine):
         logprobs: FloatArray = await self._compute(self._prompt_logprobs, token_ids)
         return logprobs
 
-    @torch.inference_mode()
+    async def score_prompt(self, token_ids: IntArray, adapter: str, top_k: int) -> PromptScores:
+        """Return the log-probabilities of given tokens, and the likeliest in their places."""
+        if adapter != POLICY:
+            raise GenerationError(f"the engine has no adapter {adapter!r}")
+        scores: PromptScores = await self._compute(self._scores, token_ids, top_k)
+        return scores
+
     def _prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        return self._scores(token_ids, 0).logprobs
+
+    @torch.inference_mode()
+    def _scores(self, token_ids: IntArray, top_k: int) -> PromptScores:
         ids_L = torch.from_numpy(token_ids.astype(np.int64)).to(self._spec.device)
         logits_LV = self._model(ids_L[None], use_cache=False).logits[0, :-1].float()
-        logprobs: FloatArray = torch.log_softmax(logits_LV, -1).gather(1, ids_L[1:, None])[:, 0].cpu().numpy()
-        return logprobs
+        logprobs_LV = torch.log_softmax(logits_LV, -1)
+        given = logprobs_LV.gather(1, ids_L[1:, None])[:, 0].cpu().numpy()
+        top = [torch.topk(each_V, top_k) for each_V in logprobs_LV.cpu()] if top_k else []
+        return PromptScores(logprobs=given, top=_top(top))
 
     async def _compute(self, function: Any, *args: Any) -> Any:
         async with self._computing:
@@ -374,6 +393,16 @@ def draw(logprobs_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
     if sampling.temperature == 0:
         return int(logprobs_V.argmax())
     return int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
+
+
+def _top(found: Sequence[Any]) -> TopLogprobs | None:
+    """Return the likeliest tokens, given values and indices at each position; None without any."""
+    if not found:
+        return None
+    return TopLogprobs(
+        token_ids=torch.stack([indices for _, indices in found]).numpy().astype(np.int32),
+        logprobs=torch.stack([values for values, _ in found]).numpy(),
+    )
 
 
 def segments_of(versions: Sequence[int]) -> tuple[Segment, ...]:

@@ -1,4 +1,4 @@
-"""A low-rank adapter in vLLM's worker that is replaced in memory, and read back.
+"""Low-rank adapters in vLLM's worker that come and are replaced in memory, and are read back.
 
 vLLM itself loads adapters from disk only. This builds the same objects from tensors and hands them to vLLM's manager.
 """
@@ -21,12 +21,14 @@ from roll_like.inference.vllm.arguments import ADAPTER_ID
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 
 
-class HeldAdapter:
-    """The policy's adapter in one worker. Requests with another id, or without one, are computed without it.
+class HeldAdapters:
+    """The adapters in one worker that were sent: the policy's, and others by their numbers.
+
+    Requests with another number, or without one, are computed without them.
 
     Args:
         model: vLLM's model, started with `enable_lora`.
-        rank: Of the adapter's matrices.
+        rank: Of the adapters' matrices.
     """
 
     def __init__(self, model: Any, rank: int) -> None:
@@ -43,7 +45,7 @@ class HeldAdapter:
             for index, part in enumerate(parts)
         }
         # all requests have an adapter from the start, so that those that cross the first update have one afterwards
-        self._put(self._manager.create_dummy_lora(ADAPTER_ID, rank, {}))
+        self._put(ADAPTER_ID, self._manager.create_dummy_lora(ADAPTER_ID, rank, {}))
 
     def unserved(self, names: Sequence[str]) -> list[str]:
         """Return those last parts of layers' names for which vLLM's model has no layer that takes an adapter."""
@@ -51,15 +53,20 @@ class HeldAdapter:
         return [name for name in names if name not in served]
 
     def begin(self) -> None:
-        """Get ready for another adapter; the present one works on."""
+        """Get ready for another adapter; the present ones work on."""
         self._arriving = {}
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forget adapters that no request has any more."""
+        for number in numbers:
+            self._manager.remove_adapter(number)
 
     def receive(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Keep a bucket's tensors."""
         self._arriving.update((name, tensor.clone()) for name, tensor in tensors)
 
-    def finish(self) -> None:
-        """Put the adapter that has arrived in the place of the present one.
+    def finish(self, number: int) -> None:
+        """Put the adapter that has arrived in the place of the one of this number, if there is one.
 
         Raises:
             WeightSyncError: It has tensors for layers that take no adapter here, or lacks half of a pair.
@@ -76,18 +83,18 @@ class HeldAdapter:
         # the sender has multiplied B with the scale: alpha / rank is 1
         helper = PEFTHelper(r=self._rank, lora_alpha=self._rank, target_modules=[])
         built = LoRAModel.from_lora_tensors(
-            ADAPTER_ID, arrived, helper, device="cpu", dtype=self._dtype, weights_mapper=self._mapper
+            number, arrived, helper, device="cpu", dtype=self._dtype, weights_mapper=self._mapper
         )
         halved = [path for path, pair in built.loras.items() if pair.lora_a is None or pair.lora_b is None]
         if halved:
             raise WeightSyncError(f"only one of the two matrices of an adapter arrived for {', '.join(halved[:3])}")
-        self._put(built)
+        self._put(number, built)
 
-    def _put(self, adapter: Any) -> None:
-        self._manager.remove_adapter(ADAPTER_ID)
+    def _put(self, number: int, adapter: Any) -> None:
+        self._manager.remove_adapter(number)
         self._manager.add_adapter(adapter)
-        self._manager.activate_adapter(ADAPTER_ID)
-        self._manager.pin_adapter(ADAPTER_ID)
+        self._manager.activate_adapter(number)
+        self._manager.pin_adapter(number)
 
     def _place(self, name: str) -> tuple[str, int | None, bool]:
         """Return the path of vLLM's layer, which of the matrices that it computes as one, and whether this is A."""
@@ -95,14 +102,14 @@ class HeldAdapter:
         whole, index = self._part_of.get(path, (path, None))
         return whole, index, is_down
 
-    def fingerprints(self, names: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
-        """Yield (name, fingerprint) of the adapter's tensors among `names`, as they are computed with.
+    def fingerprints(self, number: int, names: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
+        """Yield (name, fingerprint) of an adapter's tensors among `names`, as they are computed with.
 
         With tensor parallelism a worker computes with a share of a tensor. It compares the share with what it should
         be, and then tells the fingerprint of the whole.
         """
-        slot = self._manager.lora_index_to_id.index(ADAPTER_ID)
-        adapter = self._manager.get_adapter(ADAPTER_ID)
+        slot = self._manager.lora_index_to_id.index(number)
+        adapter = self._manager.get_adapter(number)
         for name in names:
             if not is_adapter(name):
                 continue

@@ -57,7 +57,7 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         arguments |= {
             "structured_outputs_config": STRUCTURED_OUTPUTS,  # the base model may judge
             "enable_lora": True,
-            "max_loras": len(held),
+            "max_loras": len(held) + spec.adapter.named,
             "max_lora_rank": reserved_rank(max(each.rank for each in held)),
             "lora_target_modules": sorted({name for each in held for name in each.modules}),
         }

@@ -69,7 +69,12 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
     """vLLM generates (default)."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        weight_transports=WEIGHT_TRANSPORTS, tensor_parallel=True, sleep=True, pause=True, prompt_logprobs=True
+        weight_transports=WEIGHT_TRANSPORTS,
+        tensor_parallel=True,
+        sleep=True,
+        pause=True,
+        prompt_logprobs=True,
+        top_logprobs=20,  # of `max_logprobs`, as vLLM sets it
     )
 
     memory_key: ClassVar[str] = "kv_cache_gib"

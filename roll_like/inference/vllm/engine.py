@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from roll_like.cluster.guardian import name_semaphores
 from roll_like.cluster.progress import PROGRESS
-from roll_like.config.inference import POLICY
+from roll_like.config.inference import BASE, POLICY
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import (
     EngineDied,
@@ -25,6 +25,8 @@ from roll_like.inference.interface import (
     Fingerprints,
     GenerateRequest,
     Generation,
+    PromptScores,
+    TopLogprobs,
 )
 from roll_like.inference.stops import RequestStops, Stops
 from roll_like.inference.task_engine import CLOSE_SECONDS, TaskEngine
@@ -34,6 +36,10 @@ from roll_like.inference.vllm.images import image_prompt
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray
 
+#: How long requests that are aborted may take to end before they are aborted again. Seconds.
+_ABORT_SECONDS = 0.01
+#: Path of adapters that come over the network; it is never read.
+_IN_MEMORY = "/in/memory"
 #: How long vLLM's process may take to heed SIGTERM from now on, and one that does not heed it to end. Seconds.
 _ACCEPT_SECONDS, _KILL_SECONDS = 5.0, 0.1
 
@@ -79,8 +85,11 @@ class VLLMEngine(TaskEngine):
         self._update_begun = False
         self._received = False
         self._probes = 0
-        self._adapter: Any = None
-        self._frozen_adapters: dict[str, Any] = {}
+        #: vLLM's adapters by the names that requests have for them; empty where whole weights are sent.
+        self._adapters: dict[str, Any] = {}
+        self._adapter_number = ADAPTER_ID
+        self._arriving: Any = None
+        self._users: dict[str, str] = {}
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -124,19 +133,34 @@ class VLLMEngine(TaskEngine):
             return []
         from vllm.lora.request import LoRARequest
 
-        # the path is never read: the adapter is there
-        self._adapter = LoRARequest("policy", ADAPTER_ID, "/in/memory")
+        self._adapters[POLICY] = LoRARequest("policy", ADAPTER_ID, _IN_MEMORY)
         ranks = await self._engine.collective_rpc("hold_adapter", args=(adapter.rank, list(adapter.modules)))
         unserved: list[str] = ranks[0]
-        for number, frozen in enumerate(adapter.frozen, start=ADAPTER_ID + 1):
-            request = self._frozen_adapters[frozen.name] = LoRARequest(frozen.name, number, frozen.path)
+        for frozen in adapter.frozen:
+            self._adapter_number += 1
+            request = self._adapters[frozen.name] = LoRARequest(frozen.name, self._adapter_number, frozen.path)
             await self._engine.add_lora(request)
-            await self._engine.pin_lora(number)
+            await self._engine.pin_lora(self._adapter_number)
         return unserved
 
-    def _adapter_of(self, request: GenerateRequest) -> Any:
-        """Return vLLM's adapter of a request; None is the model as it was loaded."""
-        return self._adapter if request.adapter == POLICY else self._frozen_adapters.get(request.adapter)
+    @contextlib.contextmanager
+    def _using(self, adapter: str, request_id: str) -> Iterator[Any]:
+        """Yield vLLM's adapter for a request, or None: the model as it was loaded. It stays as long as the request.
+
+        Raises:
+            GenerationError: There is none of this name, or there is none any more.
+        """
+        served = self._served_adapters()
+        if adapter not in served:
+            raise GenerationError(f"the engine has no adapter {adapter!r}; it has {', '.join(served)}")
+        self._users[request_id] = adapter
+        try:
+            yield self._adapters.get(adapter)
+        finally:
+            del self._users[request_id]
+
+    def _served_adapters(self) -> Sequence[str]:
+        return (POLICY, BASE, *list(self._adapters)[1:]) if self._adapters else (POLICY,)
 
     async def _shut_down(self, engine: Any) -> None:
         engine.shutdown(timeout=CLOSE_SECONDS if await self._accepts_signals(engine) else _KILL_SECONDS)
@@ -177,11 +201,11 @@ class VLLMEngine(TaskEngine):
         cached = 0
         prompt = image_prompt(request) if request.images else tokens_input(request.prompt_ids.tolist())
         params = _sampling_params(request, self._stops.of(request.sampling.stop, request.sampling.stop_ids))
-        adapter = self._adapter_of(request)
-        async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
-            completion, cached = output.outputs[0], output.num_cached_tokens or 0
-            if request.images:
-                _require_same_prompt(request, output.prompt_token_ids)
+        with self._using(request.adapter, request.request_id) as adapter:
+            async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
+                completion, cached = output.outputs[0], output.num_cached_tokens or 0
+                if request.images:
+                    _require_same_prompt(request, output.prompt_token_ids)
         if completion is None:
             raise GenerationError("vLLM ended the request without an answer")
         flat = completion.logprobs
@@ -193,6 +217,7 @@ class VLLMEngine(TaskEngine):
             completion.finish_reason,
             cached=cached,
             routes=completion.routed_experts,
+            top=_top(flat, request.top_logprobs),
         )
 
     # ---- GPU memory and weights -------------------------------------------------------------------
@@ -246,8 +271,8 @@ class VLLMEngine(TaskEngine):
                 raise self._death
             await self._answered(self._engine.pause_generation(mode="keep", clear_cache=True))
             self._freeze(True)
-            if self._adapter is not None:
-                await self._answered(self._engine.collective_rpc("start_adapter_update"))  # drops what came of another
+            if self._adapters:
+                await self._begin_adapter([])
             elif not self._update_begun:
                 await self._answered(self._engine.start_weight_update())
                 self._update_begun = True
@@ -258,7 +283,7 @@ class VLLMEngine(TaskEngine):
 
         with self._errors("weight_update"):
             bucket = self._buckets.here(info)
-            if self._adapter is None:
+            if not self._adapters:
                 self._received = True
                 await self._answered(self._engine.update_weights(WeightTransferUpdateRequest(update_info=bucket)))
             else:
@@ -267,14 +292,43 @@ class VLLMEngine(TaskEngine):
     async def finish_weight_update(self, version: int) -> None:
         """Close the reload, or put the adapter to work; tokens sampled from now on carry `version`."""
         with self._errors("weight_update"):
-            if self._adapter is None:
+            if not self._adapters:
                 await self._answered(self._engine.collective_rpc("require_every_layer"))
                 await self._answered(self._engine.finish_weight_update(str(version)))
             else:
-                await self._answered(self._engine.collective_rpc("finish_adapter_update"))
+                await self._finish_adapter(ADAPTER_ID)
                 await self._answered(self._engine.update_weight_version(str(version)))
         self._update_begun = self._received = False
         self._buckets.clear()
+
+    async def start_adapter(self, name: str, dropped: Sequence[str]) -> None:
+        """Get ready for an adapter of a new name. vLLM's prefix cache tells adapters apart by it."""
+        from vllm.lora.request import LoRARequest
+
+        with self._errors("weight_update"):
+            # also one of this name, where an update was broken off
+            gone = [self._adapters.pop(each) for each in (*dropped, name) if each in self._adapters]
+            # requests that were aborted before vLLM had them; it ends if it meets an adapter that it does not have
+            while late := [each for each, adapter in self._users.items() if adapter not in self._served_adapters()]:
+                await self._answered(self._engine.abort(late))
+                await asyncio.sleep(_ABORT_SECONDS)
+            self._adapter_number += 1
+            self._arriving = LoRARequest(name, self._adapter_number, _IN_MEMORY)
+            await self._begin_adapter([each.lora_int_id for each in gone])
+
+    async def finish_adapter(self) -> None:
+        """Take requests for the adapter that has arrived."""
+        with self._errors("weight_update"):
+            await self._finish_adapter(self._arriving.lora_int_id)
+        self._adapters[self._arriving.lora_name] = self._arriving
+        self._buckets.clear()
+
+    async def _begin_adapter(self, dropped: Sequence[int]) -> None:
+        """Let workers forget what came of another update, and these adapters."""
+        await self._answered(self._engine.collective_rpc("start_adapter_update", args=(list(dropped),)))
+
+    async def _finish_adapter(self, number: int) -> None:
+        await self._answered(self._engine.collective_rpc("finish_adapter_update", args=(number,)))
 
     async def resume(self) -> None:
         """Continue generating; after `sleep` and `wake`, with a key-value cache that has memory again."""
@@ -292,11 +346,27 @@ class VLLMEngine(TaskEngine):
 
     async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         """Return fingerprints of the weights as vLLM computes with them."""
+        return await self._fingerprints(ADAPTER_ID, names, seed)
+
+    async def adapter_fingerprints(self, name: str, names: Sequence[str], seed: int) -> Fingerprints:
+        """Return fingerprints of the weights as vLLM computes requests for an adapter with them."""
+        return await self._fingerprints(self._adapters[name].lora_int_id, names, seed)
+
+    async def _fingerprints(self, adapter: int, names: Sequence[str], seed: int) -> Fingerprints:
         with self._errors("weight_update"):
-            ranks = await self._answered(self._engine.collective_rpc("weight_fingerprints", args=(list(names), seed)))
+            arguments = (list(names), seed, adapter)
+            ranks = await self._answered(self._engine.collective_rpc("weight_fingerprints", args=arguments))
         return Fingerprints(tensors=agreed([rank["tensors"] for rank in ranks]), tied=ranks[0]["tied"])
 
+    async def score_prompt(self, token_ids: IntArray, adapter: str, top_k: int) -> PromptScores:
+        """Return the log-probabilities of given tokens, and the likeliest in their places."""
+        with self._errors("prompt_logprobs"):
+            return await self._scores(token_ids, adapter, top_k)
+
     async def _given_logprobs(self, token_ids: IntArray) -> FloatArray:
+        return (await self._scores(token_ids, POLICY, 0)).logprobs
+
+    async def _scores(self, token_ids: IntArray, adapter: str, top_k: int) -> PromptScores:
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -306,17 +376,22 @@ class VLLMEngine(TaskEngine):
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
-            prompt_logprobs=0,
+            prompt_logprobs=top_k,
+            flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         tokens = token_ids.tolist()
         output: Any = None
         name = f"probe-{self._probes}"
-        async for each in self._engine.generate(tokens_input(tokens), params, name, lora_request=self._adapter):
-            output = each
-        found = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], tokens[1:], strict=True)]
-        return np.asarray(found, np.float32)
+        with self._using(adapter, name) as lora:
+            async for each in self._engine.generate(tokens_input(tokens), params, name, lora_request=lora):
+                output = each
+        flat = output.prompt_logprobs[1:]  # the first has none before it
+        found = [flat.logprobs[start] for start in flat.start_indices]
+        if [flat.token_ids[start] for start in flat.start_indices] != tokens[1:]:
+            raise GenerationError("vLLM told the log-probabilities of other tokens than the given ones")
+        return PromptScores(logprobs=np.asarray(found, np.float32), top=_top(flat, top_k))
 
     # ---- state ---------------------------------------------------------------------------------
 
@@ -341,6 +416,17 @@ def agreed(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
         name: next((own[name] for own in others if own.get(name, value) != value), value)
         for name, value in first.items()
     }
+
+
+def _top(flat: Any, count: int) -> TopLogprobs | None:
+    """Return the likeliest tokens out of vLLM's lists, in which each position has the given token first."""
+    if not count:
+        return None
+    rows = [slice(start + 1, end) for start, end in zip(flat.start_indices, flat.end_indices, strict=True)]
+    return TopLogprobs(
+        token_ids=np.asarray([flat.token_ids[row] for row in rows], np.int32).reshape(len(rows), -1)[:, :count],
+        logprobs=np.asarray([flat.logprobs[row] for row in rows], np.float32).reshape(len(rows), -1)[:, :count],
+    )
 
 
 def _count_steps(llm: Any) -> None:
@@ -381,7 +467,7 @@ def _sampling_params(request: GenerateRequest, stops: RequestStops) -> Any:
         ignore_eos=sampling.stop_ids is not None,
         skip_special_tokens=not stops.special,
         seed=request.seed,
-        logprobs=0,  # of the sampled token alone
+        logprobs=request.top_logprobs,  # and of the sampled token
         flat_logprobs=True,  # numbers in one list, not an object a token
         detokenize=bool(stops.strings),  # only stop strings need text while tokens come
         output_kind=RequestOutputKind.FINAL_ONLY,

@@ -30,7 +30,8 @@ from vllm.model_executor.utils import get_packed_modules_mapping
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import STOPPING, WeightSyncError
-from roll_like.inference.vllm.adapters import HeldAdapter, compute_adapters_on_cpu, without_wrappers
+from roll_like.inference.vllm.adapters import HeldAdapters, compute_adapters_on_cpu, without_wrappers
+from roll_like.inference.vllm.arguments import ADAPTER_ID
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.vllm.rotary import rotate_every_head
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
@@ -121,7 +122,7 @@ class WorkerExtension:
     """Mixed into vLLM's worker class."""
 
     model_runner: Any
-    _adapter: HeldAdapter | None = None
+    _adapters: HeldAdapters | None = None
 
     def accept_signals(self) -> None:
         """Let SIGTERM end this process, which ignores it as all that a run starts does (`cluster.session.spared`)."""
@@ -130,21 +131,22 @@ class WorkerExtension:
     @torch.inference_mode()
     def hold_adapter(self, rank: int, modules: list[str]) -> list[str]:
         """Begin with an adapter that changes nothing; return those `modules` that cannot have one."""
-        self._adapter = HeldAdapter(self.model_runner.get_model(), rank)
-        return self._adapter.unserved(modules)
+        self._adapters = HeldAdapters(self.model_runner.get_model(), rank)
+        return self._adapters.unserved(modules)
 
-    def start_adapter_update(self) -> None:
-        """Get ready for another adapter."""
+    def start_adapter_update(self, dropped: list[int]) -> None:
+        """Get ready for another adapter, and forget those of these numbers."""
         self._held().begin()
+        self._held().drop(dropped)
 
     def update_adapter(self, info: dict[str, Any]) -> None:
         """Take one bucket of its tensors."""
         self._held().receive(read_bucket(BucketInfo(**info)))
 
     @torch.inference_mode()
-    def finish_adapter_update(self) -> None:
-        """Compute with it from now on."""
-        self._held().finish()
+    def finish_adapter_update(self, number: int) -> None:
+        """Compute with it from now on where requests have this number."""
+        self._held().finish(number)
 
     def require_every_layer(self) -> None:
         """Let nothing of the old weights stay, before a reload is closed: none of vLLM's weight transfers checks this.
@@ -161,15 +163,16 @@ class WorkerExtension:
                 fix="use inference.type: hf, or another model.path",
             )
 
-    def _held(self) -> HeldAdapter:
-        assert self._adapter is not None, "the engine was not started with an adapter"
-        return self._adapter
+    def _held(self) -> HeldAdapters:
+        assert self._adapters is not None, "the engine was not started with an adapter"
+        return self._adapters
 
     @torch.inference_mode()
-    def weight_fingerprints(self, names: list[str], seed: int) -> dict[str, dict[str, str]]:
+    def weight_fingerprints(self, names: list[str], seed: int, adapter: int = ADAPTER_ID) -> dict[str, dict[str, str]]:
         """Return fingerprints of the tensors that the trainer calls `names`, as this engine computes with them.
 
-        Tensors of layers that this function cannot read back are left out.
+        Tensors of layers that this function cannot read back are left out. `adapter` is the number of the adapter that
+        is asked about, where there are any.
         """
         model = self.model_runner.get_model()
         tensors: dict[str, str] = {}
@@ -195,8 +198,8 @@ class WorkerExtension:
                 tensors[name] = digest(embedding_columns(layer, seed))
             elif (parameter := _plain(layer, leaf, index)) is not None:
                 tensors[name] = fingerprint(parameter, seed)
-        if self._adapter is not None:
-            tensors.update(self._adapter.fingerprints(names, seed))
+        if self._adapters is not None:
+            tensors.update(self._adapters.fingerprints(adapter, names, seed))
         head = output_head(model)
         if isinstance(head, VocabParallelEmbedding):
             tensors[HEAD] = digest(head_columns(head, seed))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from roll_like.config.inference import POLICY
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints, InferenceEngine
 from roll_like.inference.weight_transfer.interface import SendReport
@@ -147,17 +148,46 @@ class WeightSync:
             probe=difference,
         )
 
-    def _ask(self, probe: LogprobProbe, trained: FloatArray, version: int) -> float:
+    def push_adapter(self, name: str, dropped: Sequence[str] = ()) -> None:
+        """Send the trainer's adapter to engines that hold several, check and probe it; what they generate goes on.
+
+        Args:
+            name: How requests will call it; see `InferenceEngine.start_adapter`.
+            dropped: Adapters that go to make room.
+
+        Raises:
+            WeightSyncError, EngineError: As in `push`; no request may ask for this adapter.
+        """
+        seed = self.version + 1
+        self._engines.everywhere(InferenceEngine.start_adapter, name, tuple(dropped))
+        sent = self._send(seed)
+        self._engines.everywhere(InferenceEngine.finish_adapter)
+        unchecked = self._check(sent.fingerprints, seed, name)
+        if self._probe is not None and (unchecked or self._probe.due(self._pushes)):
+            self._ask(self._probe, self._probe.trainer(self._probe.tokens), seed, name)
+        elif unchecked:
+            raise _unverified(unchecked, len(sent.fingerprints), seed)
+        self.version = seed
+        self._pushes += 1
+
+    def _ask(self, probe: LogprobProbe, trained: FloatArray, version: int, adapter: str = POLICY) -> float:
         """Return the largest difference of any engine from the trainer."""
-        engines = self._engines.everywhere(InferenceEngine.prompt_logprobs, probe.tokens)
+        if adapter == POLICY:
+            engines = self._engines.everywhere(InferenceEngine.prompt_logprobs, probe.tokens)
+        else:
+            scores = self._engines.everywhere(InferenceEngine.score_prompt, probe.tokens, adapter, 0)
+            engines = [each.logprobs for each in scores]
         differences = (probe.compare(number, trained, found, version) for number, found in enumerate(engines))
         return max(differences, default=0.0)  # all engines may have died just now
 
-    def _check(self, sent: Mapping[str, str], version: int) -> tuple[str, ...]:
+    def _check(self, sent: Mapping[str, str], version: int, adapter: str = POLICY) -> tuple[str, ...]:
         if not sent:
             raise WeightSyncError("the trainer sent no tensor at all")
         unchecked: set[str] = set()
-        engines = self._engines.everywhere(InferenceEngine.fingerprints, list(sent), version)
+        if adapter == POLICY:
+            engines = self._engines.everywhere(InferenceEngine.fingerprints, list(sent), version)
+        else:
+            engines = self._engines.everywhere(InferenceEngine.adapter_fingerprints, adapter, list(sent), version)
         for engine, held in enumerate(engines):
             drifted, unknown = compare_fingerprints(sent, held)
             if drifted:

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Makes .NAME out of requirements/NAME.txt, apart from .venv, whose versions it does not share: what some tests call.
+#   oracle     independent implementations, without their dependencies; a folder for PYTHONPATH
+#   verifiers  what plays verifiers' environments (docs/verifiers.md); a virtual environment, as is
+#   tinker     tinker's client and its recipes (docs/service.md)
+# Repeatable: does nothing when nothing has changed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+NAME=$1
+PYTHON=${VENV:-.venv}/bin/python
+FOLDER=.$NAME
+LOCK=requirements/$NAME.txt
+STAMP=$FOLDER/.setup-stamp
+TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+say() { printf '\033[1m%s:\033[0m %s\n' "$NAME" "$*"; }
+
+wanted=$({ cat "$LOCK" scripts/environment.sh; "$PYTHON" --version; } | sha256sum | cut -d' ' -f1)
+if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$wanted" ]; then exit 0; fi
+
+started=$(date +%s)
+say "installing $(grep -c == "$LOCK") packages into $FOLDER"
+rm -rf "$FOLDER"
+into=()
+if [ "$NAME" = oracle ]; then
+  into=(--target "$FOLDER")
+else
+  "$PYTHON" -m venv "$FOLDER"
+  PYTHON=$FOLDER/bin/python
+fi
+# pip warns once a package about every configured folder that does not exist
+pip() {
+  "$PYTHON" -m pip --disable-pip-version-check install --quiet --no-compile --no-deps "${into[@]}" "$@" \
+    2> >(grep -v '^WARNING: Location' >&2)
+}
+rest=$LOCK
+if torch=$(grep '^torch==' "$LOCK"); then
+  # where pip is not configured for the CPU build, it comes from PyTorch's own index
+  pip "$torch" 2> /dev/null || pip --index-url "$TORCH_INDEX" "$torch"
+  rest=$FOLDER/lock-rest.txt
+  grep -v '^torch==' "$LOCK" > "$rest"
+fi
+pip -r "$rest"
+# torchrl's wheel brings top-level folders that have nothing to do with the library
+if [ "$NAME" = oracle ]; then rm -rf "$FOLDER"/{tests,scripts,benchmarks,sota-check,sota-implementations}; fi
+echo "$wanted" > "$STAMP"
+say "done in $(($(date +%s) - started)) s"
