@@ -1,6 +1,6 @@
 """Where a service keeps weights: one folder each, complete or not there.
 
-models/MODEL/weights/NAME/             a model and its optimizer, as runs write them
+models/MODEL/weights/NAME/state/       a model and its optimizer: a checkpoint as runs write them, with a manifest
 models/MODEL/sampler_weights/NAME/     weights for samplers
 …/checkpoint.json                      what it is of
 …/config.yaml                          the configuration of the service

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.errors import CheckpointError
+from roll_like.run.checkpoint import read_checkpoint
 from roll_like.run.export import export_weights, merged_weights
 from roll_like.service.checkpoints import CONFIG, STATE, read_about
 from roll_like.service.config import load_service_config
@@ -32,6 +33,7 @@ def export_stored(checkpoint: Path, output: Path) -> None:
         )
     config = load_service_config(checkpoint / CONFIG).workers
     training = config.training
+    read_checkpoint(checkpoint / STATE)  # compares checksums
     weights = merged_weights(checkpoint / STATE, training.backend)
     if training.lora is not None and about.lora_rank is not None:
         weights = _of_rank(weights, about.lora_rank)

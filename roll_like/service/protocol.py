@@ -222,7 +222,7 @@ class TextChunk(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     type: str = "encoded_text"
-    tokens: list[int] = []
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]] = []
 
     @model_validator(mode="after")
     def _text(self) -> Self:
@@ -241,7 +241,7 @@ class PromptBody(BaseModel):
     @property
     def tokens(self) -> IntArray:
         """All tokens, shape [P]."""
-        return np.asarray([token for chunk in self.chunks for token in chunk.tokens], np.int64).astype(np.int32)
+        return np.asarray([token for chunk in self.chunks for token in chunk.tokens], np.int32)
 
 
 class SamplingBody(BaseModel):
@@ -351,7 +351,7 @@ def parsed_body(raw: bytes, kind: type[BaseModel]) -> Any:
     """
     try:
         values = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the body of {len(raw)} bytes is no JSON: {error}") from error
     try:
         return kind.model_validate(values)
@@ -364,7 +364,7 @@ def numbered_place(raw: bytes) -> tuple[str, int] | None:
     try:
         values = json.loads(raw)
         model, number = values["model_id"], values["seq_id"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return (model, number) if isinstance(model, str) and isinstance(number, int) else None
 

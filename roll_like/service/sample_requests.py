@@ -157,6 +157,9 @@ class SampleRequests:
         wrong = (tokens < 0) | (tokens >= vocabulary)
         if wrong.any():
             raise RequestError(f"the prompt has token {int(tokens[wrong][0])}; the vocabulary is 0 to {vocabulary - 1}")
+        for token in body.sampling_params.stop_ids or ():
+            if not 0 <= token < vocabulary:
+                raise RequestError(f"stop has token {token}; the vocabulary is 0 to {vocabulary - 1}")
         if body.prompt_logprobs_last_n is not None and not 0 < body.prompt_logprobs_last_n < len(tokens):
             raise RequestError(
                 f"prompt_logprobs_last_n is {body.prompt_logprobs_last_n}; expected 1 to {len(tokens) - 1}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from roll_like.config.load import dump_config
+from roll_like.run.checkpoint import read_checkpoint, save_checkpoint
 from roll_like.service.checkpoints import CONFIG, STATE, StoredCheckpoint, expiry
 from roll_like.service.futures import Answer
 from roll_like.service.hosted import HostedModel, Sampler, Session, sampler_name
@@ -57,7 +59,10 @@ class WeightRequests:
         return state.enqueue(model, body.seq_id, work)
 
     def _write(self, model: HostedModel, folder: Path) -> None:
-        self._trainer.save(model.model_id, folder / STATE)
+        folder.mkdir()
+        save_checkpoint(
+            folder / STATE, model.updates, partial(self._trainer.save, model.model_id), {}, score=None, healthy=True
+        )
         (folder / CONFIG).write_text(dump_config(self._state.config))
 
     def save_for_sampler(self, owner: str, body: SaveForSamplerBody) -> str:
@@ -155,9 +160,9 @@ class WeightRequests:
                 f"{body.path} has adapters of rank {stored.lora_rank}, and the model has {model.lora_rank}; create a "
                 "model from the checkpoint with create_training_client_from_state"
             )
-        await state.on_ranks(
-            counted_move, model, self._trainer.load, state.shelf.folder(stored) / STATE, optimizer=body.optimizer
-        )
+        folder = state.shelf.folder(stored) / STATE
+        await state.in_files(read_checkpoint, folder)  # compares checksums
+        await state.on_ranks(counted_move, model, self._trainer.load, folder, optimizer=body.optimizer)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from roll_like import cli
 from roll_like.config.load import dump_config
 from roll_like.config.training import LoRAConfig, OptimizerConfig
 from roll_like.errors import EngineError
+from roll_like.run.checkpoint import save_checkpoint
 from roll_like.service.checkpoints import StoredCheckpoint
 from roll_like.service.config import ServiceConfig, ServiceTrainingConfig
 from roll_like.service.losses import service_loss
@@ -181,8 +182,9 @@ def lower_rank(rank: int, ranks: int, address: tuple[str, int], model: str, fold
         worker.step("low", step_settings(2e-2, max_grad_norm=0.5))
         found.append(train(worker, "low"))
     rows = {name: each.detach().full_tensor().clone() for name, each in worker._backend._trained().items()}
-    Path(folder, "state").mkdir()
-    worker.save_model("low", f"{folder}/state")
+    save_checkpoint(
+        Path(folder, "state"), 2, lambda state: worker.save_model("low", str(state)), {}, score=None, healthy=True
+    )
     worker.close()
     return named, found, rows
 

@@ -90,6 +90,9 @@ class FakeEngine:
     async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         return Fingerprints(tensors=dict.fromkeys(names, str(self.weights)), tied={})
 
+    async def score_prompt(self, token_ids: Any, adapter: str, top_k: int) -> tuple[int, int]:
+        return self.rank, self.weights
+
     async def resume(self) -> None:
         self.frozen = False
 
@@ -283,6 +286,22 @@ def test_the_only_engine_dies_in_a_push(runner: DriverLoop, verb: str) -> None:
     assert run.sync.version == 2
     assert run.sample("a") == [1]
     assert run.cluster.fenced == [0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_engine_is_asked_and_another_with_the_same_weights_where_it_dies(runner: DriverLoop, replicas: int) -> None:
+    run = Run(runner, replicas)
+    run.push()
+
+    def ask() -> Any:
+        asked: Any = run.pool.ask_one(InferenceEngine.score_prompt, np.zeros(2, np.int32), "policy", 0)
+        return runner.wait_for(asyncio.wait_for(asked, LIMIT))
+
+    assert {ask() for _ in range(4)} == {(rank, 0) for rank in range(replicas)}, "each in turn"
+    for engine in run.cluster.engines:
+        engine.dies_in = "score_prompt"
+    assert ask()[1] == 0, "an engine that has no weights yet is not asked"
+    run.until(lambda: len(run.told) == replicas)
 
 
 @pytest.mark.parametrize("verb", ["sleep", "wake", "resume"])

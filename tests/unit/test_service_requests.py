@@ -79,7 +79,6 @@ class NotingTrainer:
 
     def save(self, model: str, directory: Path) -> None:
         self._note("save", model)
-        directory.mkdir(parents=True)
         (directory / "weights").write_text(model)
 
     def load(self, model: str, directory: Path, *, optimizer: bool) -> None:
@@ -422,6 +421,73 @@ async def test_samples_are_of_the_weights_that_were_promised(client: Client) -> 
     )
     assert "target_prompt_logprobs is not served" in (await sample(early, 5, target_prompt_logprobs=[1]))["error"]
     assert "max_tokens is 99" in (await sample(early, 3, sampling_params={"max_tokens": 99}))["error"]
+
+
+def text(*tokens: int, kind: str = "encoded_text") -> dict[str, Any]:
+    return {"chunks": [{"type": kind, "tokens": list(tokens)}]}
+
+
+WRONG_SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
+    "no prompt": ({"prompt": text()}, "the prompt has 0 tokens; this service takes 1 to 31"),
+    "a token of another vocabulary": ({"prompt": text(1, 100)}, "token 100; the vocabulary is 0 to 99"),
+    "a token that is no int32": ({"prompt": text(1, 2**32 + 5)}, "prompt.chunks.0.tokens.1: Input should be less than"),
+    "a negative token": ({"prompt": text(-1)}, "greater than or equal to 0"),
+    "an image": ({"prompt": text(kind="image")}, "chunks of type 'image' are not served"),
+    "a prompt that is too long": ({"prompt": text(*range(40))}, "the prompt has 40 tokens"),
+    "no sample": ({"num_samples": 0}, "num_samples: Input should be greater than or equal to 1"),
+    "a stop token": ({"sampling_params": {"stop": [500]}}, "stop has token 500; the vocabulary is 0 to 99"),
+    "a temperature": ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+    "a top_p": ({"sampling_params": {"top_p": 0}}, "sampling_params.top_p"),
+    "a key": ({"beam_width": 2}, "beam_width: this key is not served"),
+    "a seed": ({"sampling_params": {"seed": -3}}, "sampling_params.seed"),
+    "last tokens": ({"prompt_logprobs": True, "prompt_logprobs_last_n": 3}, "prompt_logprobs_last_n is 3; expected 1"),
+}
+
+
+def test_wrong_samples_are_refused_and_the_next_goes_on(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with served(tmp_path) as client:
+            made = {"session_id": await client.begin(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+            sampler = (await client.post("create_sampling_session", made)).json()["sampling_session_id"]
+            good = {"sampling_session_id": sampler, "prompt": text(1, 2, 3), "sampling_params": {"max_tokens": 4}}
+            for number, (changes, words) in enumerate(WRONG_SAMPLES.values()):
+                answer = await client.post("asample", {**good, "seq_id": number, **changes})
+                if answer.status_code == 400:
+                    assert words in answer.json()["detail"]
+                else:
+                    refused = await client.result(answer)
+                    assert (refused["category"], words in refused["error"]) == ("user", True), (words, refused)
+            nested = await client.http.post("/api/v1/asample", content=b"[" * 100_000)
+            assert (nested.status_code, "no JSON" in nested.json()["detail"]) == (400, True)
+            assert isinstance(await client.result(await client.post("asample", {**good, "seq_id": 99})), bytes)
+
+    asyncio.run(body())
+
+
+def test_checkpoints_of_a_service_that_has_ended_are_there_for_the_next(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with served(tmp_path) as client:
+            model = await client.model(await client.begin())
+            saved = {"model_id": model, "path": "one", "seq_id": 1, "ttl_seconds": 3600}
+            path = (await client.result(await client.post("save_weights", saved)))["path"]
+        async with served(tmp_path) as client:
+            change = f"/api/v1/training_runs/{model}/checkpoints/weights/one/ttl"
+            assert (await client.http.put(change, json={"ttl_seconds": None})).status_code == 204
+            (listed,) = (await client.http.get("/api/v1/checkpoints")).json()["checkpoints"]
+            assert (listed["tinker_path"], listed["expires_at"]) == (path, None)
+            body = {"session_id": await client.begin(), "model_seq_id": 0, "path": path, "optimizer": True}
+            (file,) = tmp_path.glob("service/models/*/weights/one/state/weights")
+            written = file.read_text()
+            file.write_text(written[::-1])
+            damaged = await client.result(await client.post("load_weights", {**body, "model_seq_id": 1}))
+            assert (damaged["category"], "its checksum differs" in damaged["error"]) == ("server", True)
+            assert client.core.state.models == {}
+            client.trainer.asked.clear()
+            file.write_text(written)
+            new = (await client.result(await client.post("load_weights", body)))["model_id"]
+            assert client.trainer.asked == [("create", new, 8), ("load", new, model, True)]
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("each", [5, pytest.param(125, marks=pytest.mark.slow)])
