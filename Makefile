@@ -4,7 +4,7 @@ BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo test test-all unit chaos compatibility oracle oracle-setup tokenizers torchvision verifiers tinker gpu-check lint types imports docs site lock mlflow clean
+.PHONY: help setup demo test test-all unit chaos compatibility oracle oracle-setup tokenizers torchvision verifiers tinker megatron gpu-check lint types imports docs site lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on 
 test: setup oracle-setup tokenizers torchvision verifiers  ## Lint, types, import contract, all tests but those marked slow
 	@$(BIN)/python scripts/run_tests.py
 
-test-all: setup oracle-setup tokenizers torchvision verifiers tinker  ## The same and the slow ones: every test that a CPU can run
+test-all: setup oracle-setup tokenizers torchvision verifiers tinker megatron  ## The same and the slow ones: every test that a CPU can run
 	@$(BIN)/python scripts/run_tests.py --slow
 
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
@@ -44,6 +44,9 @@ torchvision: setup  ## Fetch a torchvision for vLLM with images on a CPU, apart 
 
 verifiers: setup  ## Make an environment with the verifiers library, apart from .venv: docs/verifiers.md
 	@bash scripts/environment.sh verifiers
+
+megatron: setup  ## Fetch Megatron-Core, apart from .venv: docs/backends.md
+	@bash scripts/megatron.sh
 
 tinker: setup  ## Make an environment with tinker's client and recipes, apart from .venv: docs/service.md
 	@bash scripts/environment.sh tinker

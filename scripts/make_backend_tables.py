@@ -42,7 +42,8 @@ def settings_of(backend: str, **values: Any) -> TrainingConfig:
 
 def accepted(backend: str, **values: Any) -> bool:
     """Return whether a backend takes these settings."""
-    return not list(TRAINING_BACKENDS.get(backend).violations(settings_of(backend, **values)))
+    found = TRAINING_BACKENDS.get(backend).violations(settings_of(backend, **values))
+    return not [each for each in found if each.path != ("backend",)]  # what an environment lacks does not count
 
 
 def stages(backend: str) -> list[int]:
@@ -102,6 +103,10 @@ def training_table() -> str:
             [
                 "ranks divide matrices (`tensor_parallel`)",
                 *(_yes(TRAINING_BACKENDS.get(n).divides_matrices) for n in names),
+            ],
+            [
+                "ranks divide layers (`pipeline_parallel`)",
+                *(_yes(TRAINING_BACKENDS.get(n).divides_layers) for n in names),
             ],
             ["`roll-like export` merges its checkpoints", *(_yes(exports(name)) for name in names)],
             *memory,

@@ -31,6 +31,7 @@ VALIDATORS = {"field_validator", "model_validator"}
 ELSEWHERE = (
     *("__main__", "_main", "assert_process"),
     *("worker_extension", "vllm.experts", "vllm.adapters", "vllm.rotary", "head_kernels"),
+    *("megatron_model", "megatron_optimizer"),
 )
 #: Attributes by which plugins reach their settings.
 SETTINGS = {"config", "_config", "settings", "_settings"}

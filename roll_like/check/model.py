@@ -21,7 +21,6 @@ from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
-from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.load import MODEL, TOKENIZER, cached_copy, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width, quantized_width
 from roll_like.models.modules import empty_model, load_model_config
@@ -29,9 +28,8 @@ from roll_like.models.quantized import require_bitsandbytes
 from roll_like.models.shape import ModelShape, load_model_shape
 from roll_like.models.stored import refuse_quantized
 from roll_like.models.suited import refuse_unsuited
-from roll_like.models.tensor_plan import refuse_undivided_matrices
 from roll_like.models.vision import ImageProcessor, image_processor, is_vision_model, refuse_vision
-from roll_like.registry import INFERENCE_ENGINES
+from roll_like.registry import INFERENCE_ENGINES, TRAINING_BACKENDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,8 +89,7 @@ def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
                     f"{key}.freeze_vision",
                     f"has no effect: {config.model.path} is a text model, without a vision tower; remove the key",
                 )
-            refuse_undivided_experts(model, section.expert_parallel)
-            refuse_undivided_matrices(model, section.tensor_parallel)
+            TRAINING_BACKENDS.get(section.backend).refuse_model(model, section)
             if section.attention in JOINING:
                 layers.refuse_joining(section.attention)
             if section.sequence_parallel > 1:

@@ -137,13 +137,24 @@ def _backends_with(capability: str) -> str:
     )
 
 
+#: Keys of the sizes by which ranks divide one model.
+PARALLEL_SIZES = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "virtual_pipeline",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "sequence_parallel",
+)
+
+
 class TrainerConfig(ConfigModel):
     """What all trained models have in common."""
 
     backend: str = Field(
         default="deepspeed",
-        description="Training backend: `deepspeed`, `fsdp2` (PyTorch's fully sharded data parallelism), or one that is "
-        "registered.",
+        description="Training backend: `deepspeed`, `fsdp2` (PyTorch's fully sharded data parallelism), `megatron` "
+        "(Megatron-Core), or one that is registered.",
     )
     workers: PositiveInt = Field(
         default=1, description="Data-parallel ranks. A device range is divided evenly among them."
@@ -151,7 +162,8 @@ class TrainerConfig(ConfigModel):
     zero_stage: Literal[0, 1, 2, 3] = Field(
         default=0,
         description="What is sharded over the `workers`: 1 optimizer, 2 gradients too, 3 weights too. With 3, weights "
-        "of a reference and of teachers with several `workers` are sharded as well. `fsdp2` has 3 only.",
+        "of a reference and of teachers with several `workers` are sharded as well. `fsdp2` has 3 only, `megatron` 0 "
+        "and 1.",
     )
     optimizer: OptimizerConfig = Field(
         default_factory=OptimizerConfig, description="AdamW or Muon, and the schedule of the rate."
@@ -168,15 +180,30 @@ class TrainerConfig(ConfigModel):
     expert_parallel: PositiveInt = Field(
         default=1,
         description="For mixtures of experts: ranks that divide the experts of each layer. Tokens travel to the ranks "
-        "that have their experts, in place of weights (docs/moe.md). `fsdp2` only. Must divide `workers` and the "
-        "number of experts in a layer.",
+        "that have their experts, in place of weights (docs/moe.md). `fsdp2` and `megatron` only. Must divide "
+        "`workers` and the number of experts in a layer.",
     )
     tensor_parallel: PositiveInt = Field(
         default=1,
         description="Ranks that divide the matrices of each layer, the vocabulary, and between them the tokens; they "
-        "compute the same rows (docs/architecture.md, with the families of models). `fsdp2` only. Must divide "
-        "`workers`, the model's attention and key heads and the inner width of its feed-forward layers; experts are "
-        "divided by `expert_parallel`.",
+        "compute the same rows (docs/architecture.md, with the families of models). `fsdp2` and `megatron` "
+        "only. Must divide `workers`, the model's attention and key heads and the inner width of its feed-forward "
+        "layers; experts are divided by `expert_parallel`.",
+    )
+    pipeline_parallel: PositiveInt = Field(
+        default=1,
+        description="Ranks that divide the layers; they compute the same rows, one micro-batch each at a time. "
+        "`megatron` only. Must divide `workers` and the number of layers.",
+    )
+    virtual_pipeline: PositiveInt = Field(
+        default=1,
+        description="Parts of the layers that each rank of `pipeline_parallel` has: with more, ranks wait less for "
+        "each other and send more (interleaved 1F1B). `megatron` only.",
+    )
+    expert_tensor_parallel: PositiveInt = Field(
+        default=1,
+        description="Ranks that divide the matrices of each expert; `tensor_parallel` divides all others. `megatron` "
+        "only.",
     )
     share_prompts: bool = Field(
         default=True, description="Compute the prompt of a group once instead of once per sample. Same gradients."
@@ -284,6 +311,12 @@ class TrainerConfig(ConfigModel):
                 f"'dense' computes whole rows with masks, and sequence_parallel: {sharing} divides rows; use varlen, "
                 "or leave it out",
             )
+        for name in ("pipeline_parallel", "virtual_pipeline", "expert_tensor_parallel"):
+            if getattr(self, name) > 1 and not TRAINING_BACKENDS.get(self.backend).divides_layers:
+                able = _backends_with("divides_layers")
+                yield Violation(
+                    (key, name), f"{self.backend} divides no layers; set {key}.backend: {able}, or remove the key"
+                )
         if ranks > 1 and not TRAINING_BACKENDS.get(self.backend).divides_experts:
             able = _backends_with("divides_experts")
             yield Violation(
@@ -314,7 +347,7 @@ class TrainerConfig(ConfigModel):
                 f"{self.workers} workers cannot be divided into groups of {ranks} that divide matrices; set "
                 f"{key}.workers to a multiple of {ranks}",
             )
-        if self.sequence_parallel > 1:
+        if self.sequence_parallel > 1 and not TRAINING_BACKENDS.get(self.backend).divides_layers:
             yield Violation(
                 (key, "sequence_parallel"),
                 f"does not go together with tensor_parallel: {ranks}, which divides tokens and heads already; remove "
@@ -429,9 +462,14 @@ class TrainingConfig(TrainerConfig):
     def frozen(self, *, workers: int, max_tokens_per_micro_batch: int) -> TrainingConfig:
         """Return what a model computes with that is not trained: ranks and budget of its own, the rest as here.
 
-        Its weights are sharded over its ranks where those of the trained model are.
+        Its weights are sharded over its ranks where those of the trained model are: also by that model's parallel
+        sizes, where there are ranks for them and a backend divides by nothing else.
         """
+        sizes: dict[str, int] = {}
+        if TRAINING_BACKENDS.get(self.backend).divides_layers and workers % self.sharing == 0:
+            sizes = {name: getattr(self, name) for name in PARALLEL_SIZES}
         return TrainingConfig(
+            **sizes,
             backend=self.backend,
             workers=workers,
             zero_stage=3 if self.zero_stage == 3 and workers > 1 else 0,

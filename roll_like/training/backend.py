@@ -14,10 +14,13 @@ from roll_like.algorithms.lazy import torch
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
 from roll_like.config.training import OptimizerConfig, StateBytes, StateSizes, TrainerConfig
+from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.quantized import shape_and_dtype
+from roll_like.models.tensor_plan import refuse_undivided_matrices
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PretrainedConfig
 
 #: Time-out of collectives: longer than the watchdog lets any rank hang (`roll_like.cluster.watchdog.MOST_SECONDS`),
 #: which says more of it.
@@ -30,6 +33,7 @@ StatePart = Literal["weights", "gradients", "optimizer"]
 State: TypeAlias = Literal["weights", "optimizer"]
 #: What `forward_backward` computes the loss of.
 BatchT = TypeVar("BatchT")
+R = TypeVar("R")
 
 
 class LazyTensors(Mapping[str, "Tensor"]):
@@ -129,6 +133,12 @@ class TrainingBackend(ABC):
     divides_matrices: ClassVar[bool] = False
     #: Whether it steps with Muon (`optimizer.muon`).
     orthogonalises: ClassVar[bool] = False
+    #: Whether ranks can divide the layers (`pipeline_parallel`).
+    divides_layers: ClassVar[bool] = False
+    #: Whether tokens can be computed with experts that are given (`algorithm.router_replay`).
+    replays_routes: ClassVar[bool] = True
+    #: Whether its attention needs joined rows: `varlen` where `attention` is auto.
+    joins_rows: ClassVar[bool] = False
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:
@@ -145,6 +155,12 @@ class TrainingBackend(ABC):
         """Yield what the backend cannot do; paths start within the section."""
         del settings
         yield from ()
+
+    @staticmethod
+    def refuse_model(config: PretrainedConfig, settings: TrainerConfig) -> None:
+        """Raise a ConfigError for a model that ranks cannot divide as the section asks."""
+        refuse_undivided_experts(config, settings.expert_parallel)
+        refuse_undivided_matrices(config, settings.tensor_parallel)
 
     @staticmethod
     def divided(settings: TrainerConfig) -> frozenset[StatePart]:
@@ -221,6 +237,23 @@ class TrainingBackend(ABC):
             batches: All micro-batches of this rank before `optimizer_step`; all ranks have equally many.
             loss_of: Runs `forward` for a micro-batch and returns its share of the loss; called once for each, in order.
         """
+
+    def forward_only(self, batches: Sequence[BatchT], result_of: Callable[[BatchT], R]) -> list[R]:
+        """Return what becomes of each micro-batch, without gradients, on all ranks that have the same rows.
+
+        Args:
+            batches: Of this rank; all ranks have equally many.
+            result_of: Runs `forward` for a micro-batch; called once for each, in order.
+        """
+        return [result_of(batch) for batch in batches]
+
+    def of_last_layers(self, found: list[R]) -> list[R]:
+        """Return what a pass over micro-batches found, on ranks that have not the last layers, too.
+
+        Args:
+            found: What `loss_of` of the last `forward_backward` found: one for each micro-batch it finished.
+        """
+        return found
 
     @abstractmethod
     def optimizer_step(self, learning_rate: float) -> float:

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.models.attention import refuse_undivided_heads
-from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.router import RouterReplay
-from roll_like.models.tensor_plan import refuse_undivided_matrices
 from roll_like.models.vision import refuse_vision, tower_runs, vision_tower
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import use_row_attention
@@ -121,10 +119,11 @@ def loads_late(spec: RankSpec[Any], settings: TrainerConfig) -> bool:
 def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
     refuse_undivided_heads(model.config, settings.sequence_parallel)
-    refuse_undivided_experts(model.config, settings.expert_parallel)
-    refuse_undivided_matrices(model.config, settings.tensor_parallel)
+    backend = TRAINING_BACKENDS.get(settings.backend)
+    backend.refuse_model(model.config, settings)
     # tokens are exchanged for heads over joined rows
-    attention = "varlen" if settings.sequence_parallel > 1 and settings.attention == "auto" else settings.attention
+    joined = settings.sequence_parallel > 1 or backend.joins_rows
+    attention = "varlen" if joined and settings.attention == "auto" else settings.attention
     use_row_attention(model, attention, row_sharing=spec.objective.row_sharing, device=spec.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -29,7 +29,8 @@ class TokenLogprobHead(nn.Module):
     It registers the head's own (perhaps tied) weight, so that ZeRO-3 gathers it around this module.
 
     Attributes:
-        divided: The ranks that divide the vocabulary, where weight and bias are `DTensor`s; None for this one alone.
+        divided: The ranks that divide the vocabulary, where weight and bias are `DTensor`s, or the rank's own rows, and
+            perhaps some after them that fill all up to the same number; None for this one alone.
     """
 
     divided: DividedVocabulary | None = None
@@ -58,7 +59,12 @@ class TokenLogprobHead(nn.Module):
 
     def own(self, parameter: Any) -> Any:
         """Return what this rank has of the weight or of the bias."""
-        return parameter if self.divided is None or parameter is None else parameter.to_local()
+        if self.divided is None or parameter is None:
+            return parameter
+        if isinstance(parameter, torch.distributed.tensor.DTensor):
+            return parameter.to_local()
+        own = self.divided.own
+        return parameter[: own.stop - own.start]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,12 +90,14 @@ class RowModule(nn.Module):
     Attributes:
         parallel: The ranks that share a micro-batch's rows, each with its share of the tokens; None for this one alone.
         dividing: Ranks that divide matrices, and between them the tokens; None for this one alone.
+        computed_by: What computes the layers in the place of the backbone, and is called like it; None where it does.
         router: Replays given experts; None where the model chooses them, whatever comes with the tokens.
         tower: Which micro-batches run the vision tower (`tower_runs`).
     """
 
     parallel: SequenceParallel | None = None
     dividing: ProcessGroup | None = None
+    computed_by: Any = None
     router: RouterReplay | None = None
     tower: TowerRuns = "where there are images"
 
@@ -115,6 +123,7 @@ class RowModule(nn.Module):
             segment_ids_BL: What it may see (`rows.py`).
             sources_N: Flat index of [B·L] of the token before each target.
         """
+        backbone = self.computed_by or backbone
         segments = RowSegments(segment_ids_BL, positions_BL, parallel=self.parallel)
         routes_BLMK: Tensor | None = None
         if isinstance(token_ids_BL, RoutedTokens):

@@ -184,7 +184,7 @@ class TrainingRank:
     @torch.no_grad()
     def forward(self, batches: Sequence[MicroBatch]) -> list[Any]:
         """Return what the objective says of each micro-batch's targets."""
-        return [_counted(self._objective.forward(self._model, batch)) for batch in batches]
+        return self._passed(batches, lambda batch: self._objective.forward(self._model, batch))
 
     @shared_phase
     def forward_without_adapters(self, batches: Sequence[MicroBatch]) -> list[Any]:
@@ -196,14 +196,14 @@ class TrainingRank:
     @torch.no_grad()
     def score_energies(self, batches: Sequence[MicroBatch]) -> list[Any]:
         """Return ‖∇ log π‖² in the logits at each micro-batch's targets, of a language model."""
-        return [_counted(self._objective.score_energies(self._model, batch)) for batch in batches]
+        return self._passed(batches, lambda batch: self._objective.score_energies(self._model, batch))
 
     @shared_phase
     @torch.no_grad()
     def evaluate(self, share: Share[Any]) -> dict[str, Metric]:
         """Return the metrics of micro-batches under the current weights, without a gradient."""
         shared = self._objective.bind(share.shared, self._model.device)
-        return merge(_counted(self._objective.loss(self._model, batch, shared)[1]) for batch in share.batches)
+        return merge(self._passed(share.batches, lambda batch: self._objective.loss(self._model, batch, shared)[1]))
 
     @shared_phase
     def forward_backward(self, share: Share[Any]) -> dict[str, Metric]:
@@ -225,7 +225,7 @@ class TrainingRank:
         self._backend.forward_backward(share.batches, loss_of)
         seconds = time.perf_counter() - started
         self._trained(seconds, share.batches)
-        return merge([*collected, {COMPUTE_SECONDS: Max(seconds)}])
+        return merge([*self._backend.of_last_layers(collected), {COMPUTE_SECONDS: Max(seconds)}])
 
     @shared_phase
     def optimizer_step(self) -> dict[str, Metric]:
@@ -252,6 +252,18 @@ class TrainingRank:
             restore_random_states(self._random_states)
             metrics[f"{prefix}/skipped_updates"] = Max(1.0)
         return metrics
+
+    def _passed(self, batches: Sequence[MicroBatch], result_of: Callable[[MicroBatch], R]) -> list[R]:
+        """Return what becomes of each micro-batch without gradients."""
+
+        def counted(batch: MicroBatch) -> R:
+            result = result_of(batch)
+            PROGRESS.tick()
+            return result
+
+        if self._spec.frozen and not self._backend.sharded:
+            return [counted(batch) for batch in batches]
+        return self._backend.forward_only(batches, counted)
 
     def speed(self) -> dict[str, Metric]:
         """Return how fast this rank has trained since the last call."""
@@ -538,12 +550,6 @@ def share_rows(module: nn.Module, ranks: int) -> None:
             fix="set sequence_parallel: 1",
         )
     module.parallel = SequenceParallel.of(ranks)
-
-
-def _counted(result: R) -> R:
-    """Return what a micro-batch gave, and count it as progress."""
-    PROGRESS.tick()
-    return result
 
 
 def release_free_memory() -> None:

@@ -42,7 +42,7 @@ def start(rank: int, ranks: int, address: Any, model: str, dtype: str, options: 
 def learn(trainer: TrainingRank, seed: int) -> dict[str, float]:
     engine: Any = SimpleNamespace(layout=trainer._objective.layout(trainer.world_size))
     (update,) = trainer._objective.updates(ragged_policy_samples(seed=seed), engine)
-    place = trainer.rank // trainer._settings.sequence_parallel
+    place = trainer.rank // trainer._settings.sharing
     share = Share(batches=update.shards[place], shared=update.shared)
     assert trainer.world_size > 1 or len(share.batches) > 1
     report = reduce(trainer.forward_backward(share))

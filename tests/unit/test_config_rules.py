@@ -356,7 +356,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
         (
             changed(CUDA, training={"workers": 4, "expert_parallel": 2}),
             "training.expert_parallel",
-            "deepspeed divides no experts among ranks; set training.backend: fsdp2, or remove the key",
+            "deepspeed divides no experts among ranks; set training.backend: fsdp2 or megatron, or remove the key",
         ),
         (
             changed(CUDA, training={"workers": 4, "expert_parallel": 3, "backend": "fsdp2", "zero_stage": 3}),
@@ -367,7 +367,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
         (
             changed(CUDA, training={"workers": 4, "tensor_parallel": 2}),
             "training.tensor_parallel",
-            "deepspeed divides no matrices among ranks; set training.backend: fsdp2, or remove the key",
+            "deepspeed divides no matrices among ranks; set training.backend: fsdp2 or megatron, or remove the key",
         ),
         (
             changed(CUDA, training={"workers": 4, "tensor_parallel": 3, "backend": "fsdp2", "zero_stage": 3}),

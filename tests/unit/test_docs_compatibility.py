@@ -20,7 +20,8 @@ def test_the_page_has_what_the_test_runs() -> None:
 
 def test_no_combination_runs_twice_and_all_engines_and_backends_are_there() -> None:
     assert len(EXPECTED) == len(CELLS)
-    built_in = {(engine, backend) for engine in ("vllm", "hf", "sglang") for backend in TRAINING_BACKENDS.names()}
+    names = set(TRAINING_BACKENDS.names()) - {"megatron"}  # docs/backends.md has its families
+    built_in = {(engine, backend) for engine in ("vllm", "hf", "sglang") for backend in names}
     assert set(PAIRS) == built_in
     assert {engine for engine, _ in PAIRS} <= set(INFERENCE_ENGINES.names())
     assert FAMILIES.keys() >= MODELS.keys()

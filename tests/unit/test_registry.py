@@ -54,7 +54,7 @@ def test_a_users_package_adds_an_engine_and_a_training_backend(package: Path) ->
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.stdout.splitlines() == [
-        "['hf', 'parrot', 'sglang', 'vllm'] ['deepspeed', 'fsdp2', 'plain'] users_plugins.Plain",
+        "['hf', 'parrot', 'sglang', 'vllm'] ['deepspeed', 'fsdp2', 'megatron', 'plain'] users_plugins.Plain",
         "[]",
     ]
 

@@ -1,0 +1,346 @@
+"""A transformers model's layers as Megatron-Core's, for the stages of a pipeline that one rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor, nn
+
+from roll_like.config.training import TrainerConfig
+from roll_like.models.megatron_plan import head_width
+from roll_like.training.joined import KERNELS, JoinedAttention, joined_attention, joined_attention_forward
+from roll_like.training.megatron_weights import Place
+from roll_like.training.segments import RowSegments
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class NextStage(Exception):
+    """Ends a forward pass of a stage that is not the last: `states` go to the next one."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__("the layers of this stage are done")
+        self.states = states
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What a backbone returns, as transformers calls it."""
+
+    last_hidden_state: Tensor
+
+
+class Norm(nn.RMSNorm):
+    """An RMSNorm of part of the tokens or of part of the heads: tensor ranks add its gradients up."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+        cast(Any, self.weight).sequence_parallel = config.sequence_parallel
+
+
+class RowAttention(nn.Module):
+    """Attention over joined rows (`joined.py`); Megatron-Core's own knows no prompts that samples share.
+
+    What tokens may see comes as `attention_bias`, which Megatron-Core keeps for layers that it computes again.
+    """
+
+    def __init__(
+        self, kind: JoinedAttention, *_: Any, config: Any, softmax_scale: float | None = None, **__: Any
+    ) -> None:
+        super().__init__()
+        self.kernel = KERNELS[kind]
+        self.scale = softmax_scale or config.kv_channels**-0.5
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, attention_bias: RowSegments, **__: Any
+    ) -> Tensor:
+        """Return the output of tokens [T, 1, H, D], shape [T, 1, H·D]; those beyond the rows' own get zeros."""
+        segments = attention_bias
+        tokens = _own_tokens(segments)
+        query, key, value = (each[:tokens].permute(1, 2, 0, 3) for each in (query, key, value))
+        output_1THE = joined_attention_forward(
+            self.kernel, self, query, key, value, None, row_segments=segments, scaling=self.scale
+        )[0]
+        output_T1D = output_1THE.flatten(2).transpose(0, 1)
+        return nn.functional.pad(output_T1D, (0, 0, 0, 0, 0, _filled(tokens) - tokens))
+
+
+class Positions(nn.Module):
+    """The angles of rotary embeddings at the positions of a micro-batch's tokens.
+
+    Attributes:
+        positions_T: Of those that are computed now.
+    """
+
+    positions_T: Tensor
+
+    def __init__(self, inverse_frequencies: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", inverse_frequencies.float(), persistent=False)
+
+    def get_rotary_seq_len(self, *_: Any) -> int:
+        """Return nothing of interest: positions are given."""
+        return 0
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        """Return angles, shape [T, 1, 1, D]."""
+        angles_TD = torch.outer(self.positions_T.float(), cast(Tensor, self.frequencies))
+        return torch.cat([angles_TD, angles_TD], -1)[:, None, None]
+
+
+@dataclass(slots=True)
+class Backbone:
+    """Stands for the backbone of a transformers model, on the chunk whose turn it is.
+
+    Attributes:
+        config: The transformers model's.
+        chunk: That chunk, within its wrapper for data parallelism where it is trained.
+    """
+
+    config: PretrainedConfig
+    chunk: Any = None
+
+    def __call__(self, *, input_ids: Tensor, position_ids: Tensor, row_segments: RowSegments, **_: Any) -> States:
+        """Return the last hidden states, shape [1, T, D].
+
+        Raises:
+            NextStage: The chunk's layers are not the last ones.
+        """
+        tokens = input_ids.shape[1]
+        more = _filled(tokens) - tokens
+        input_ids, position_ids = (nn.functional.pad(each, (0, more)) for each in (input_ids, position_ids))
+        model = unwrapped(self.chunk)
+        model.rotary_pos_emb.positions_T = position_ids[0]
+        states_T1D = self.chunk(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=None,
+            extra_block_kwargs={"attention_bias": row_segments},
+            output_processor=_last_states,
+        )
+        if not model.post_process:
+            raise NextStage(states_T1D)
+        return States(states_T1D[:tokens].transpose(0, 1))
+
+
+def _last_states(*, hidden_states: Tensor, config: Any, **_: Any) -> Tensor:
+    """Return the states of all tokens; what is computed of them is the same on all tensor ranks."""
+    if not config.sequence_parallel:
+        return hidden_states
+    whole: Tensor = gather_from_sequence_parallel_region(
+        hidden_states, tensor_parallel_output_grad=False, group=parallel_state.get_tensor_model_parallel_group()
+    )
+    return whole
+
+
+def _own_tokens(segments: RowSegments) -> int:
+    tokens = len(segments.sequences.kept_T)
+    if segments.parallel is None:
+        return tokens
+    return -(-tokens // segments.parallel.size)
+
+
+def _filled(tokens: int) -> int:
+    """Return how many tokens layers compute: tensor ranks divide them evenly."""
+    size = int(parallel_state.get_tensor_model_parallel_world_size())
+    return -(-tokens // size) * size
+
+
+def transformer_config(config: Any, settings: TrainerConfig, dtype: torch.dtype) -> Any:
+    """Return Megatron-Core's description of a transformers model that `refuse_no_converter` lets pass."""
+    pipeline, virtual = settings.pipeline_parallel, settings.virtual_pipeline
+    more: dict[str, Any] = {}
+    if getattr(config, "num_experts", None):
+        more |= {
+            "num_moe_experts": config.num_experts,
+            "moe_router_topk": config.num_experts_per_tok,
+            "moe_ffn_hidden_size": config.moe_intermediate_size,
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+            "moe_grouped_gemm": False,
+            "moe_router_pre_softmax": not config.norm_topk_prob,
+            "moe_router_dtype": "fp32",
+            "expert_tensor_parallel_size": settings.expert_tensor_parallel,
+            "moe_permute_fusion": False,
+        }
+    if virtual > 1:
+        # batched sends between two ranks are taken for each other, and gradients are wrong without an error
+        more |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    if settings.gradient_checkpointing:
+        more |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=head_width(config),
+        ffn_hidden_size=config.intermediate_size,
+        activation_func=nn.functional.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        add_qkv_bias=config.model_type == "qwen2",
+        normalization="RMSNorm",
+        layernorm_epsilon=config.rms_norm_eps,
+        qk_layernorm=config.model_type.startswith("qwen3"),
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        pipeline_dtype=dtype,
+        tensor_model_parallel_size=settings.tensor_parallel,
+        pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+        expert_model_parallel_size=settings.expert_parallel,
+        context_parallel_size=settings.sequence_parallel,
+        sequence_parallel=settings.tensor_parallel > 1,
+        variable_seq_lengths=pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # also of dense models: `variable_seq_lengths` asks for it
+        calculate_per_token_loss=True,  # losses add up over micro-batches and ranks
+        perform_initialization=False,
+        **more,
+    )
+
+
+def _layers(config: Any, attention: JoinedAttention) -> Any:
+    """Return what makes the layers of a chunk: Megatron-Core's own without Transformer Engine, and the above."""
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=False,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    inside = layer.submodules.self_attention.submodules
+    inside.core_attention = partial(RowAttention, attention)
+    if config.qk_layernorm:
+        inside.q_layernorm = inside.k_layernorm = Norm
+    return layer
+
+
+def build_chunks(
+    config: Any,
+    described: Any,
+    *,
+    attention: JoinedAttention,
+    inverse_frequencies: Tensor,
+    vocabulary: int,
+    tied: bool,
+    head: bool,
+) -> list[Any]:
+    """Return the chunks of the model that this rank has: one, or one for each virtual stage.
+
+    Args:
+        config: The transformers model's.
+        described: The same of `transformer_config`.
+        attention: What computes attention over joined rows.
+        inverse_frequencies: Of its rotary embeddings.
+        vocabulary: Rows of the embedding: its tokens, and what fills them up to what ranks divide.
+        tied: Whether the embedding is the output projection, too.
+        head: Whether the model has an output projection.
+    """
+    layer = _layers(described, attention)
+    stages = described.virtual_pipeline_model_parallel_size
+    chunks = []
+    for stage in range(stages or 1):
+        virtual = stage if stages else None
+        count = get_num_layers_to_build(described, vp_stage=virtual)
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual)
+        chunk = GPTModel(
+            described,
+            TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=Norm),
+            vocab_size=vocabulary,
+            max_sequence_length=config.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual),
+            post_process=last,
+            parallel_output=True,
+            share_embeddings_and_output_weights=tied and head,
+            position_embedding_type="rope",
+            vp_stage=virtual,
+        )
+        if last and not head:
+            chunk.output_layer = None
+        chunk.rotary_pos_emb = Positions(inverse_frequencies.to(torch.cuda.current_device()))
+        if chunk.pre_process:
+            words = chunk.embedding.word_embeddings
+            words.forward = partial(_embed, words, config.pad_token_id)
+        chunks.append(chunk)
+    return chunks
+
+
+def _embed(words: Any, padding: int | None, token_ids_BL: Tensor) -> Tensor:
+    """Return embeddings, [T, B, D] of this rank's tokens where tensor ranks divide them.
+
+    The row of the padding token gets no gradient, as in transformers; Megatron-Core knows none.
+    """
+    first, end = words.vocab_start_index, words.vocab_end_index
+    inside_BL = (token_ids_BL >= first) & (token_ids_BL < end)
+    inner = padding - first if padding is not None and first <= padding < end else None
+    found_BLD = nn.functional.embedding((token_ids_BL - first) * inside_BL, words.weight, inner)
+    if not words.reduce_scatter_embeddings:
+        return found_BLD
+    own: Tensor = reduce_scatter_to_sequence_parallel_region(
+        (found_BLD * inside_BL[..., None]).transpose(0, 1).contiguous(), group=words.tp_group
+    )
+    return own
+
+
+def unwrapped(chunk: Any) -> Any:
+    """Return a chunk itself."""
+    return chunk if isinstance(chunk, GPTModel) else chunk.module
+
+
+def first_layer(chunk: Any) -> int:
+    """Return which of the model's layers a chunk calls 0."""
+    return int(get_transformer_layer_offset(chunk.config, vp_stage=chunk.vp_stage))
+
+
+def own_place(config: Any) -> Place:
+    """Return which part of a transformers model's weights this rank has."""
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    return Place(
+        tensor=groups.tp,
+        expert_tensor=groups.expt_tp,
+        expert=groups.ep,
+        queries=config.num_attention_heads,
+        groups=config.num_key_value_heads,
+        vocabulary=config.vocab_size,
+    )
+
+
+def output_weight(chunks: Sequence[Any]) -> nn.Parameter | None:
+    """Return this rank's part of the output projection; None where it has not the last layers."""
+    last = chunks[-1]
+    if not last.post_process or last.output_layer is None:
+        return None
+    tied = last.share_embeddings_and_output_weights
+    found: nn.Parameter = last.shared_embedding_or_output_weight() if tied else last.output_layer.weight
+    return found
+
+
+def attention_of(model: Any) -> JoinedAttention:
+    """Return how a transformers model's layers compute attention, which joins rows."""
+    found = joined_attention(model)
+    assert found is not None, "the rule of `attention` lets no other pass"
+    return found

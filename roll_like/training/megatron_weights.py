@@ -1,0 +1,200 @@
+"""Weights between a transformers model and Megatron-Core's parameters of one rank, in both directions.
+
+A layer of transformers has three matrices of queries, keys and values where Megatron-Core has one, in which each tensor
+rank's part is contiguous; likewise a gated pair. Its experts are one parameter, and Megatron-Core's are one each:
+
+    q_proj, k_proj, v_proj                →  self_attention.linear_qkv      group by group: its queries, key, value
+    gate_proj, up_proj                    →  mlp.linear_fc1                 the rank's part of both
+    experts.gate_up_proj [E, 2·I, D]      →  mlp.experts.local_experts.0.linear_fc1, …
+
+Parameters that follow from each other are a `Bundle`. No more than one of them is whole at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+#: How ranks divide a bundle: not at all; by heads; a gated pair; by columns; by vocabulary; and the same of experts.
+Kind: TypeAlias = Literal["whole", "heads", "gated", "rows", "vocabulary", "expert_gated", "expert_rows"]
+
+_EXPERT = r"mlp\.experts\.local_experts\.(\d+)\."
+#: Megatron-Core's name within a layer, how ranks divide it, and the names within a layer of transformers.
+_LAYER: tuple[tuple[str, Kind, tuple[str, ...]], ...] = (
+    (r"input_layernorm\.weight", "whole", ("input_layernorm.weight",)),
+    (r"pre_mlp_layernorm\.weight", "whole", ("post_attention_layernorm.weight",)),
+    (r"self_attention\.q_layernorm\.weight", "whole", ("self_attn.q_norm.weight",)),
+    (r"self_attention\.k_layernorm\.weight", "whole", ("self_attn.k_norm.weight",)),
+    (
+        r"self_attention\.linear_qkv\.weight",
+        "heads",
+        ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    ),
+    (
+        r"self_attention\.linear_qkv\.bias",
+        "heads",
+        ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    ),
+    (r"self_attention\.linear_proj\.weight", "rows", ("self_attn.o_proj.weight",)),
+    (r"mlp\.linear_fc1\.weight", "gated", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+    (r"mlp\.linear_fc2\.weight", "rows", ("mlp.down_proj.weight",)),
+    (r"mlp\.router\.weight", "whole", ("mlp.gate.weight",)),
+    (_EXPERT + r"linear_fc1\.weight", "expert_gated", ("mlp.experts.gate_up_proj",)),
+    (_EXPERT + r"linear_fc2\.weight", "expert_rows", ("mlp.experts.down_proj",)),
+)
+_OUTSIDE: dict[str, tuple[Kind, str]] = {
+    "embedding.word_embeddings.weight": ("vocabulary", "embed_tokens.weight"),
+    "decoder.final_layernorm.weight": ("whole", "norm.weight"),
+}
+#: The output projection; what is trained beside the language model, such as a value head, is `extra.…`.
+OUTPUT, EXTRA = "output_layer.weight", "extra."
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Parameters that are converted together.
+
+    Attributes:
+        kind: How ranks divide them.
+        names: Of the backbone of the transformers model.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """Which part of the weights a rank has, and how large they are.
+
+    Attributes:
+        tensor: Ranks that divide matrices.
+        expert_tensor: Ranks that divide the matrices of experts.
+        expert: Ranks that divide the experts of a layer.
+        queries: Query heads, G·(queries of a group).
+        groups: Key and value heads, G.
+        vocabulary: Tokens of the model, without those that fill it up to what ranks divide.
+    """
+
+    tensor: ProcessGroup
+    expert_tensor: ProcessGroup
+    expert: ProcessGroup
+    queries: int
+    groups: int
+    vocabulary: int
+
+    def parts(self, kind: Kind) -> ProcessGroup:
+        """Return the ranks that divide a matrix."""
+        return self.expert_tensor if kind.startswith("expert") else self.tensor
+
+
+def bundle_of(name: str, first_layer: int) -> tuple[Bundle, int]:
+    """Return the bundle of one of Megatron-Core's parameters, and which of the rank's experts it is (else 0).
+
+    Args:
+        name: Within a model's chunk.
+        first_layer: The model's layer that the chunk calls 0.
+
+    Raises:
+        KeyError: Nothing of transformers is known for it.
+    """
+    if name in _OUTSIDE:
+        kind, other = _OUTSIDE[name]
+        return Bundle(kind, (other,)), 0
+    if name == OUTPUT:
+        return Bundle("vocabulary", (OUTPUT,)), 0
+    if name.startswith(EXTRA):
+        return Bundle("whole", (name,)), 0
+    found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    for pattern, kind, names in _LAYER if found else ():
+        assert found is not None
+        match = re.fullmatch(pattern, found[2])
+        if match:
+            prefix = f"layers.{int(found[1]) + first_layer}."
+            return Bundle(kind, tuple(prefix + each for each in names)), int(match[1]) if match.groups() else 0
+    raise KeyError(f"no weight of a transformers model is known for Megatron-Core's parameter {name}")
+
+
+def rank_part(kind: Kind, whole: Sequence[Tensor], place: Place) -> Iterator[Tensor]:
+    """Yield what a rank has of a bundle: one tensor, or one for each of its experts."""
+    size, rank = place.parts(kind).size(), place.parts(kind).rank()
+    first = whole[0]
+    if kind == "heads":
+        grouped = [each.reshape(place.groups, -1, *each.shape[1:]) for each in whole]
+        yield torch.cat(grouped, 1).flatten(0, 1).chunk(size)[rank]
+    elif kind == "gated":
+        yield torch.cat([each.chunk(size)[rank] for each in whole])
+    elif kind == "rows":
+        yield first.chunk(size, 1)[rank]
+    elif kind == "vocabulary":
+        share = -(-place.vocabulary // size)
+        own = first[rank * share : (rank + 1) * share]
+        yield torch.cat([own, own.new_zeros(share - len(own), *own.shape[1:])])
+    elif kind == "whole":
+        yield first
+    else:
+        for expert in first.chunk(place.expert.size())[place.expert.rank()]:
+            if kind == "expert_rows":
+                yield expert.chunk(size, 1)[rank]
+            else:
+                yield torch.cat([half.chunk(size)[rank] for half in expert.chunk(2)])
+
+
+def whole_of(kind: Kind, own: Sequence[Tensor], place: Place) -> list[Tensor]:
+    """Return a bundle out of what ranks have of it; all ranks of the place's groups must ask together.
+
+    Args:
+        kind: How it is divided.
+        own: This rank's tensors, in the order of `rank_part`.
+        place: Whose part they are.
+    """
+    group = place.parts(kind)
+    if kind == "whole":
+        return [own[0]]
+    if kind == "heads":
+        told = torch.cat(_told(own[0], group))
+        by_group = told.view(place.groups, -1, *told.shape[1:])
+        share = place.queries // place.groups
+        width = by_group.shape[1] // (share + 2)
+        split = torch.split(by_group, [share * width, width, width], 1)
+        return [each.flatten(0, 1) for each in split]
+    if kind == "gated":
+        return _halves(_told(own[0], group))
+    if kind == "rows":
+        return [torch.cat(_told(own[0], group), 1)]
+    if kind == "vocabulary":
+        return [torch.cat(_told(own[0], group))[: place.vocabulary]]
+    parts = _told(torch.stack(list(own)), group)  # [experts of a rank, …]
+    if kind == "expert_rows":
+        experts = torch.cat(parts, 2)
+    else:
+        experts = torch.cat([torch.cat(half, 1) for half in zip(*(part.chunk(2, 1) for part in parts), strict=True)], 1)
+    return [torch.cat(_told(experts, place.expert))]
+
+
+def _halves(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.cat(half) for half in zip(*(part.chunk(2) for part in parts), strict=True)]
+
+
+def _told(own: Tensor, group: ProcessGroup) -> list[Tensor]:
+    """Return the same tensor of every rank."""
+    if group.size() == 1:
+        return [own]
+    parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, own.contiguous(), group=group)
+    return parts
+
+
+def bundles(parameters: Iterable[tuple[str, Tensor]], first_layer: int) -> Mapping[Bundle, list[Tensor]]:
+    """Return the bundles of a chunk's parameters, with the rank's tensors of each in the order of `rank_part`."""
+    found: dict[Bundle, dict[int, Tensor]] = {}
+    for name, parameter in parameters:
+        bundle, expert = bundle_of(name, first_layer)
+        found.setdefault(bundle, {})[expert] = parameter
+    return {bundle: [own for _, own in sorted(parts.items())] for bundle, parts in found.items()}

@@ -1,0 +1,142 @@
+"""The training backend `megatron` on gloo ranks without Ray: updates of a plain PyTorch loop, however ranks divide it.
+
+All layouts of as many ranks run in the same processes: importing Megatron-Core takes most of a short run's time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gloo_ranks import on_ranks
+from rank_specs import cpu_rank
+from test_training_fsdp2 import OPTIMIZER, Weights, close, largest_difference, learn, plain_loop, weights_of
+from tiny_families import COMMON, make_family
+
+from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.cluster.address import free_port
+from roll_like.config.training import TrainingConfig
+from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
+
+FOLDER = Path(__file__).parents[2] / ".megatron"
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason="scripts/megatron.sh has not installed Megatron-Core"),
+]
+SHAPE = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+TIED = {"tie_word_embeddings": True, "vocab_size": 401}  # ranks do not divide it evenly
+Options = dict[str, Any]
+Reports = list[dict[str, float]]
+#: By number of ranks: name, family, settings.
+CASES: dict[int, list[tuple[str, str, Options]]] = {
+    2: [
+        ("data", "qwen3", {}),
+        ("data, whole optimizer", "llama", {"zero_stage": 0}),
+        ("tensor", "qwen3", {"tensor_parallel": 2}),
+        ("tensor, tied", "qwen2_tied", {"tensor_parallel": 2, "gradient_checkpointing": True}),
+        ("pipeline", "qwen3", {"pipeline_parallel": 2}),
+        ("pipeline, tied", "qwen2_tied", {"pipeline_parallel": 2, "gradient_checkpointing": True, "zero_stage": 0}),
+        ("interleaved", "qwen3", {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+        ("tokens", "qwen3", {"sequence_parallel": 2}),
+        ("experts", "qwen3_moe", {"expert_parallel": 2}),
+        ("tensor and experts", "qwen3_moe", {"tensor_parallel": 2, "expert_parallel": 2}),
+        ("within experts", "qwen3_moe", {"tensor_parallel": 2, "expert_tensor_parallel": 2}),
+    ],
+    4: [
+        ("all", "qwen3_moe", {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2}),
+        ("tensor and tokens", "qwen3", {"tensor_parallel": 2, "sequence_parallel": 2}),
+        ("pipeline and data", "qwen3", {"pipeline_parallel": 2, "gradient_checkpointing": True}),
+    ],
+}
+NAMES = [(ranks, name) for ranks, cases in CASES.items() for name, *_ in cases]
+
+
+def start(rank: int, ranks: int, address: Any, model: str, options: Options) -> TrainingRank:
+    import roll_like.training.megatron  # noqa: F401
+
+    settings = TrainingConfig(
+        **{"backend": "megatron", "workers": ranks, "zero_stage": 1, "max_tokens_per_micro_batch": 64, **options},
+        optimizer=OPTIMIZER,
+    )
+    assert not list(settings.violations("training", "cpu"))
+    spec: RankSpec[Any] = cpu_rank(SupervisedObjective(settings=settings, packing=True), model)
+    trainer = TrainingRank(spec, rank, ranks)
+    trainer.start(address)
+    return trainer
+
+
+def train(rank: int, ranks: int, address: Any, model: str, options: Options) -> tuple[Reports, Weights]:
+    """Three steps, with all states in host memory before the third."""
+    trainer = start(rank, ranks, address, model, options)
+    reports = [learn(trainer, 0), learn(trainer, 1)]
+    for state in ("optimizer", "weights"):
+        trainer.offload(state)  # type: ignore[arg-type]
+    assert not any(each.untyped_storage().nbytes() for each in trainer._backend.tensors("weights") if each.numel() > 32)
+    for state in ("weights", "optimizer"):
+        trainer.reload(state)  # type: ignore[arg-type]
+    reports.append(learn(trainer, 2))
+    found = weights_of(trainer)
+    trainer.close()
+    return reports, found
+
+
+def train_all(
+    rank: int, ranks: int, _: Any, cases: Sequence[tuple[str, Any, str, Options]]
+) -> dict[str, tuple[Reports, Weights]]:
+    sys.path.append(str(FOLDER))
+    return {name: train(rank, ranks, address, model, options) for name, address, model, options in cases}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SHAPE.items():
+            patch.setitem(COMMON, name, value)
+        for family in ("qwen3", "llama", "qwen3_moe"):
+            made[family] = make_family(family, tmp_path_factory.mktemp(family))
+        for name, value in TIED.items():
+            patch.setitem(COMMON, name, value)
+        made["qwen2_tied"] = make_family("qwen2", tmp_path_factory.mktemp("qwen2"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(models: dict[str, Path]) -> dict[tuple[int, str], list[tuple[Reports, Weights]]]:
+    found = {}
+    for ranks, cases in CASES.items():
+        given = [(name, ("127.0.0.1", free_port()), str(models[kind]), options) for name, kind, options in cases]
+        by_rank = on_ranks(train_all, given, ranks=ranks)
+        found.update({(ranks, name): [each[name] for each in by_rank] for name, *_ in cases})
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(models: dict[str, Path]) -> dict[str, tuple[list[float], list[float], Weights]]:
+    return {kind: plain_loop(path) for kind, path in models.items()}
+
+
+@pytest.mark.parametrize(("ranks", "name"), NAMES)
+def test_updates_are_those_of_a_plain_loop(
+    ranks: int, name: str, trained: dict[Any, Any], expected: dict[str, Any]
+) -> None:
+    (kind, options) = next(rest for case, *rest in CASES[ranks] if case == name)
+    losses, norms, weights = expected[kind]
+    settings = TrainingConfig(backend="megatron", workers=ranks, **options)
+    results = trained[ranks, name]
+    models = results[:: settings.sharing]
+    summed = [
+        sum(step["train/loss"] for step in steps) for steps in zip(*(reports for reports, _ in models), strict=True)
+    ]
+    assert close(summed, losses)
+    for place, (reports, found) in enumerate(results):
+        assert close([step["train/grad_norm"] for step in reports], norms)
+        assert largest_difference(found, weights) < 1e-5
+        # ranks of one model say the same
+        own = models[place // settings.sharing][0]
+        assert [step["train/loss"] for step in reports] == [step["train/loss"] for step in own]
