@@ -15,6 +15,9 @@ from pathlib import Path
 IMAGE = "localhost/roll-like-test:1"
 PROGRAMS = {"sh", "cat", "chown", "env", "head", "kill", "mkdir", "mv", "rm", "setsid", "sleep", "true", "python3"}
 PROGRAMS |= {"awk", "bash", "cp", "grep", "gzip", "ps", "tar", "touch"}
+#: The same with uv and with what it asks a package index by.
+UV_IMAGE = "localhost/roll-like-uv-test:1"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 #: The image with which verifiers cuts a container's network, where there is one of this name already.
 NETWORK_IMAGE = "localhost/verifiers-network:1"
 NETWORK_PROGRAMS = {"sh", "awk", "ip", "iptables"}
@@ -25,6 +28,13 @@ FOLDERS = ("tmp", "root", "app", "etc", "dev", "proc", "sys", "run", "home", "va
 def import_machine_image(engine: str) -> None:
     """Give an engine the image; `import` of a tar file takes no base."""
     _import(engine, IMAGE, python_files() | _with_libraries(_found(PROGRAMS)))
+
+
+def import_uv_image(engine: str, uv: Path) -> None:
+    """Give an engine the image in which harnesses of verifiers install themselves."""
+    programs = {*_found(PROGRAMS | {"id", "mktemp", "uname"}), str(uv)}
+    files = python_files() | _with_libraries(programs) | {CERTIFICATES}
+    _import(engine, UV_IMAGE, files, f"PATH=/usr/bin:{uv.parent}", f"SSL_CERT_FILE={CERTIFICATES}", "HOME=/root")
 
 
 def import_network_image(engine: str) -> None:
@@ -47,8 +57,9 @@ def write_machine_folder(folder: Path) -> None:
         (folder / "etc" / name).touch()
 
 
-def _import(engine: str, image: str, files: Iterable[str]) -> None:
-    subprocess.run([engine, "import", "-", image], input=_archive(files), check=True, capture_output=True)
+def _import(engine: str, image: str, files: Iterable[str], *variables: str) -> None:
+    stated = [f"--change=ENV {each}" for each in variables]
+    subprocess.run([engine, "import", *stated, "-", image], input=_archive(files), check=True, capture_output=True)
 
 
 def _archive(files: Iterable[str]) -> bytes:

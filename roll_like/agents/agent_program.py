@@ -23,7 +23,6 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -34,7 +33,7 @@ from roll_like.agents.container import Container
 from roll_like.agents.episode import ContainerSpec, EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
-from roll_like.cluster.guardian import sweep
+from roll_like.cluster.guardian import sweep, temporary_folder
 from roll_like.errors import ConfigError, EnvError
 from roll_like.types import Scored
 
@@ -113,10 +112,13 @@ class AgentPrograms:
         if spec.container is None:
             await _run_program(spec, episode, mark, None)
             return
-        with tempfile.TemporaryDirectory(prefix="roll-") as folder:
+        folder = temporary_folder(mark)
+        try:
             kind = container_class(spec.container)
-            container = kind(spec.container, f"roll-like-{mark}", self._proxy, folder)
+            container = kind(spec.container, f"roll-like-{mark}", self._proxy, str(folder))
             await _run_program(spec, episode, mark, container)
+        finally:
+            await uncancelled(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
 
 async def _run_program(spec: ProgramSpec, episode: ProxyEpisode, mark: str, container: Container | None) -> None:

@@ -1,14 +1,13 @@
 """Runs an agent program in a container of Apptainer.
 
-Apptainer has no daemon and keeps no containers: one is a tree of processes, and ends with the first of them. So that it
-ends with the run too, `setpriv` has the kernel kill the first one when its parent ends.
+Apptainer has no daemon and keeps no containers: one is a tree of processes, and ends with the first of them. Its `/tmp`
+and home are in the episode's folder: by what they have mounted, the guardian finds the processes of a killed run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from roll_like.agents.container import POLL_SECONDS, START_SECONDS, WAIT, Contai
 from roll_like.agents.episode import ContainerSpec
 from roll_like.errors import EnvError
 
-#: Nothing of this machine is in it that is not named: no variables, folders, processes, or files in `/tmp`. What it
-#: writes is kept in memory.
+#: Nothing of this machine is in it that is not named: no variables, folders or processes. What it writes elsewhere is
+#: kept in memory.
 CONTAINED = ("--cleanenv", "--containall", "--no-eval", "--writable-tmpfs", "--no-mount=cwd,hostfs,bind-paths")
 #: With this name before theirs, variables are the container's.
 PREFIX = "APPTAINERENV_"
@@ -33,19 +32,19 @@ class ApptainerContainer(Container):
         theirs = self._unproxied(variables)
         if "HOME" in theirs:  # of this name Apptainer takes none
             command = ["env", f"HOME={theirs.pop('HOME')}", *command]
-        options = _options(self._spec)
+        options = [*_options(self._spec), f"--workdir={self.folder}"]
         if directory is not None:
             options.append(f"--pwd={directory}")
         start = [os.path.expanduser(self._spec.image), "sh", "-c", WAIT, "sh", *command]
-        whole = ["setpriv", "--pdeathsig=KILL", self._spec.type, "exec", *options, *start]
-        return whole, {**os.environ, **{PREFIX + name: value for name, value in theirs.items()}}
+        return [self._spec.type, "exec", *options, *start], {
+            **os.environ,
+            **{PREFIX + name: value for name, value in theirs.items()},
+        }
 
     @classmethod
     async def problem(cls, spec: ContainerSpec) -> tuple[str, str] | None:
         """Return the key of what keeps a container from running, and why; None where nothing is found."""
         image = os.path.expanduser(spec.image)
-        if shutil.which("setpriv") is None:
-            return "type", f"{spec.type!r} needs the program `setpriv` of util-linux; install it"
         if not os.path.exists(image):
             return "image", f"found {spec.image!r}; expected a SIF file or a folder of this machine; runs pull nothing"
         code, _, said = await run_engine(spec, "--quiet", "exec", *_options(spec), image, "sh", "-c", "true")

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from typing import Any, Literal
 from roll_like.agents.agent_program import OutputTail, uncancelled
 from roll_like.agents.episode import VerifiersLost, VerifiersSpec
 from roll_like.agents.verifiers_server import KEY_VARIABLE, MOST_BYTES
-from roll_like.cluster.guardian import MARKER, remove_containers, sweep
+from roll_like.cluster.guardian import MARKER, remove_containers, sweep, temporary_folder
 from roll_like.errors import EnvError
 
 #: Processes that have this variable with the server's own value end with it.
@@ -89,7 +88,7 @@ class VerifiersProcess:
             VerifiersLost: It cannot be started, or ended.
             VerifiersRefusal: verifiers does not take the configuration.
         """
-        self._folder = _temporary_folder(self.spec, self._mark)
+        self._folder = temporary_folder(self._mark, self.spec.env.get("TMPDIR"))
         ours, theirs = socket.socketpair()
         with theirs:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=MOST_BYTES)
@@ -281,18 +280,6 @@ class VerifiersProcess:
         written = self._output.text()
         quoted = f"; its output ends with:\n{written}" if written else "; it wrote nothing"
         return f"the verifiers server of {self.spec.name!r} {how}{quoted}"
-
-
-def _temporary_folder(spec: VerifiersSpec, mark: str) -> Path:
-    """Make the folder of a server's temporary files and its episodes' work, which goes with it.
-
-    It is in that of the run, which goes when the run is killed, unless `TMPDIR` names another.
-    """
-    own = Path("/tmp", os.environ.get(MARKER, "none"))
-    place = spec.env.get("TMPDIR") or os.environ.get("TMPDIR") or (own if own.is_dir() else tempfile.gettempdir())
-    folder = Path(place, f"verifiers-{mark}")
-    folder.mkdir(mode=0o700)
-    return folder
 
 
 def _refusal(error: Mapping[str, Any]) -> VerifiersRefusal:

@@ -366,8 +366,8 @@ def _temporary_files() -> dict[str, str]:
 
     Killed processes leave theirs behind, such as vLLM's sockets. Where `TMPDIR` is set already it stays.
     """
-    folder = Path("/tmp", os.environ.get(guardian.MARKER, "none"))
-    return {"TMPDIR": str(folder)} if folder.is_dir() and "TMPDIR" not in os.environ else {}
+    folder = guardian.session_folder()
+    return {"TMPDIR": str(folder)} if folder is not None and "TMPDIR" not in os.environ else {}
 
 
 def python_path() -> str:

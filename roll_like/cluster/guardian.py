@@ -31,6 +31,8 @@ MARKER = "ROLL_LIKE_SESSION"
 WORKER_MARKER = "ROLL_LIKE_WORKER"
 #: How long processes may take to end by themselves: after the driver was killed, and after it has ended Ray. Seconds.
 PATIENCE, LEFT_OVER = 3.0, 0.3
+#: Longest removal of an engine's containers. Seconds.
+REMOVAL_SECONDS = 60.0
 #: What the driver writes when it ends by itself.
 DONE = b"done"
 #: What the name of a directory that is not whole yet begins with.
@@ -78,31 +80,57 @@ def remove_containers(value: str, engines: Iterable[str] = ("docker", "podman", 
     Those of Apptainer have no labels and end with their processes, which have a folder with the value in its path.
     """
     for engine in filter(shutil.which, engines):
-        if engine == "apptainer":
-            until = time.monotonic() + PATIENCE
-            while (left := _mounting(value)) and time.monotonic() < until:
-                for process in left:
-                    with suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
-                time.sleep(0.05)
-            continue
-        with suppress(subprocess.TimeoutExpired):
-            run = partial(subprocess.run, check=False, capture_output=True, text=True, timeout=30)
-            listed = run([engine, "ps", "--all", "--format={{.ID}} {{.Labels}}"])
-            found = [line.split()[0] for line in listed.stdout.splitlines() if value in line]
-            if found:  # killed first: an engine waits for what it only asks to end
-                run([engine, "kill", *found])
-                run([engine, "rm", "--force", *found])
+        until = time.monotonic() + REMOVAL_SECONDS
+        # engines refuse what they remove already, or start just now
+        while _end_mounting(value) if engine == "apptainer" else _end_labelled(engine, value):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.1)
 
 
-def _mounting(value: str) -> list[int]:
-    """Return the ids of processes that have a folder mounted whose path has a value in it."""
-    found = []
+def _end_labelled(engine: str, value: str) -> bool:
+    """Remove an engine's containers that have a value in a label; return whether there were any."""
+    run = partial(subprocess.run, check=False, capture_output=True, text=True, timeout=30)
+    try:
+        listed = run([engine, "ps", "--all", "--format={{.ID}} {{.Labels}}"])
+        found = [line.split()[0] for line in listed.stdout.splitlines() if value in line]
+        if found:  # killed first: an engine waits for what it only asks to end
+            run([engine, "kill", *found])
+            run([engine, "rm", "--force", *found])
+    except subprocess.TimeoutExpired:
+        return True
+    return bool(found)
+
+
+def _end_mounting(value: str) -> bool:
+    """Kill processes that have a folder mounted whose path has a value in it; return whether there were any."""
+    found = False
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended, or is another user's
             if value in (entry / "mountinfo").read_text(encoding="utf-8", errors="replace"):
-                found.append(int(entry.name))
+                os.kill(int(entry.name), signal.SIGKILL)
+                found = True
     return found
+
+
+def temporary_folder(name: str, place: str | None = None) -> Path:
+    """Make a folder for temporary files, whose path has the session's marker in it.
+
+    Args:
+        name: The end of its name; no other has it.
+        place: Where it is made; default: where `TMPDIR` says, else in the folder of the session, which goes also where
+            that is killed.
+    """
+    marker = os.environ.get(MARKER, "roll")
+    folder = Path(place or os.environ.get("TMPDIR") or session_folder() or "/tmp", f"{marker}-{name}")
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def session_folder() -> Path | None:
+    """Return the folder that goes with the session; None where there is none."""
+    folder = Path("/tmp", os.environ.get(MARKER, "none"))
+    return folder if folder.is_dir() else None
 
 
 def name_semaphores() -> None:

@@ -36,7 +36,7 @@ def _init(arguments: argparse.Namespace) -> int:
         own = folder / ENVIRONMENT
         lines[str(own)] = f"an environment with {', '.join(starter.packages)}"
         if not own.exists():
-            print(f"  installing into {own}; this takes about a minute", flush=True)
+            print(f"  installing into {own}; this takes seconds with uv, minutes with pip", flush=True)
         make_environment(own, starter.packages)
     _print(lines)
     first = [f"cd {shlex.quote(str(folder))}"]

@@ -20,7 +20,14 @@ import pytest
 from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact, episode_settings
 from hygiene import nothing_left
-from machine_image import IMAGE, import_machine_image, import_network_image, write_machine_folder
+from machine_image import (
+    IMAGE,
+    UV_IMAGE,
+    import_machine_image,
+    import_network_image,
+    import_uv_image,
+    write_machine_folder,
+)
 from run_config import read_lines, run_here, start_run, write_episodes_run
 from test_verifiers import TASKS, VERIFIERS, spec_of
 from test_verifiers import table as verifiers_table
@@ -216,6 +223,25 @@ async def test_verifiers_plays_in_containers(engine: str) -> None:
 def boxed(engine: str, **seats: Any) -> dict[str, Any]:
     """Agents of verifiers that play in containers."""
     return {"runtime": {"type": engine, "image": RUNTIME_IMAGES[engine]}, **seats}
+
+
+@needs_verifiers
+async def test_harnesses_install_themselves_in_containers(engine: str) -> None:
+    if engine == "apptainer":
+        pytest.skip("its image for verifiers has no uv")
+    import_uv_image(engine, VERIFIERS.with_name("uv").resolve())
+    script = '# /// script\n# dependencies = ["six"]\n# ///\nimport six\n'
+    command = ["run", "--rm", "--interactive", "--network=bridge", "--entrypoint=uv", UV_IMAGE, "run", "--script", "-"]
+    tried = subprocess.run([engine, *command], input=script, text=True, capture_output=True, check=False, timeout=120)
+    if tried.returncode:
+        pytest.skip(f"a container of {engine} reaches no package index: {tried.stderr[-300:]}")
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo $((2 + 2))"}}\n</tool_call>'
+    seats = {"runtime": {"type": engine, "image": UV_IMAGE}, "harness": {"id": "bash"}}
+    async with verifiers_table(call, "it is 4", tokens=4000) as each:
+        (part,) = await each.play(spec_of({"id": "sums"}, seats=seats, timeout_seconds=300), seed=2, tokens=4000)
+        assert_token_exact(part, each.policy)
+    assert part.reward == 2.0
+    assert [turn.tool_calls[0]["result"] for turn in part.record if turn.tool_calls] == ["4\n"]
 
 
 @needs_verifiers

@@ -6,15 +6,16 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_thread import EngineThread
+from engine_thread import EngineThread, float_spec
 from seen_sequences import Recorder
-from tiny_model import make_tiny_tokenizer
+from tiny_model import make_tiny_model, make_tiny_tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
@@ -23,6 +24,8 @@ from roll_like.agents.proxy import Proxy
 from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.data.chat import Renderer
 from roll_like.inference.interface import Sampling
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.rollout.collection import Collected, collect_batch
 from roll_like.rollout.router import Router
 from roll_like.types import StopReason, Trajectory
@@ -84,21 +87,23 @@ def trained_turns(trajectory: Trajectory) -> Iterator[tuple[Any, ...]]:
         yield tuple(prompt.tolist()), tuple(sampled.tolist()), tuple(trajectory.logprobs[places].tolist())
 
 
-async def play_verifiers(recorder: Recorder) -> Collected:
+async def play_verifiers(
+    recorder: Recorder, taskset: str, harness: dict[str, Any], *, tokens: int, response: int
+) -> Collected:
     router, renderer = Router([recorder], max_running=16, max_in_flight=16, retries=0), Renderer(make_tiny_tokenizer())
     spec = VerifiersSpec(
-        name="sums",
+        name=taskset,
         python=str(VERIFIERS),
-        config={"taskset": {"id": "sums"}},
-        seats={"runtime": {"type": "subprocess"}, "harness": {"id": "rambles", **RAMBLES}},
+        config={"taskset": {"id": taskset}},
+        seats={"runtime": {"type": "subprocess"}, "harness": harness},
         select={},
         held_out=0,
         env={"PYTHONPATH": str(AGENT.parents[1] / "verifiers_tasks")},
         timeout_seconds=60,
         max_episodes=4,
     )
-    limits = EpisodeLimits(turns=20, tokens=500)
-    plan = EpisodePlan(episodes_per_group=MEMBERS, sampling=Sampling(max_tokens=8), limits=limits)
+    limits = EpisodeLimits(turns=20, tokens=tokens)
+    plan = EpisodePlan(episodes_per_group=MEMBERS, sampling=Sampling(max_tokens=response), limits=limits)
     async with Proxy(router, renderer) as proxy:
         environments = VerifiersEnvironments(proxy, limits)
         try:
@@ -109,10 +114,72 @@ async def play_verifiers(recorder: Recorder) -> Collected:
             await environments.close()
 
 
+def fitted(model: Path, tokenizer: PreTrainedTokenizerFast, conversations: Sequence[list[dict[str, str]]]) -> None:
+    """Fit a model to what the assistant says in some conversations until it says little else."""
+    import torch
+
+    network, losses = AutoModelForCausalLM.from_pretrained(model), [1.0]
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    rows = []
+    for messages in conversations:
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        labels = [-100] * len(ids)
+        for turn, message in enumerate(messages):
+            if message["role"] == "assistant":
+                begin = len(
+                    tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True, return_dict=False)
+                )
+                end = len(tokenizer.apply_chat_template(messages[: turn + 1], return_dict=False)) - 1  # its newline
+                labels[begin:end] = ids[begin:end]
+        rows.append((torch.tensor([ids]), torch.tensor([labels])))
+    while max(losses[-len(rows) :]) > 2e-4:
+        assert len(losses) < 4000, losses[-1]
+        ids, labels = rows[len(losses) % len(rows)]
+        loss = network(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    network.save_pretrained(model)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not VERIFIERS.exists(), reason="make verifiers installs what it plays in")
+def test_tools_of_verifiers_are_called_by_what_the_engine_sampled(tmp_path: Path) -> None:
+    model, tokenizer = make_tiny_model(tmp_path / "model", dtype="float32"), make_tiny_tokenizer()
+    said = {}
+    for item in ("pear", "melon"):
+        call = f'<tool_call>\n{{"name": "shop_price", "arguments": {{"item": "{item}"}}}}\n</tool_call>'
+        said[f"What does a {item} cost?"] = (call, str(3 * len(item)))
+    conversations = [
+        [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": call},
+            {"role": "tool", "content": price},
+            {"role": "assistant", "content": f"it costs {price}"},
+        ]
+        for asked, (call, price) in said.items()
+    ]
+    fitted(model, tokenizer, conversations)
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), float_spec(model))) as vllm:
+        recorder = Recorder(vllm.engine)
+        collected = vllm.run(play_verifiers(recorder, "shop", {"id": "null"}, tokens=450, response=100))
+    assert not collected.failures, collected.failures
+    samples = [sample for group in collected.groups for sample in group.samples]
+    turns = Counter(turn for one in samples for turn in trained_turns(one.trajectory))
+    assert turns == engine_turns(recorder)
+    called = [one for one in samples if one.reward == 1.0]
+    assert len(called) >= 2  # what the tool answered was read
+    for one in called:
+        assert len(one.trajectory.parts) == 1
+        assert [turn.tool_calls[0]["name"] for turn in one.record if turn.tool_calls] == ["shop_price"]
+
+
 @pytest.mark.skipif(not VERIFIERS.exists(), reason="make verifiers installs what it plays in")
 def test_environments_of_verifiers_are_trained_on_what_the_engine_saw(vllm: EngineThread) -> None:
     recorder = Recorder(vllm.engine)
-    collected = vllm.run(play_verifiers(recorder))
+    harness = {"id": "rambles", **RAMBLES}
+    collected = vllm.run(play_verifiers(recorder, "sums", harness, tokens=500, response=8))
     assert not collected.failures, collected.failures
     episodes = [sample.trajectory for group in collected.groups for sample in group.samples]
     assert len(recorder.sampled) == 8 * len(episodes)

@@ -481,6 +481,21 @@ def test_check_env_plays_without_a_model(words: str, tmp_path: Path, capsys: pyt
     assert "What is " in told  # the first task
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("mini_swe_agent")
+def test_check_env_tries_mini_swe_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = {"PYTHONPATH": str(TASKS), "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"}
+    path = write_config(tmp_path, taskset="toy-repo", harness="local-swe", env=env)
+    config = yaml.safe_load(path.read_text())
+    config["rollout"] |= {"max_turns": 2, "max_response_tokens": 64, "max_episode_tokens": 6000}
+    config["training"] = {"max_tokens_per_micro_batch": 8192}
+    path.write_text(yaml.safe_dump(config))
+    assert main(["check-env", "--config", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "toy_repo: 0 errors, 0 warnings" in told.replace("-", "_")
+    assert "times(5) of arithmetic.py should be" in told
+
+
 def test_check_env_tries_one_environment_or_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env"]) == 2
     assert "name either ID or --config FILE" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_a_container_that_cannot_run_is_found(monkeypatch: pytest.MonkeyPatch, t
 def test_an_image_of_apptainer_is_a_file_or_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runtime = {"type": "apptainer", "image": str(tmp_path / "agent.sif")}
     parsed = config({"program": {**COMMAND, "runtime": runtime}})
-    for name in ("apptainer", "nsenter", "setpriv"):
+    for name in ("apptainer", "nsenter"):
         (tmp_path / name).write_text("#!/bin/sh\necho no user namespaces >&2; exit 255\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
