@@ -16,8 +16,12 @@ Rows that mix them, or that would pass a program that does nothing, are refused.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import pickle
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -36,6 +40,8 @@ _NAMES = ("func_name", "fn_name", "entry_point")
 _NAME = re.compile(r"(?:[^\W\d]\w*(?:\(\))?(?:\.[^\W\d]\w*)*)?")
 #: What zlib's and gzip's output looks like in Base64.
 _COMPRESSED = re.compile(r"(?:eJ|eA|eN|H4sI)[A-Za-z0-9+/]{12,}={0,2}")
+#: Largest compressed tests that are read. Bytes.
+_LARGEST = 1 << 30
 _KINDS = {StdioTest: "input and output of a program", CallTest: "calls of a function", AssertTest: "assertions"}
 #: Digits up to which `int` reads a number; Python refuses longer ones.
 _INT_DIGITS = 4000
@@ -215,11 +221,39 @@ def _decoded(found: Any, where: str) -> Any:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{where} looks like JSON but is not valid: {error}") from error
     if _COMPRESSED.fullmatch(found.strip()):
-        raise ValueError(
-            f"{where} holds compressed bytes, as LiveCodeBench's private tests: a pickle, which can run any code when "
-            "it is read. Write the tests as JSON text first, on a machine where you trust them"
-        )
+        return _decoded(_unpacked(found.strip(), where), where)
     return found
+
+
+class _TextUnpickler(pickle.Unpickler):
+    """Reads pickles of plain data: what names a class or a function is refused, so nothing can be run."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Refuse it."""
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+
+
+def _unpacked(found: str, where: str) -> str:
+    """Return the text that LiveCodeBench's private tests hold: JSON, pickled, compressed, in Base64.
+
+    Raises:
+        ValueError: They hold something else, or are larger than any such test.
+    """
+    problem = f"{where} holds compressed bytes"
+    try:
+        unzip = zlib.decompressobj(wbits=47)  # zlib's or gzip's header
+        content = unzip.decompress(base64.b64decode(found), _LARGEST)
+        if unzip.unconsumed_tail:
+            raise ValueError(f"{problem} of more than {_LARGEST >> 20} MiB")
+        text = content.decode() if content[:1] in b"[{" else _TextUnpickler(io.BytesIO(content)).load()
+    except (zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{problem} that cannot be read as LiveCodeBench's private tests (a pickled text): {error}; write the "
+            "tests as JSON text"
+        ) from error
+    if not isinstance(text, str):
+        raise ValueError(f"{problem} of {type(text).__name__}; expected the text of JSON, as in LiveCodeBench")
+    return text
 
 
 def _json(text: str) -> Any:

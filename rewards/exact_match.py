@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
-from roll_like.builtin.rewards.patterns import check_pattern, last_match
+from roll_like.builtin.rewards.patterns import check_pattern, find_match, without_matches
 from roll_like.data.answers import answer_words, drop_unit_signs
 from roll_like.data.boxed import last_boxed
 from roll_like.errors import DataError, RewardError
@@ -38,8 +38,13 @@ class AnswerConfig(RewardConfig):
     )
     pattern: Annotated[str | None, AfterValidator(check_pattern)] = Field(
         default=None,
-        description="Regular expression that finds the answer in what is taken: its first group (or all of it) in its "
-        "last match.",
+        description="Regular expression that finds the answer in what is taken: its first group (or all of it).",
+    )
+    match: Literal["first", "last"] = Field(default="last", description="Which match of `pattern` counts.")
+    ignore: tuple[Annotated[str, AfterValidator(check_pattern)], ...] = Field(
+        default=(),
+        description="Regular expressions whose matches are removed from the answer and from the references, in this "
+        "order, before they are compared: `,` and `\\$` of `$1,000`.",
     )
     normalize: Literal["words", "squad", "none"] = Field(
         default="words",
@@ -109,10 +114,9 @@ class _Compared(Reward, ABC):
     def _score_one(self, completion: Completion) -> Outcome:
         try:
             gold = self._gold(completion.answer, completion.metadata)
+            found = self._words(self._taken(completion.text))
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
-        try:
-            found = self._words(self._taken(completion.text))
         except RewardError as error:
             return error
         by_value = self.config.normalize == "words"
@@ -127,7 +131,7 @@ class _Compared(Reward, ABC):
         elif self.config.take == "last_line":
             text = ([line for line in text.splitlines() if line.strip()] or [""])[-1]
         if self.config.pattern is not None:
-            text = last_match(self.config.pattern, text) or ""
+            text = find_match(self.config.pattern, text, self.config.match) or ""
         return text
 
     def _gold(self, answer: str | None, metadata: Mapping[str, Any]) -> list[list[str]]:
@@ -143,7 +147,7 @@ class _Compared(Reward, ABC):
         return gold
 
     def _words(self, text: str) -> list[str]:
-        return _NORMALISERS[self.config.normalize](text)
+        return _NORMALISERS[self.config.normalize](without_matches(self.config.ignore, text))
 
 
 @register_reward("exact_match")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.child_pool import ChildPool
@@ -26,6 +26,11 @@ class MathConfig(RewardConfig):
     """Settings of the `math` reward."""
 
     type: Literal["math"] = "math"
+    compare: Literal["mathematics", "math_verify"] = Field(
+        default="mathematics",
+        description="mathematics: as described in docs/rewards.md. math_verify: as the library math-verify alone, "
+        "which lm-evaluation-harness and lighteval report; for figures to compare with theirs.",
+    )
     boxed: bool = Field(default=False, description="Take the answer from `\\boxed{…}` only.")
     relative_tolerance: float = Field(
         default=0.0,
@@ -39,6 +44,13 @@ class MathConfig(RewardConfig):
     )
     processes: int = Field(default=1, ge=1, description="Processes in which one reward worker runs math-verify.")
     memory_mib: int = Field(default=2048, ge=512, description="Address space of one such process. MiB.")
+
+    @model_validator(mode="after")
+    def _math_verify_has_no_settings(self) -> Self:
+        useless = [key for key in ("boxed", "relative_tolerance") if getattr(self, key)]
+        if self.compare == "math_verify" and useless:
+            raise ValueError(f"`compare: math_verify` decides alone, so {useless[0]} has no effect; remove it")
+        return self
 
 
 @register_reward("math")
@@ -69,7 +81,7 @@ class Math(Reward):
         gold = task.answer or ""
         if read_number(gold) is not None:
             return
-        result = self._pool.run([(gold, None, False)])[0]
+        result = self._pool.run([(gold, None, False, 0.0, self.config.compare)])[0]
         cause = result if isinstance(result, Exception) else result.unreadable
         if cause:
             raise DataError(
@@ -79,13 +91,15 @@ class Math(Reward):
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return 1 or 0 for each completion; a `RewardError` where the comparison failed."""
-        boxed, tolerance = self.config.boxed, self.config.relative_tolerance
-        requests = [(completion.answer or "", completion.text, boxed, tolerance) for completion in completions]
+        settings = (self.config.boxed, self.config.relative_tolerance, self.config.compare)
+        requests = [(completion.answer or "", completion.text, *settings) for completion in completions]
         results = self._pool.run(requests)
         return [_outcome(result, request[0]) for result, request in zip(results, requests, strict=True)]
 
     def cases(self) -> Sequence[RewardCase]:
-        """Return a sum, with answers in the usual forms."""
+        """Return a sum, with answers in the usual forms; none for math-verify, whose verdicts are its own."""
+        if self.config.compare == "math_verify":
+            return ()
         boxed = ("6 × 7 = 42, so \\boxed{42}.", "\\boxed{42} it is. I hope this helps 7 days a week!")
         plain = ("The answer is 42.", "6 × 7 = 42\n#### 42")
         return (

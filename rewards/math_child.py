@@ -1,9 +1,9 @@
 """The process that compares mathematical answers. Run as a script by `rewards.child_pool`.
 
-It reads `(reference, response, boxed, tolerance)` from the pipe whose file descriptor is its first argument. It writes
-None once, when it is ready, and for each request a `Verdict`, or a `RuntimeError` where sympy raised. `response` is
-None when only the reference answer is to be read. It ends when the pipe is closed, and its own alarm kills it if the
-pool is gone.
+It reads `(reference, response, boxed, tolerance, compare)` from the pipe whose file descriptor is its first argument.
+It writes None once, when it is ready, and for each request a `Verdict`, or a `RuntimeError` where sympy raised.
+`response` is None when only the reference answer is to be read. It ends when the pipe is closed, and its own alarm
+kills it if the pool is gone.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ interpreter meanwhile; so each search here has a limit of its own.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import regex
 
@@ -29,8 +30,8 @@ def check_pattern(pattern: str | None) -> str | None:
     return pattern
 
 
-def last_match(pattern: str, text: str) -> str | None:
-    """Return the first capturing group (or all) of the last match of `pattern` in `text`; None without a match.
+def find_match(pattern: str, text: str, which: Literal["first", "last"] = "last") -> str | None:
+    """Return the first capturing group (or all) of the first or last match in `text`; None without a match.
 
     Raises:
         RewardError: The search did not end in time.
@@ -39,9 +40,25 @@ def last_match(pattern: str, text: str) -> str | None:
     try:
         for match in regex.finditer(pattern, text, flags=regex.DOTALL, timeout=SECONDS):
             found = match[1] if match.re.groups else match[0]
+            if which == "first":
+                break
     except TimeoutError as error:
         raise _too_slow(pattern, text) from error
     return found
+
+
+def without_matches(patterns: Iterable[str], text: str) -> str:
+    """Return `text` without what the patterns match, one pattern after the other.
+
+    Raises:
+        RewardError: A search did not end in time.
+    """
+    for pattern in patterns:
+        try:
+            text = regex.sub(pattern, "", text, flags=regex.DOTALL, timeout=SECONDS)
+        except TimeoutError as error:
+            raise _too_slow(pattern, text) from error
+    return text
 
 
 def matches_whole(pattern: str, text: str) -> bool:

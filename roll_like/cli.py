@@ -138,9 +138,17 @@ def build_parser() -> argparse.ArgumentParser:
         help="values of a key; may be given several times",
     )
 
-    evaluate = _add(commands, "eval", _evaluate, "measure a model on the evaluation tasks")
+    evaluate = _add(commands, "eval", _evaluate, "measure a model on the evaluation tasks, or on benchmarks by name")
     _add_config(evaluate)
-    evaluate.add_argument("--model", required=True, metavar="DIR", help="model to evaluate: directory, hub id or GGUF")
+    evaluate.add_argument(
+        "--model",
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="model to evaluate: directory, hub id or GGUF; with --benchmark also a checkpoint, or a JSON file of "
+        "earlier results, and several times to compare",
+    )
+    _add_benchmarks(evaluate)
 
     export = _add(commands, "export", _export, "turn a checkpoint into a Hugging Face directory")
     export.add_argument("--checkpoint", required=True, type=Path, metavar="DIR", help="a run's checkpoint")
@@ -224,6 +232,36 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_benchmarks(parser: argparse.ArgumentParser) -> None:
+    options = parser.add_argument_group("benchmarks", "Without --config: on this machine's GPUs, else its cores.")
+    options.add_argument(
+        "--benchmark",
+        action="append",
+        metavar="NAME[,NAME…]",
+        help="gsm8k, math500, … or the path of a benchmark's YAML file; may be given several times",
+    )
+    options.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="file or directory with a benchmark's rows; default: its dataset on the hub",
+    )
+    positive = number_within(int, 1)
+    options.add_argument("--limit", type=positive, metavar="N", help="first N rows of each benchmark; default: all")
+    options.add_argument("--samples", type=positive, metavar="K", help="answers to a prompt; default: the benchmark's")
+    options.add_argument(
+        "--temperature", type=number_within(float, 0, 100), metavar="T", help="0 is greedy; default: the benchmark's"
+    )
+    options.add_argument(
+        "--max-response-tokens", type=positive, metavar="N", help="longest answer; default: the benchmark's"
+    )
+    options.add_argument(
+        "--form", choices=("chat", "completion"), help="ask in a chat, or by plain text; default: the benchmark's"
+    )
+    options.add_argument("-o", "--output", type=Path, metavar="FILE", help="JSON file to write; default: printed")
+
+
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
@@ -241,7 +279,8 @@ def _take_overrides(
         parser.error(f"unrecognised arguments: {' '.join(unknown or further)}{hint}")
     if further:
         arguments.overrides = [*arguments.overrides, *further]
-    if getattr(arguments, "needs_file", False) and arguments.config is None:
+    needs_file = getattr(arguments, "needs_file", False) and not getattr(arguments, "benchmark", None)
+    if needs_file and arguments.config is None:
         files = [text for text in arguments.overrides if text.endswith((".yaml", ".yml")) and "=" not in text]
         parser.error(f"a file is missing: write --config {files[0] if files else 'FILE'}")
     # `--resume key=value` means this configuration's run and an override
@@ -430,11 +469,48 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    if arguments.benchmark:
+        return _measure(arguments)
+    if len(arguments.model) > 1:
+        raise ConfigError("--model is given several times, without --benchmark", fix="evaluate one model at a time")
+    for option in ("data", "limit", "samples", "temperature", "max_response_tokens", "form", "output"):
+        if getattr(arguments, option) not in (None, []):
+            written = f"--{option.replace('_', '-')}"
+            raise ConfigError(f"{written} belongs to benchmarks", fix="add --benchmark NAME, or leave it out")
     config = _load(arguments)
-    figures = config.pipeline_class().evaluate(config, arguments.model)
+    figures = config.pipeline_class().evaluate(config, arguments.model[0])
     for name, value in sorted(figures.items()):
         print(f"{name:40} {value:.4g}")
     print(json.dumps(figures))
+    return OK
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    """Measure models on benchmarks: one table, one JSON."""
+    from rich.console import Console
+
+    from roll_like.config.benchmarks import chosen_benchmarks
+    from roll_like.models.imports import quick_imports
+
+    changed = {"limit": arguments.limit, "samples_per_prompt": arguments.samples, "form": arguments.form}
+    changed |= {"temperature": arguments.temperature, "max_response_tokens": arguments.max_response_tokens}
+    uses = chosen_benchmarks(arguments.benchmark, arguments.data, changed)
+    with quick_imports():
+        from roll_like.run.measure import benchmark_config, measure_models, result_tables, results_json
+
+    models = []
+    for measured in measure_models(
+        benchmark_config(arguments.config, arguments.overrides, uses, arguments.model[0]), arguments.model
+    ):
+        models.append(measured)
+        text = json.dumps(results_json(models), allow_nan=False)
+        if arguments.output is not None:  # what is measured is kept if a later model fails
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            arguments.output.write_text(text + "\n", encoding="utf-8")
+    console = Console(highlight=False)
+    for table in result_tables(models):
+        console.print(table)
+    print(text if arguments.output is None else f"written: {arguments.output}")
     return OK
 
 

@@ -146,6 +146,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
             partial(self._manager.runner, plan),
             [episode_task(spec, seed) for spec in specs_of(config.evaluated) for seed in seeds],
             schedule,
+            samples_per_group=schedule.samples_per_group,
             max_failure_fraction=config.rollout.max_failure_fraction,
             seed=config.seed,
             runner=self._runner,

@@ -100,6 +100,12 @@ class OnPolicyDistillConfig(PromptConfig):
     def violations(self) -> Iterator[Violation]:
         """Yield every combination of sections that cannot work."""
         yield from super().violations()
+        if self.benchmarks:
+            yield Violation(
+                ("evaluation", "benchmarks"),
+                "teachers score the answers of this pipeline's evaluation, and those of benchmarks are not theirs to "
+                "score; remove it, and measure the trained model by `roll-like eval --benchmark`",
+            )
         yield from self._reward_violations()
         yield from self._teacher_violations()
         yield from self._demonstration_violations()

@@ -21,7 +21,9 @@ _DELIMITED = re.compile(r"\$|\\\(|\\\[|\\boxed|\\text")
 _LONGEST = 2_000
 
 
-def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 0.0) -> Verdict:
+def grade(
+    reference: str, response: str | None, boxed: bool, tolerance: float = 0.0, compare: str = "mathematics"
+) -> Verdict:
     """Return the verdict on a response; on the reference answer alone if `response` is None.
 
     Args:
@@ -29,7 +31,10 @@ def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 
         response: The response, without its reasoning.
         boxed: Look for the answer in boxes only.
         tolerance: As of `AnswerComparison`.
+        compare: `math_verify`: as that library, whatever the other arguments.
     """
+    if compare == "math_verify":
+        return _of_math_verify(reference, response)
     try:
         expected = read_reference(reference)
     except UnreadableError as error:
@@ -42,6 +47,18 @@ def grade(reference: str, response: str | None, boxed: bool, tolerance: float = 
             return Verdict("", written(expected[0]), True)
         return Verdict("", written(found[0]), False)
     return Verdict("", "", False)
+
+
+def _of_math_verify(reference: str, response: str | None) -> Verdict:
+    """Return math-verify's verdict; a reference without delimiters is LaTeX. Its own time-outs need signals."""
+    import math_verify
+
+    gold = math_verify.parse(reference if _DELIMITED.search(reference) else f"${reference}$", parsing_timeout=None)
+    if not gold:
+        return Verdict("math-verify finds no answer in it", "", False)
+    found = math_verify.parse(response or "", parsing_timeout=None)
+    answer = str(found[-1]) if found else ""
+    return Verdict("", answer, bool(found) and math_verify.verify(gold, found, timeout_seconds=None))
 
 
 @lru_cache(maxsize=1024)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from roll_like.check.findings import Finding, Report, failed, is_repo_id
 from roll_like.config.data import DataSource, SourceConfig
 from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
+from roll_like.data.benchmark_tasks import benchmark_tasks
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.streamed import FIRST_ROWS
 from roll_like.data.tasks import TaskSource, load_task_source
@@ -48,6 +51,7 @@ def prompt_findings(
     yield from check_tasks(config, tasks)
     yield from further(tasks)
     yield from check_rewards(config, sources)
+    yield from check_benchmarks(config, renderer)
     yield from redundant_samples(config)
 
 
@@ -196,6 +200,27 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
                 f"{shared} of {len(source.items)} prompts of {source.name!r} are trained on too, so the evaluation "
                 "says little about unseen tasks",
             )
+
+
+def check_benchmarks(config: PromptRunConfig, renderer: Renderer | None) -> Iterator[Finding]:
+    """Yield benchmarks whose rows are not here, or are others than theirs, and the first row that a grader refuses."""
+    for index, use in enumerate(config.benchmarks):
+        key = f"evaluation.benchmarks.{index}"
+        if is_out_of_reach(use.data()):
+            message = f"{use.data().path} was never read on this machine, so it needs network; it is read at the start"
+            yield Finding("warning", key, message)
+            continue
+        if renderer is None:
+            continue
+        try:
+            tasks = benchmark_tasks(use, renderer, key)
+        except RollLikeError as error:
+            yield failed(key, error)
+            continue
+        for section in use.rewards():
+            with closing(REWARDS.get(section.type)(section)) as grader:
+                found = (finding for task in tasks for finding in task_suits(grader, section.type, key, task))
+                yield from islice(found, 1)
 
 
 def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:

@@ -210,12 +210,14 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
     """
     if shape is None or shape.max_positions is None or config.context_window <= shape.max_positions:
         return
+    evaluated = config.longest_evaluated if isinstance(config, SamplingRunConfig) else None
+    evaluates_more = evaluated is not None and evaluated[0] > config.longest_sample
+    terms = evaluated[1] if evaluated is not None and evaluates_more else config.longest_sample_terms
     yield Finding(
         "error",
         key,
         f"sequences of {config.context_window} tokens are longer than the {shape.max_positions} that the model was "
-        f"made for ({config.longest_sample_terms}); lower that"
-        + (", or inference.max_model_len" if key == "rollout" else ""),
+        f"made for ({terms}); lower that" + (", or inference.max_model_len" if key == "rollout" else ""),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic
 from pydantic import Field, field_validator, model_validator
 
 from roll_like.config.base import ConfigModel, PositiveInt, Violation, repeated
+from roll_like.config.benchmarks import BenchmarkUse
 from roll_like.config.data import DataSource, SourceT, as_section
 from roll_like.config.inference import BASE, POLICY
 
@@ -74,7 +75,12 @@ class EvaluationConfig(EvaluationSchedule):
 
     samples_key: ClassVar[str] = "samples_per_prompt"
 
-    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
+    sources: tuple[DataSource, ...] = Field(default=(), description="Datasets; these or `benchmarks`, or both.")
+    benchmarks: tuple[BenchmarkUse, ...] = Field(
+        default=(),
+        description="Benchmarks, by name: `[gsm8k, {name: math500, limit: 100}]`. Each brings its own prompts, graders "
+        "and sampling, and is measured as `eval/benchmark/NAME/…`.",
+    )
     samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
     max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
     base_model: bool = Field(
@@ -89,9 +95,18 @@ class EvaluationConfig(EvaluationSchedule):
         "of a run.",
     )
 
+    @property
+    def longest_of_benchmarks(self) -> int:
+        """Longest prompt plus longest answer of the benchmarks; 0 without any. Tokens."""
+        return max((use.longest for use in self.benchmarks), default=0)
+
     def violations(self, key: str) -> Iterator[Violation]:
         """Yield what keeps the evaluation at a key from measuring something."""
         yield from super().violations(key)
+        if not (self.sources or self.benchmarks):
+            yield Violation((key,), "it measures nothing; set sources, or benchmarks: [gsm8k]")
+        for name in repeated(use.label for use in self.benchmarks):
+            yield Violation((key, "benchmarks"), f"two benchmarks are called {name!r}; remove one")
         for name in repeated(source.label for source in self.sources):
             yield Violation(
                 (key, "sources"), f"two evaluation sources are called {name!r}; give each a `name` of its own"

@@ -9,7 +9,8 @@ from typing import Self
 from pydantic import Field
 
 from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
-from roll_like.config.base import Steps, Violation
+from roll_like.config.base import PluginConfig, Steps, Violation
+from roll_like.config.benchmarks import BenchmarkUse
 from roll_like.config.data import DataConfig, DataSource
 from roll_like.config.evaluation import EvaluationConfig, EvaluationSchedule
 from roll_like.config.inference import (
@@ -185,7 +186,7 @@ class RewardedRunConfig(SamplingRunConfig):
             return {}
         pools = self.rewards.pools.values()
         pooled = {name for pool in pools for name in pool.rewards}
-        others = any(reported_name(reward) not in pooled for reward in self.rewards.use)
+        others = any(reported_name(reward) not in pooled for reward in self.scoring)
         workers = sum(pool.workers for pool in pools) + self.rewards.workers * others
         return {**super().processes, **({"reward workers": workers} if workers else {})}
 
@@ -193,6 +194,11 @@ class RewardedRunConfig(SamplingRunConfig):
     def domain_rewards(self) -> dict[str, tuple[str, ...]]:
         """The names of the rewards of each domain that names its own."""
         return {}
+
+    @property
+    def scoring(self) -> tuple[PluginConfig, ...]:
+        """Everything that scores answers: the rewards, and what an evaluation adds to them."""
+        return self.rewards.use
 
     def violations(self) -> Iterator[Violation]:
         """Yield every combination of sections that cannot work."""
@@ -266,10 +272,14 @@ class PromptRunConfig(RewardedRunConfig):
     @property
     def longest_evaluated(self) -> tuple[int, str] | None:
         """Longest prompt plus longest evaluated response, where that has a limit of its own."""
-        if self.evaluation is None or self.evaluation.max_response_tokens is None:
+        if self.evaluation is None:
             return None
-        longest = self.data.max_prompt_tokens + self.evaluation.max_response_tokens
-        return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
+        longest, benchmarks = 0, self.evaluation.longest_of_benchmarks
+        if self.evaluation.max_response_tokens is not None:
+            longest = self.data.max_prompt_tokens + self.evaluation.max_response_tokens
+        if benchmarks > longest:
+            return benchmarks, f"evaluation.benchmarks: max_prompt_tokens + max_response_tokens = {benchmarks}"
+        return (longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}") if longest else None
 
     @property
     def greedy_baseline(self) -> bool:
@@ -278,8 +288,19 @@ class PromptRunConfig(RewardedRunConfig):
 
     @property
     def domain_rewards(self) -> dict[str, tuple[str, ...]]:
-        """The names of the rewards of each domain that names its own."""
-        return {name: domain.rewards for name, domain in self.domains.items()}
+        """The names of the rewards of each domain that names its own; each benchmark is one."""
+        of_benchmarks = {use.domain: tuple(map(reported_name, use.rewards())) for use in self.benchmarks}
+        return {**{name: domain.rewards for name, domain in self.domains.items()}, **of_benchmarks}
+
+    @property
+    def benchmarks(self) -> tuple[BenchmarkUse, ...]:
+        """The benchmarks that are measured."""
+        return () if self.evaluation is None else self.evaluation.benchmarks
+
+    @property
+    def scoring(self) -> tuple[PluginConfig, ...]:
+        """The rewards, and the graders of benchmarks."""
+        return (*super().scoring, *(grader for use in self.benchmarks for grader in use.rewards()))
 
     @property
     def domain_difficulty(self) -> dict[str, DifficultyConfig]:

@@ -209,6 +209,9 @@ eval/base/<name> | – | base <name> | The same figure of the model without adap
 at the first evaluation.
 eval/adapter/<adapter>/<name> | – | <adapter> <name> | The same figure of a further adapter (`evaluation.adapters`), \
 sampled at the first evaluation.
+eval/benchmark/<benchmark>/<name> | – | <benchmark> <name> | The same figure of a benchmark (`evaluation.benchmarks`); \
+`reward/<grader>` is a grader's mean.
+eval/benchmarks | – | benchmarks | Mean of the scores (`avg`) of all benchmarks.
 eval/<name> | – | <name> | A further figure of an evaluation.
 time/step | s | step | Wall time of the whole step.
 time/generate | s | generate | Time in which the inference engines generated.

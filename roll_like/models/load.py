@@ -172,6 +172,26 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: There is no tokenizer, or it has no chat template.
     """
+    tokenizer = _tokenizer(config)
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"the tokenizer of {config.tokenizer or config.path} has no chat template, so prompts cannot be written "
+            "the way the model was trained on",
+            fix="set model.chat_template to a Jinja file, or model.path to an instruction-tuned model",
+        )
+    return tokenizer
+
+
+def has_chat_template(config: ModelConfig) -> bool:
+    """Return whether the model's tokenizer, or `model.chat_template`, writes conversations.
+
+    Raises:
+        ConfigError: There is no tokenizer.
+    """
+    return bool(_tokenizer(config).chat_template)
+
+
+def _tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     directory = _resolve_tokenizer(config, _to_stderr) or resolve_model(config).path
@@ -187,12 +207,6 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if config.chat_template is not None:
         tokenizer.chat_template = _read_template(config.chat_template)
         _refuse_wrong_syntax(tokenizer.chat_template, config.chat_template)
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            f"the tokenizer of {config.tokenizer or config.path} has no chat template, so prompts cannot be written "
-            "the way the model was trained on",
-            fix="set model.chat_template to a Jinja file, or model.path to an instruction-tuned model",
-        )
     return tokenizer
 
 

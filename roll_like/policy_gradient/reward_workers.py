@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.evaluation import EvaluationConfig
 from roll_like.config.inference import BASE
 from roll_like.config.rewards import (
     BASE_JUDGE_VARIABLE,
@@ -20,6 +21,7 @@ from roll_like.config.rewards import (
     RewardPoolConfig,
 )
 from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
+from roll_like.data.benchmark_tasks import benchmark_tasks
 from roll_like.data.tasks import TaskOrder, TaskSet, load_tasks
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, JudgeServer
@@ -31,6 +33,7 @@ from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
+from roll_like.rollout.benchmarks import BenchmarkEvaluator, benchmark_sampling
 from roll_like.rollout.collection import SampleProgress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
@@ -40,6 +43,7 @@ from roll_like.rollout.router import Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 from roll_like.run.state import Evaluates
+from roll_like.types import Task
 
 RewardedT = TypeVar("RewardedT", bound=RewardedRunConfig)
 PromptT = TypeVar("PromptT", bound=PromptRunConfig)
@@ -166,7 +170,7 @@ class RewardWorkers(Generic[RewardedT]):
             addresses: Where judges answer, by the environment variable that says so.
         """
         config = self._config
-        use = cast(Sequence[RewardConfig], config.rewards.use)
+        use = cast(Sequence[RewardConfig], config.scoring)
         pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
         others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)
         pools = dict(config.rewards.pools)
@@ -253,21 +257,36 @@ class PromptWorkers(RewardWorkers[PromptT]):
         if schedule is None:
             return None
         renderer = load_renderer(config.model, images=config.takes_images)
-        tasks = load_tasks(schedule.sources, renderer, config.data.max_prompt_tokens, key="evaluation.sources")
-        plan = GroupPlan(
-            samples_per_group=schedule.samples_per_prompt,
-            sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
-            urgent=True,
-        )
         beside = {f"adapter/{name}": name for name in schedule.adapters}
         if schedule.base_model:
             beside["base"] = BASE
-        make_runner = self._scheduler.runner
+        found: dict[str, Evaluator] = {}
+        if schedule.sources:
+            tasks = load_tasks(schedule.sources, renderer, config.data.max_prompt_tokens, key="evaluation.sources")
+            plan = GroupPlan(
+                samples_per_group=schedule.samples_per_prompt,
+                sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+                urgent=True,
+            )
+            found[""] = self._evaluator(plan, islice(tasks, schedule.max_tasks), schedule, beside)
+        for index, use in enumerate(schedule.benchmarks):
+            asked = benchmark_tasks(use, renderer, f"evaluation.benchmarks.{index}")
+            plan = GroupPlan(
+                samples_per_group=use.sampling.samples_per_prompt, sampling=benchmark_sampling(use), urgent=True
+            )
+            found[use.label] = self._evaluator(plan, asked, schedule, beside)
+        return found[""] if list(found) == [""] else BenchmarkEvaluator(found, schedule)
+
+    def _evaluator(
+        self, plan: GroupPlan, tasks: Iterable[Task], schedule: EvaluationConfig, beside: Mapping[str, str]
+    ) -> Evaluator:
+        config, make_runner = self._config, self._scheduler.runner
         return Evaluator(
             partial(make_runner, plan),
-            islice(tasks, schedule.max_tasks),
+            tasks,
             schedule,
             beside={name: partial(make_runner, replace(plan, adapter=adapter)) for name, adapter in beside.items()},
+            samples_per_group=plan.samples_per_group,
             max_failure_fraction=config.rollout.max_failure_fraction,
             seed=config.seed,
             runner=self._runner,

@@ -20,6 +20,7 @@ class Evaluator:
         make_runner: Makes what samples and scores groups; its requests are urgent.
         tasks: What to evaluate on.
         schedule: The `evaluation` section.
+        samples_per_group: K of avg@k and pass@k.
         max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
         runner: The driver's event loop.
@@ -34,6 +35,7 @@ class Evaluator:
         tasks: Iterable[Task],
         schedule: EvaluationSchedule,
         *,
+        samples_per_group: int,
         max_failure_fraction: float,
         seed: int,
         runner: DriverLoop,
@@ -43,6 +45,7 @@ class Evaluator:
         self._make_runner = make_runner
         self._tasks = tuple(tasks)
         self._schedule = schedule
+        self._samples_per_group = samples_per_group
         self._seed = seed
         self._max_failure_fraction = max_failure_fraction
         self._runner = runner
@@ -57,7 +60,7 @@ class Evaluator:
             GenerationError: More answers were lost to failures than `rollout.max_failure_fraction`.
         """
         collected = self._collect(self._make_runner, "this evaluation")
-        metrics = evaluation_metrics(collected, self._schedule.samples_per_group)
+        metrics = evaluation_metrics(collected, self._samples_per_group)
         if self._measured_beside is None:
             self._measured_beside = self._measure_beside()
         return {**metrics, **self._measured_beside}, collected
@@ -67,7 +70,7 @@ class Evaluator:
         found: dict[str, Metric] = {}
         for name, make_runner in self._beside.items():
             collected = self._collect(make_runner, f"the evaluation of {name}")
-            metrics = evaluation_metrics(collected, self._schedule.samples_per_group)
+            metrics = evaluation_metrics(collected, self._samples_per_group)
             found |= {f"eval/{name}/{key.removeprefix('eval/')}": metric for key, metric in metrics.items()}
         return found
 

@@ -42,7 +42,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     if samples:
         rewards = np.array([sample.reward for sample in samples])
         metrics["rollout/reward/std"] = Mean(float(rewards.std()), len(samples))
-        passed = [any(map(_solved, group.samples)) for group in groups]
+        passed = [any(map(is_solved, group.samples)) for group in groups]
         metrics["rollout/reward/pass"] = Mean(float(np.mean(passed)), len(groups))
     domains = _by_domain(groups)
     for domain, members in domains.items() if len(domains) > 1 else ():
@@ -294,7 +294,7 @@ def _task_metrics(prefix: str, groups: Sequence[Group[Scored]], k: int, voting: 
         k: Samples that each task was given.
         voting: Sources of which a reward compares the answers.
     """
-    solved = [(group, list(map(_solved, group.samples))) for group in groups if len(group.samples) >= k]
+    solved = [(group, list(map(is_solved, group.samples))) for group in groups if len(group.samples) >= k]
     metrics: dict[str, Metric] = {}
     for j in (*(2**power for power in range(k.bit_length()) if 2**power < k), k) if solved else ():
         estimates = [pass_at_k(len(right), sum(right), j) for _, right in solved]
@@ -309,6 +309,6 @@ def _task_metrics(prefix: str, groups: Sequence[Group[Scored]], k: int, voting: 
     return metrics
 
 
-def _solved(sample: Scored) -> bool:
+def is_solved(sample: Scored) -> bool:
     """Whether its environment reports success; without a report, whether the reward is (nearly) 1."""
     return bool(sample.details.get("success", sample.reward >= SOLVED))

@@ -18,6 +18,7 @@ from roll_like.models.load import fetch_config
 from roll_like.models.of_run import download_models
 from roll_like.models.precision import settled
 from roll_like.run.card import model_card
+from roll_like.run.evaluation import Evaluated
 from roll_like.run.folder import as_begun
 from roll_like.run.launch import measuring, running
 from roll_like.run.recovery import Recovery
@@ -139,12 +140,17 @@ class Pipeline(ABC, Generic[ConfigT]):
         Raises:
             ConfigError: The configuration has no `evaluation` section.
         """
+        metrics, _ = cls.measure(config, model)
+        return reduce(metrics)
+
+    @classmethod
+    def measure(cls, config: ConfigT, model: str) -> Evaluated:
+        """Return the same metrics, not reduced, and the scored answers where some were sampled."""
         measured = config.evaluating(model)
         with measuring(measured) as (resources, stack):
             evaluator = cls.start_evaluator(measured, resources, stack)
             assert evaluator is not None, "there is an evaluation"
-            metrics, _ = evaluator.evaluate()
-        return reduce(metrics)
+            return evaluator.evaluate()
 
     def export(self, directory: Path, summary: Summary) -> None:
         """Write the trained model as a Hugging Face directory, with a card of the run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 import zlib
 from typing import Any
@@ -18,6 +19,14 @@ from roll_like.errors import DataError
 from roll_like.sandbox import AssertTest, CallTest, StdioTest, TestCase
 
 CASES = [{"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}]
+
+
+class _Runs:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("false",)
+
+
+RUNNING = base64.b64encode(zlib.compress(pickle.dumps(_Runs()) + b" " * 20)).decode()
 PRIVATE = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(CASES)))).decode()
 PYTEST = "import pytest\nfrom solution import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"
 CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
@@ -54,6 +63,7 @@ def read(tests: Any, **metadata: Any) -> tuple[TestCase, ...]:
         ({"inputs": ["1"], "outputs": ["null"]}, "f", [CallTest("f", (1,), {}, None)]),
         # LiveCodeBench
         (json.dumps(CASES), '{"func_name": "f"}', [CallTest("f", ([1, 2], 3), {}, 6)]),
+        (PRIVATE, '{"func_name": "f"}', [CallTest("f", ([1, 2], 3), {}, 6)]),
         (CASES, {"func_name": "f"}, [CallTest("f", ([1, 2], 3), {}, 6)]),
         ([{"input": "1", "output": "2", "testtype": "stdin"}], "{}", [StdioTest("1", "2")]),
         ([{"input": "1", "output": "2", "testtype": "stdin"}], "f", [StdioTest("1", "2")]),
@@ -138,7 +148,9 @@ def test_rows_are_read(tests: Any, entry_point: Any, expected: list[TestCase]) -
         ("if __name__ == '__main__':\n    assert add(1, 2) == 3\n", None, "assert nothing when"),
         ("x = lambda: check(add)\n", "add", "assert nothing when"),
         # texts that are no tests
-        (PRIVATE, "f", "a pickle, which can run any code"),
+        (RUNNING, "f", "names .*system"),
+        (base64.b64encode(zlib.compress(pickle.dumps([1]))).decode(), "f", "bytes of list"),
+        (base64.b64encode(zlib.compress(b"\x80")).decode() + "AAAA", "f", "cannot be read"),
         (b"eJw", "f", "should hold tests"),
         ("[" * 100_000, "f", "not valid"),
         ("['assert f(1) == 1']", None, "looks like JSON"),

@@ -44,7 +44,14 @@ BLOCKS = [(page, block) for page in sorted(DOCS.rglob("*.md")) for block in fenc
 FILES = [(page, block) for page, block in BLOCKS if re.match(r"# \w+\.yaml", block)]
 TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem not in {"serving", "verifiers"}]
 #: Blocks of something else: the kwargs of an environment, manifests of Kubernetes, a line of comment.
-NOT_CONFIGURATIONS = {"path: tasks.jsonl", "tools:", "apiVersion:", "- type: math", "# yaml-language-server"}
+NOT_CONFIGURATIONS = {
+    "title: Capitals",
+    "path: tasks.jsonl",
+    "tools:",
+    "apiVersion:",
+    "- type: math",
+    "# yaml-language-server",
+}
 
 
 @pytest.fixture

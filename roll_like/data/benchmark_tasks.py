@@ -1,0 +1,244 @@
+"""Rows of a benchmark become tasks: examples, prompt and reference answer are written as its protocol says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from string import ascii_uppercase
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from roll_like.config.benchmarks import Benchmark, BenchmarkShots, BenchmarkUse, template_of
+from roll_like.data.chat import WITHOUT_UNKNOWN, Renderer
+from roll_like.data.messages import field_names, short
+from roll_like.data.rows import Row, read_rows
+from roll_like.errors import DataError, EnvError
+from roll_like.types import IntArray, Message, Task
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "text": str,
+    "number": (int, float),
+    "list": (list, tuple),
+    "any": object,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkPrompt:
+    """What a model is asked.
+
+    Attributes:
+        description: Before examples and question; the system message of a chat.
+        question: Examples and question.
+        prefix: What the answer begins with.
+    """
+
+    description: str
+    question: str
+    prefix: str
+
+    @property
+    def text(self) -> str:
+        """All of it as one text."""
+        return self.description + self.question + self.prefix
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages of a chat; the answer goes on behind `prefix`."""
+        system = [Message(role="system", content=self.description)] if self.description else []
+        return [*system, Message(role="user", content=self.question)]
+
+
+def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Task]:
+    """Return the tasks of a benchmark.
+
+    Args:
+        use: Which, and what is changed of it.
+        renderer: The model's tokenizer and chat template.
+        key: Its place in the configuration, for messages.
+
+    Raises:
+        DataError: Its rows cannot be read, are not of its schema, or a prompt is longer than its limit.
+    """
+    written = list(written_prompts(use, key))
+    if not written:
+        raise DataError(f"{use.data().place} holds no rows", fix=f"correct {key}.path")
+    chat = (use.form or use.benchmark.form) != "completion"
+    pieces = [_text_of(prompt, renderer, row.origin) if chat else prompt.text for row, prompt in written]
+    encoded = renderer.encode_pieces([(text, True) for text in pieces]) if chat else _plain_tokens(renderer, pieces)
+    answer = use.benchmark.answer
+    tasks = []
+    for number, ((row, prompt), text, ids) in enumerate(zip(written, pieces, encoded, strict=True), 1):
+        if (unknown := renderer.unknown(ids)) is not None:
+            raise DataError(f"{row.origin}: the prompt has {unknown}", fix=WITHOUT_UNKNOWN)
+        limit = use.sampling.max_prompt_tokens
+        if len(ids) > limit:
+            raise DataError(
+                f"{row.origin}: the prompt of benchmark {use.label!r} has {len(ids)} tokens, above its limit of "
+                f"{limit}, and a benchmark leaves no row out",
+                fix=f"raise {key}.max_prompt_tokens",
+            )
+        tasks.append(
+            Task(
+                task_id=f"{use.domain}:{number}",
+                source=use.domain,
+                domain=use.domain,
+                messages=tuple(prompt.messages),
+                prompt_ids=ids,
+                answer=None if answer is None else _render(answer, row, f"{use.label}: answer"),
+                metadata=_with_derived(use, row),
+                origin=row.origin,
+                images=(),
+                reasoning=renderer.reasoning_after(text) if chat else None,
+            )
+        )
+    return tasks
+
+
+def benchmark_prompts(use: BenchmarkUse, key: str = "evaluation.benchmarks.0") -> list[BenchmarkPrompt]:
+    """Return what a model is asked, without its chat template.
+
+    Args:
+        use: Which benchmark.
+        key: Its place in the configuration, for messages.
+
+    Raises:
+        DataError: As of `benchmark_tasks`.
+    """
+    return [prompt for _, prompt in written_prompts(use, key)]
+
+
+def written_prompts(use: BenchmarkUse, key: str) -> Iterator[tuple[Row, BenchmarkPrompt]]:
+    """Yield each row of a benchmark, with its options in their order, and what a model is asked."""
+    one = use.benchmark
+    orders = None if one.shuffle is None else random.Random(one.shuffle.seed)
+    examples = _Examples(use, key)
+    for row in islice(read_rows(use.data(), key), use.limit):
+        _require(row, one, key)
+        asked = row if orders is None else _in_order(row, one, orders)
+        where = f"benchmark {use.label!r}"
+        yield (
+            asked,
+            BenchmarkPrompt(
+                description="" if one.description is None else _render(one.description, asked, where),
+                question=examples.before(asked) + _render(one.prompt, asked, where),
+                prefix="" if one.prefix is None else _render(one.prefix, asked, where),
+            ),
+        )
+
+
+class _Examples:
+    """The solved examples of a benchmark, as text.
+
+    Args:
+        use: Which benchmark.
+        key: Its place in the configuration.
+    """
+
+    def __init__(self, use: BenchmarkUse, key: str) -> None:
+        self._use, self._key = use, key
+        self._texts: dict[Any, str] = {}
+        self._rows: Sequence[Row] | None = None
+
+    def before(self, asked: Row) -> str:
+        """Return the examples before a question."""
+        shots = self._use.benchmark.shots
+        if shots is None:
+            return ""
+        kind = None if shots.same is None else asked.fields[shots.same]
+        if kind not in self._texts:
+            self._texts[kind] = self._text(shots, kind, asked)
+        return self._texts[kind]
+
+    def _text(self, shots: BenchmarkShots, kind: Any, asked: Row) -> str:
+        one = self._use.benchmark
+        if self._rows is None:
+            self._rows = self._read(shots)
+        chosen = [row for row in self._rows if shots.same is None or row.fields.get(shots.same) == kind]
+        if shots.count is not None and len(chosen) < shots.count:
+            of_kind = "" if shots.same is None else f" with {shots.same}: {short(kind)}"
+            raise DataError(
+                f"{asked.origin}: benchmark {self._use.label!r} needs {shots.count} examples{of_kind} of split "
+                f"{shots.split!r}, and there are {len(chosen)}",
+                fix=f"set {self._key}.path to a directory that has that split too",
+            )
+        where = f"an example of benchmark {self._use.label!r}"
+        return "".join(
+            _render(one.example_prompt or one.prompt, row, where) + _render(shots.answer, row, where) + shots.separator
+            for row in chosen[: shots.count]
+        )
+
+    def _read(self, shots: BenchmarkShots) -> Sequence[Row]:
+        if shots.split is None:
+            name = self._use.label
+            return [Row(dict(fields), f"{name}: example {number}") for number, fields in enumerate(shots.rows, 1)]
+        rows = list(read_rows(self._use.data(shots.split), self._key))
+        for row in rows:
+            _require(row, self._use.benchmark, self._key)
+        return rows
+
+
+def _require(row: Row, one: Benchmark, key: str) -> None:
+    """Refuse a row that is not of the benchmark's schema.
+
+    Raises:
+        DataError: A field is missing, or holds something else.
+    """
+    for field, kind in one.columns.items():
+        found = row.fields.get(field)
+        right = isinstance(found, _KINDS[kind]) and not isinstance(found, bool) and found is not None
+        if right or (kind == "any" and field in row.fields):
+            continue
+        if field in row.fields:
+            problem = f"expected {kind} in {field!r}, found {short(found)}"
+        else:
+            problem = f"there is no field {field!r}; it has {field_names(row.fields)}"
+        raise DataError(
+            f"{row.origin}: {problem}: {one.title} has rows with {', '.join(one.columns)}",
+            fix=f"set {key}.path to data of {one.path}, or write a benchmark file for this data",
+        )
+
+
+def _in_order(row: Row, one: Benchmark, orders: random.Random) -> Row:
+    """Return a row with its options in the next order."""
+    assert one.shuffle is not None
+    fields = one.shuffle.fields
+    order = orders.sample(range(len(fields)), len(fields))
+    options = [row.fields[fields[place]] for place in order]
+    # of equal options the first is right, as in the published code
+    letter = ascii_uppercase[options.index(row.fields[fields[0]])]
+    return Row({**row.fields, "options": options, "letter": letter}, row.origin, typed=row.typed)
+
+
+def _with_derived(use: BenchmarkUse, row: Row) -> dict[str, Any]:
+    derived = {field: _render(text, row, use.label) for field, text in use.benchmark.derived.items()}
+    return {**row.fields, **derived}
+
+
+def _render(text: str, row: Row, where: str) -> str:
+    try:
+        return template_of(text).render(**row.fields)
+    except (TemplateError, TypeError, KeyError, IndexError, ValueError) as error:
+        raise DataError(
+            f"{row.origin}: {where} cannot be written: {error}", fix="correct the row, or the benchmark's file"
+        ) from error
+
+
+def _text_of(prompt: BenchmarkPrompt, renderer: Renderer, origin: str) -> str:
+    try:
+        return renderer.render(prompt.messages, ()) + prompt.prefix
+    except EnvError as error:
+        raise DataError(
+            f"{origin}: {error.message}", fix="change model.chat_template, or set form: completion"
+        ) from error
+
+
+def _plain_tokens(renderer: Renderer, texts: Sequence[str]) -> list[IntArray]:
+    """Return the tokens of plain texts, with what the tokenizer begins a text with, such as `<bos>`."""
+    encoded = renderer.tokenizer(list(texts))["input_ids"]
+    end = renderer.tokenizer.eos_token_id
+    return [np.asarray(ids[:-1] if len(ids) > 1 and ids[-1] == end else ids, np.int32) for ids in encoded]

@@ -1,0 +1,297 @@
+"""`roll-like eval --benchmark`: models measured on benchmarks, one after the other, and compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+from rich.table import Table
+
+from roll_like.config.base import ConfigModel
+from roll_like.config.benchmarks import FOLDER, BenchmarkUse
+from roll_like.config.explain import explain
+from roll_like.config.load import load_config
+from roll_like.config.sampling import PromptRunConfig
+from roll_like.config.source import Source, overridden
+from roll_like.errors import ConfigError
+from roll_like.models.load import has_chat_template, resolve_model
+from roll_like.models.shape import load_model_shape
+from roll_like.registry import PIPELINES
+from roll_like.rollout.benchmarks import BenchmarkResult, MeanInterval, benchmark_results, paired_difference
+from roll_like.run.checkpoint import MANIFEST
+from roll_like.run.export import export_checkpoint
+
+#: Texts of messages one after the other, for models without a chat template.
+_PLAIN = FOLDER / "plain.jinja"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredModel:
+    """What a model reached.
+
+    Attributes:
+        name: What the command called it.
+        results: One for each benchmark.
+        protocols: The protocol of each benchmark, by name, with what was changed of it.
+    """
+
+    name: str
+    results: Sequence[BenchmarkResult]
+    protocols: Mapping[str, Mapping[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return {
+            "model": self.name,
+            "benchmarks": [{**self.protocols[one.name], **one.as_json()} for one in self.results],
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> list[MeasuredModel]:
+        """Return the models of a file that was written before.
+
+        Raises:
+            ConfigError: It cannot be read as one.
+        """
+        try:
+            models = json.loads(path.read_text(encoding="utf-8"))["models"]
+            return [
+                cls(
+                    name=model["model"],
+                    results=[BenchmarkResult.from_json(one) for one in model["benchmarks"]],
+                    protocols={
+                        one["benchmark"]: {key: one[key] for key in ("protocol", "changed")}
+                        for one in model["benchmarks"]
+                    },
+                )
+                for model in models
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"--model {path}: expected what `roll-like eval --benchmark … -o FILE` has written, found: {error!r}",
+                fix="name such a file, or the directory of a model",
+            ) from error
+
+
+def benchmark_config(
+    path: Path | None, overrides: Sequence[str], uses: Sequence[Mapping[str, Any]], model: str
+) -> PromptRunConfig:
+    """Return a configuration that measures benchmarks alone.
+
+    Args:
+        path: A run's file, whose engine, hardware and model settings are used; None: those of this machine.
+        overrides: Keys that are changed, `key=value`.
+        uses: The benchmarks, as in `evaluation.benchmarks`.
+        model: The first model that is measured.
+
+    Raises:
+        ConfigError: Everything that is wrong with it.
+    """
+    measured = {"benchmarks": list(uses)}
+    if path is not None:
+        config = load_config(path, overrides)
+        if not isinstance(config, PromptRunConfig):
+            raise ConfigError(
+                f"--config {path}: pipeline {config.pipeline!r} samples no answers to prompts",
+                fix="leave --config out, or name a file of pipeline rlvr or online_dpo",
+            )
+        values = {**config.model_dump(mode="json", by_alias=True), "evaluation": measured}
+        return _validated(type(config), values, str(path))
+    values = overridden({**_of_this_machine(), "model": {"path": model}, "evaluation": measured}, overrides)
+    return _validated(PIPELINES.get("rlvr"), values, "the command line")
+
+
+def _validated(section: type[ConfigModel], values: dict[str, Any], label: str) -> PromptRunConfig:
+    try:
+        return cast(PromptRunConfig, section.from_values(values))
+    except ValidationError as error:
+        raise explain(error, section, Source(values, label=label)) from error
+
+
+def _of_this_machine() -> dict[str, Any]:
+    """Return a run's settings without training: one engine on each GPU, else one on all cores."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    count = gpus or torch.get_num_threads()
+    devices = f"0-{count - 1}" if count > 1 else "0"
+    return {
+        "pipeline": "rlvr",
+        "name": "benchmarks",
+        "steps": 1,
+        "data": {"sources": [{"rows": [{"prompt": "."}]}]},
+        "rollout": {"prompts_per_step": 1, "samples_per_prompt": 2, "max_response_tokens": 1},
+        "inference": {"type": "vllm", "replicas": gpus or 1},
+        "rewards": {"use": ["length"], "workers": max(1, min(4, count // 2))},
+        "resources": {
+            "device": "cuda" if gpus else "cpu",
+            "devices_per_node": count,
+            "device_mapping": {"training": devices, "inference": devices},
+        },
+    }
+
+
+def measure_models(config: PromptRunConfig, models: Sequence[str]) -> Iterator[MeasuredModel]:
+    """Yield what each model reaches: directories, hub ids, GGUF files, checkpoints, or files of earlier results.
+
+    Raises:
+        ConfigError: A benchmark for chats is asked of a model without a chat template.
+    """
+    for model in models:
+        if Path(model).suffix == ".json":
+            yield from MeasuredModel.read(Path(model))
+            continue
+        with _directory_of(model) as directory:
+            asked = _in_its_window(_in_its_form(config.evaluating(directory), model), model)
+            _, collected = asked.pipeline_class().measure(asked, directory)
+        yield MeasuredModel(
+            name=model, results=benchmark_results(collected, asked.benchmarks), protocols=_protocols(asked.benchmarks)
+        )
+
+
+@contextmanager
+def _directory_of(model: str) -> Iterator[str]:
+    """Yield where a model is; a checkpoint is exported for as long as it is measured."""
+    if not (Path(model) / MANIFEST).is_file():
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="roll-like-eval-") as folder:
+        export_checkpoint(Path(model), Path(folder) / "model")
+        yield str(Path(folder) / "model")
+
+
+def _in_its_form(config: PromptRunConfig, model: str) -> PromptRunConfig:
+    """Return the configuration with plain text for benchmarks of any form, where the model has no chat template."""
+    if has_chat_template(config.model):
+        return config
+    for_chats = [use.label for use in config.benchmarks if (use.form or use.benchmark.form) == "chat"]
+    if for_chats:
+        raise ConfigError(
+            f"{model} has no chat template, and {', '.join(for_chats)} asks in a chat",
+            fix="add --form completion to ask by plain text, set model.chat_template to a Jinja file, or leave "
+            "these benchmarks out (minerva_math500, humaneval, mbpp and gsm8k work with plain text)",
+        )
+    plain = config.model.model_copy(update={"chat_template": _PLAIN})
+    changed = _asking(config, [use.model_copy(update={"form": "completion"}) for use in config.benchmarks])
+    return changed.model_copy(update={"model": plain})
+
+
+def _in_its_window(config: PromptRunConfig, model: str) -> PromptRunConfig:
+    """Return the configuration with limits of prompts that the model has room for; rows are held against them.
+
+    Raises:
+        ConfigError: The longest answers alone fill its window.
+    """
+    window = load_model_shape(resolve_model(config.model).path).max_positions
+    if window is None:
+        return config
+    uses = []
+    for use in config.benchmarks:
+        room = window - use.sampling.max_response_tokens
+        if room < 1:
+            raise ConfigError(
+                f"{model} was made for {window} tokens, and {use.label} allows answers of "
+                f"{use.sampling.max_response_tokens}",
+                fix="set --max-response-tokens to what prompts leave of the model's window",
+            )
+        fits = room >= use.sampling.max_prompt_tokens
+        uses.append(use if fits else use.model_copy(update={"max_prompt_tokens": room}))
+    return _asking(config, uses)
+
+
+def _asking(config: PromptRunConfig, uses: Iterable[BenchmarkUse]) -> PromptRunConfig:
+    assert config.evaluation is not None, "there is an evaluation"
+    evaluation = config.evaluation.model_copy(update={"benchmarks": tuple(uses)})
+    return config.model_copy(update={"evaluation": evaluation})
+
+
+def _protocols(uses: Iterable[BenchmarkUse]) -> dict[str, dict[str, Any]]:
+    return {use.label: {"protocol": use.benchmark.protocol, "changed": use.changed_keys} for use in uses}
+
+
+def result_tables(models: Sequence[MeasuredModel]) -> Iterator[Table]:
+    """Yield a table of all figures, and one of the differences to the first model where there are others."""
+    table = Table(title="Benchmarks (95 % intervals)", title_justify="left")
+    for column in ("benchmark", "figure", "tasks"):
+        table.add_column(column, justify="right" if column == "tasks" else "left")
+    for model in models:
+        table.add_column(model.name, justify="right", overflow="fold")
+    found = [{one.name: one for one in model.results} for model in models]
+    for name in dict.fromkeys(name for one in found for name in one):
+        results = [one[name] for one in found if name in one]
+        for index, figure in enumerate(dict.fromkeys(figure for one in results for figure in one.figures)):
+            cells = [_cell(one[name].figures.get(figure) if name in one else None) for one in found]
+            count = max(one.figures[figure].tasks for one in results if figure in one.figures)
+            table.add_row("" if index else name, figure, str(count), *cells)
+    yield table
+    if len(models) < 2:
+        return
+    table = Table(title=f"Difference to {models[0].name}, over the same tasks", title_justify="left")
+    table.add_column("benchmark")
+    for model in models[1:]:
+        table.add_column(model.name, justify="right", overflow="fold")
+    rows: dict[str, list[str]] = {}
+    for other in models[1:]:
+        for entry in score_differences(models[0], other):
+            rows.setdefault(entry["benchmark"], []).append(
+                f"{entry['value']:+.3f} [{entry['low']:+.3f}, {entry['high']:+.3f}]"
+            )
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    yield table
+
+
+def _cell(found: MeanInterval | None) -> str:
+    if found is None or math.isnan(found.value):
+        return "–"
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def score_differences(first: MeasuredModel, other: MeasuredModel) -> list[dict[str, Any]]:
+    """Return the difference of two models' scores in each benchmark that both were measured on.
+
+    Raises:
+        ConfigError: They were measured in different ways.
+    """
+    theirs = {one.name: one for one in other.results}
+    found = []
+    for one in first.results:
+        if one.name not in theirs:
+            continue
+        ours, their = first.protocols[one.name], other.protocols[one.name]
+        unequal = {key for key in (*ours["changed"], *their["changed"]) if key != "limit"}
+        wrong = sorted(key for key in unequal if ours["changed"].get(key) != their["changed"].get(key))
+        if ours["protocol"] != their["protocol"] or wrong:
+            raise ConfigError(
+                f"{first.name} and {other.name} were measured on {one.name} in different ways: "
+                f"{', '.join(wrong) or 'the protocol'} differs",
+                fix="measure both by one command",
+            )
+        difference = paired_difference(one.tasks, theirs[one.name].tasks)
+        found.append(
+            {
+                "benchmark": one.name,
+                "from": first.name,
+                "to": other.name,
+                "value": difference.value,
+                "low": difference.low,
+                "high": difference.high,
+                "tasks": difference.tasks,
+            }
+        )
+    return found
+
+
+def results_json(models: Sequence[MeasuredModel]) -> dict[str, Any]:
+    """Return everything as plain JSON."""
+    return {
+        "models": [model.as_json() for model in models],
+        "differences": [entry for other in models[1:] for entry in score_differences(models[0], other)],
+    }

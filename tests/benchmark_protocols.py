@@ -1,0 +1,251 @@
+"""Records what lm-evaluation-harness asks and how it grades, on rows written for this; run in an environment with it.
+
+    pip install lm-eval datasets math-verify 'antlr4-python3-runtime==4.11'
+    python tests/benchmark_protocols.py tests/data/benchmark_protocols.json
+
+`tests/unit/test_benchmark_protocols.py` compares with what it writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+ROWS: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "gsm8k": {
+        "test": [
+            {
+                "question": "Mia has 3 boxes with 12 pens each. How many pens?",
+                "answer": "3*12 = <<3*12=36>>36 pens.\n#### 36",
+            },
+            {"question": "A bike costs $1,200 and loses half. What is it worth?", "answer": "1200/2 = 600\n#### 1,200"},
+            {"question": "It was 5 degrees and fell by 9. Now?", "answer": "5-9 = -4\n#### -4"},
+        ]
+    },
+    "minerva_math500": {
+        "test": [
+            {
+                "problem": "Compute $\\frac{1}{2}+\\frac{1}{3}$.",
+                "solution": "It is $\\boxed{\\frac{5}{6}}$.",
+                "answer": "\\frac{5}{6}",
+            },
+            {"problem": "Solve $x^2 = 9$ for $x > 0$.", "solution": "So $x = \\boxed{3}$.", "answer": "3"},
+        ]
+    },
+    "mmlu_pro": {
+        "test": [
+            {
+                "question": "What is 2 + 3?",
+                "options": ["4", " 5 ", "6"],
+                "answer": "B",
+                "category": "math",
+                "cot_content": "",
+            },
+            {"question": "Who is liable?", "options": ["A", "B"], "answer": "A", "category": "law", "cot_content": ""},
+        ],
+        "validation": [
+            {
+                "question": f"{kind} question {number}?",
+                "options": ["one", "two ", "three", "four"],
+                "answer": "ABCD"[number % 4],
+                "category": kind,
+                "cot_content": f"A: Let's think step by step. Because. The answer is ({'ABCD'[number % 4]}).",
+            }
+            for kind in ("law", "math")
+            for number in range(6)
+        ],
+    },
+    "ifeval": {
+        "train": [
+            {
+                "key": 1,
+                "prompt": "Write two lines. Use no commas.",
+                "instruction_id_list": ["punctuation:no_comma"],
+                "kwargs": [{}],
+            },
+            {
+                "key": 2,
+                "prompt": "Name a city in lower case, and mention Paris at least twice.",
+                "instruction_id_list": ["change_case:english_lowercase", "keywords:frequency"],
+                "kwargs": [{}, {"keyword": "paris", "frequency": 2, "relation": "at least"}],
+            },
+        ]
+    },
+    "humaneval": {
+        "test": [
+            {
+                "task_id": "X/0",
+                "prompt": 'def double(x: int) -> int:\n    """Return twice x.\n    >>> double(2)\n    4\n    """\n',
+                "canonical_solution": "    return 2 * x\n",
+                "test": "def check(candidate):\n    assert candidate(3) == 6\n",
+                "entry_point": "double",
+            }
+        ]
+    },
+    "mbpp": {
+        "test": [
+            {
+                "task_id": 11,
+                "text": "Write a function to add two numbers.",
+                "code": "def add(a, b):\n    return a + b",
+                "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 0"],
+            }
+        ]
+    },
+}
+ROWS["humaneval_instruct"], ROWS["mbpp_instruct"] = ROWS["humaneval"], ROWS["mbpp"]
+
+#: Answers to the rows above, and how the harness grades each is recorded.
+ANSWERS: dict[str, list[list[str]]] = {
+    "gsm8k": [
+        [
+            " 3 * 12 = 36. The answer is 36.",
+            " 3 * 12 = 36. The answer is $36.",
+            " The answer is 36",
+            " The answer is 36\n\n",
+            " The answer is 35. No, the answer is 36.",
+            " The answer is 35. The answer is 36.",
+            " it is 36 pens",
+            " 36.0",
+            " **36**",
+            " \\boxed{36}",
+            " #### 36",
+            "",
+            " none",
+            " The answer is 36. There are 3 boxes",
+            " the answer is 36.",
+            " The answer is thirty-six.",
+            " $36,",
+            " The answer is .",
+        ],
+        [
+            " It is $1,200.",
+            " The answer is $1,200.",
+            " The answer is 1,200.",
+            " The answer is 1200.00.",
+            " 1200 dollars",
+            " 1 200",
+        ],
+        [" The answer is -4.", " The answer is - 4.", " −4", " It is -4 degrees.", " 9-4", " The answer is 4."],
+    ],
+    "minerva_math500": [
+        [
+            " $\\boxed{\\frac{5}{6}}$.\nFinal Answer: The final answer is $\\frac{5}{6}$. I hope it is correct.",
+            " Final Answer: The final answer is $\\frac56$. I hope it is correct.",
+            " \\boxed{5/6}",
+            " \\boxed{0.8333}",
+            " the sum is 5/6",
+            " \\boxed{\\frac{6}{5}}",
+            "",
+            " $\\frac{5}{6}",
+        ],
+        [
+            " $x = 3$",
+            " \\boxed{x = 3}",
+            " x=3 or x=-3",
+            " \\boxed{-3}",
+            " 3",
+            " Final Answer: The final answer is $3$. I hope it is correct.",
+        ],
+    ],
+    "mmlu_pro": [
+        [
+            " 2 + 3 = 5. The answer is (B).",
+            " the answer is B",
+            " answer is (C), no, the answer is (B).",
+            " The answer is: B",
+            " The answer is (b).",
+            " The answer is **B**.",
+            " Answer: B",
+            " The answer is \\boxed{B}",
+            "",
+            " (B)",
+            " The answer is Brussels",
+        ],
+        [" The answer is (A).", " The answer is A", " It is (A)"],
+    ],
+    "ifeval": [
+        ["One line\nand another", "One, two", "", "**a, b**", "a, b\nno commas here", "1234 1234 1234"],
+        ["paris is in france. i love paris.", "Paris and Paris", "paris", "paris paris", "*paris* paris\nParis", ""],
+    ],
+}
+
+
+def main(path: Path) -> None:
+    """Write the record."""
+    stand_in = types.ModuleType("evaluate")  # code_eval comes from the hub; programs are not run here
+    stand_in.load = lambda name: types.SimpleNamespace(compute=lambda **_: ({"pass@1": 0.0}, {}))  # type: ignore[attr-defined]
+    sys.modules["evaluate"] = stand_in
+    import lm_eval
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    root = Path(lm_eval.__file__).parent / "tasks"
+    files = {
+        "gsm8k": "gsm8k/gsm8k-cot.yaml",
+        "minerva_math500": "minerva_math/minerva_math500.yaml",
+        "mmlu_pro": "mmlu_pro/mmlu_pro_{category}.yaml",
+        "ifeval": "ifeval/ifeval.yaml",
+        "humaneval": "humaneval/humaneval.yaml",
+        "humaneval_instruct": "humaneval/humaneval_instruct.yaml",
+        "mbpp": "mbpp/mbpp.yaml",
+        "mbpp_instruct": "mbpp/mbpp_instruct.yaml",
+    }
+    record: dict[str, Any] = {}
+    for name, splits in ROWS.items():
+        entries = []
+        test = next(iter(splits))
+        for number, row in enumerate(splits[test]):
+            config = load_yaml(root / files[name].format_map({"category": row.get("category", "")}), resolve_func=True)
+            with tempfile.TemporaryDirectory() as folder:
+                data = {}
+                for split, rows in splits.items():
+                    data[split] = str(Path(folder, f"{split}.jsonl"))
+                    chosen = rows if split == "validation" else [row]
+                    Path(data[split]).write_text("".join(json.dumps(one) + "\n" for one in chosen))
+                if name == "gsm8k":
+                    data["train"] = data["test"]
+                config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": data}}
+                task = ConfigurableTask(config=config)
+                entries.append(_entry(task, name, ANSWERS.get(name, [[]] * 9)[number]))
+        record[name] = {"rows": splits, "entries": entries}
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _entry(task: Any, name: str, answers: list[str]) -> dict[str, Any]:
+    """Return what is asked of a task's only row, and the grade of each answer, by filter and figure."""
+    [doc] = list(task.eval_docs)
+    task.set_fewshot_seed(1234)
+    prefix = task.doc_to_prefix(doc) if hasattr(task, "doc_to_prefix") else None
+    prefix = task.resolve_field(doc, task.config.gen_prefix)
+    seen: list[Any] = []
+
+    def keep(messages: Any, **_: Any) -> str:
+        seen.append(messages)
+        return ""
+
+    shots = task.config.num_fewshot or 0
+    text = task.fewshot_context(doc, shots, gen_prefix=prefix)
+    task.fewshot_context(doc, shots, apply_chat_template=True, chat_template=keep, gen_prefix=prefix)
+    return {"text": text, "messages": seen[0], "prefix": prefix, "grades": [_grade(task, doc, one) for one in answers]}
+
+
+def _grade(task: Any, doc: Any, answer: str) -> dict[str, float]:
+    from lm_eval.api.instance import Instance
+
+    task._instances = [Instance("generate_until", doc, ("", {}), 0, resps=[answer])]
+    task.apply_filters()
+    found = {}
+    for filtered in task._instances[0].filtered_resps:
+        response = task._instances[0].filtered_resps[filtered]
+        for figure, value in task.process_results(doc, response if isinstance(response, list) else [response]).items():
+            found[f"{filtered}/{figure}"] = value if isinstance(value, list) else float(value)
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,172 @@
+"""Benchmarks as tasks: what their files say, what is asked of a tokenizer, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from config_files import MINIMAL
+from tiny_model import make_tiny_tokenizer
+
+from roll_like import cli
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.config.benchmarks import BenchmarkUse, benchmark_names, chosen_benchmarks, read_benchmark
+from roll_like.data.benchmark_tasks import benchmark_tasks
+from roll_like.data.chat import Renderer
+from roll_like.errors import ConfigError, DataError
+from roll_like.registry import REWARDS
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluation_benchmarks.md").read_text(encoding="utf-8")
+OWN = re.search(r"^```yaml\n(title: Capitals.*?)^```", PAGE, flags=re.M | re.S)
+ROW = {"country": "Chad", "capital": "N'Djamena"}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The benchmark of the page, with a row."""
+    assert OWN is not None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "capitals.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "capitals.yaml").write_text(OWN[1])
+    return tmp_path / "capitals.yaml"
+
+
+def renderer() -> Renderer:
+    return Renderer(make_tiny_tokenizer())
+
+
+@pytest.mark.parametrize("name", benchmark_names())
+def test_the_page_says_what_the_files_say(name: str) -> None:
+    found = read_benchmark(name)
+    assert f"| `{name}` | [{found.protocol}]({found.source})" in PAGE
+    assert found.licence in PAGE
+    assert all(f"    - {text}" in PAGE for text in found.differs)
+    for grader in BenchmarkUse(name=name).rewards():
+        REWARDS.get(grader.type)(grader).close()
+
+
+def test_a_chat_and_a_plain_text(own: Path) -> None:
+    question = "What is the capital of France?\nIt is Paris.\n\nWhat is the capital of Chad?\n"
+    tokens = renderer()
+    [chat] = benchmark_tasks(BenchmarkUse(name=str(own)), tokens, "key")
+    assert tokens.decode(chat.prompt_ids) == f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    [plain] = benchmark_tasks(BenchmarkUse(name=str(own), form="completion"), tokens, "key")
+    assert tokens.decode(plain.prompt_ids) == question
+    assert (chat.answer, chat.source, chat.domain) == ("N'Djamena", "benchmark/capitals", "benchmark/capitals")
+    assert chat.metadata == ROW
+
+
+def test_plain_text_begins_as_the_tokenizer_begins_it(own: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokens = renderer()
+    pieces = [("<pad>", tokens.tokenizer.convert_tokens_to_ids("<pad>"))]
+    tokens.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A", pair=None, special_tokens=pieces
+    )
+    [plain] = benchmark_tasks(BenchmarkUse(name=str(own), form="completion"), tokens, "key")
+    assert tokens.decode(plain.prompt_ids).startswith("<pad>What is the capital of France?")
+    [chat] = benchmark_tasks(BenchmarkUse(name=str(own)), tokens, "key")
+    assert tokens.decode(chat.prompt_ids).startswith("<|im_start|>user\n")
+
+
+def test_an_answer_may_have_begun(tmp_path: Path) -> None:
+    row = {"prompt": "def f():\n", "test": "def check(candidate): assert candidate() == 1", "entry_point": "f"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+    tokens = renderer()
+    [task] = benchmark_tasks(BenchmarkUse(name="humaneval_instruct", path=str(tmp_path)), tokens, "key")
+    assert tokens.decode(task.prompt_ids).endswith(
+        "<|im_start|>assistant\nHere is the completed function:\n```python\ndef f():\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        ([{"country": "Chad"}], {}, r"capitals.jsonl:1: there is no field 'capital'; it has 'country'.*has rows with"),
+        ([{"country": "Chad", "capital": 3}], {}, "expected text in 'capital', found int 3"),
+        ([{"country": "Chad", "capital": None}], {}, "expected text in 'capital', found None"),
+        ([], {}, "holds no rows"),
+        ([ROW], {"max_prompt_tokens": 3}, "has [0-9]+ tokens, above its limit of 3, and a benchmark leaves no row out"),
+    ],
+)
+def test_rows_of_another_schema(rows: list[Any], changes: dict[str, Any], message: str, own: Path) -> None:
+    (own.parent / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=message) as raised:
+        benchmark_tasks(BenchmarkUse(name=str(own), **changes), renderer(), "evaluation.benchmarks.0")
+    assert "evaluation.benchmarks.0" in str(raised.value)
+
+
+def test_examples_of_a_split_that_is_not_there(tmp_path: Path) -> None:
+    row = {"question": "2+2?", "options": ["3", "4"], "answer": "B", "category": "math", "cot_content": ""}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "validation.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=r"needs 5 examples with category: str 'math' of split .*, and there are 1"):
+        benchmark_tasks(BenchmarkUse(name="mmlu_pro", path=str(tmp_path)), renderer(), "key")
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        ("gsm9k", "no benchmark is called 'gsm9k'; did you mean 'gsm8k'"),
+        ("nowhere.yaml", "nowhere.yaml"),
+        ({"name": "gsm8k", "samples_per_prompt": 2}, "at temperature 0 all 2 samples of a prompt are equal"),
+        ({"name": "gsm8k", "shots": 3}, "shots"),
+    ],
+)
+def test_wrong_benchmarks(use: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RLVRConfig.model_validate({**MINIMAL, "evaluation": {"benchmarks": [use]}})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("prompt: '{{country'", "is no Jinja template"),
+        ("graders: [{type: exact_mach}]", "exact_mach"),
+        ("columns: {country: word}", "columns"),
+        ("shots: {answer: x}", "set either `rows` or `split`"),
+        ("shots: {answer: x, split: train}", "`split` and `count`"),
+    ],
+)
+def test_a_wrong_file_is_explained_with_its_line(line: str, message: str, own: Path) -> None:
+    own.write_text(yaml.safe_dump(yaml.safe_load(own.read_text()) | yaml.safe_load(line)))
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_benchmark(str(own))
+    assert "capitals.yaml" in str(raised.value)
+
+
+def test_a_run_has_room_for_its_benchmarks() -> None:
+    evaluation = {"benchmarks": [{"name": "gsm8k", "max_response_tokens": 100}]}
+    config = RLVRConfig.model_validate({**MINIMAL, "evaluation": evaluation})
+    assert config.context_window == 2148
+    assert config.longest_evaluated == (2148, "evaluation.benchmarks: max_prompt_tokens + max_response_tokens = 2148")
+    assert config.domain_rewards["benchmark/gsm8k"] == (
+        "benchmark/gsm8k/strict_match",
+        "benchmark/gsm8k/flexible_extract",
+    )
+    assert [getattr(one, "weight", None) for one in config.scoring][-2:] == [1.0, 0.0]
+    with pytest.raises(ConfigError, match="it measures nothing"):
+        RLVRConfig.model_validate({**MINIMAL, "evaluation": {"every": 5}})
+    with pytest.raises(ConfigError, match="two benchmarks are called 'gsm8k'"):
+        RLVRConfig.model_validate({**MINIMAL, "evaluation": {"benchmarks": ["gsm8k", "gsm8k"]}})
+
+
+def test_places_of_a_command_line() -> None:
+    assert chosen_benchmarks(["gsm8k,ifeval"], ["ifeval=/data"], {"limit": 3, "form": None}) == [
+        {"name": "gsm8k", "limit": 3},
+        {"name": "ifeval", "limit": 3, "path": "/data"},
+    ]
+    for place in ("math500=/x", "gsm8k"):
+        with pytest.raises(ConfigError, match="expected NAME=PATH with one of the benchmarks gsm8k"):
+            chosen_benchmarks(["gsm8k"], [place], {})
+
+
+@pytest.mark.parametrize("option", ["--limit=3", "--data=gsm8k=x", "-o=x.json", "--temperature=0", "--form=chat"])
+def test_options_of_benchmarks_need_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", "--config", "x.yaml", "--model", "m", option]) == 2
+    assert "belongs to benchmarks" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""The figures of benchmarks: intervals, pass@k, differences of models, and how they are joined with a run's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests_support import group, task
+
+from roll_like.config.benchmarks import BenchmarkUse
+from roll_like.config.evaluation import EvaluationConfig
+from roll_like.errors import ConfigError
+from roll_like.rollout.benchmarks import (
+    BenchmarkEvaluator,
+    BenchmarkResult,
+    benchmark_results,
+    benchmark_sampling,
+    interval,
+    paired_difference,
+)
+from roll_like.rollout.collection import Collected
+from roll_like.rollout.metrics import evaluation_metrics
+from roll_like.run.measure import MeasuredModel, result_tables, results_json, score_differences
+from roll_like.types import Failure, Group, Scored
+from roll_like.values import Mean, reduce
+
+USE = BenchmarkUse.model_validate({"name": "gsm8k", "temperature": 1.0, "samples_per_prompt": 2})
+
+
+def collected(groups: Sequence[Group[Scored]], rejected: Sequence[Group[Scored]] = ()) -> Collected:
+    return Collected(groups=tuple(groups), rejected=tuple(rejected), failures=(), started=len(groups), tokens=1)
+
+
+def measured(rewards: Sequence[Sequence[float]], use: BenchmarkUse = USE) -> BenchmarkResult:
+    groups = [group(task(index, source=use.domain), list(values)) for index, values in enumerate(rewards)]
+    [result] = benchmark_results(collected(groups), [use])
+    return result
+
+
+def test_the_interval_is_wilson_s_where_values_are_0_and_1() -> None:
+    # Newcombe 1998 (Statistics in Medicine 17:857), table I: 81 of 263 and 0 of 20, method 3
+    found = interval([1.0] * 81 + [0.0] * 182)
+    assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+    assert (interval([0.0] * 20).low, round(interval([0.0] * 20).high, 4)) == (0.0, 0.1611)
+    assert math.isnan(interval([]).value)
+
+
+def test_the_interval_covers_the_mean_of_few_tasks_with_several_answers() -> None:
+    draws = np.random.default_rng(0)
+    inside, widths, trials, truth = 0, [], 2000, 0.5
+    for _ in range(trials):
+        chances = draws.beta(2, 2, 30)
+        found = interval(list(draws.binomial(8, chances) / 8))
+        inside += found.low <= truth <= found.high
+        widths.append(found.high - found.low)
+    assert 0.93 <= inside / trials <= 0.97
+    assert float(np.mean(widths)) < interval([0.0, 1.0] * 15).high - interval([0.0, 1.0] * 15).low
+
+
+def test_the_difference_of_two_models_is_over_the_tasks_that_both_have() -> None:
+    first = {str(index): float(index % 2) for index in range(100)}
+    second = {**{str(index): 1.0 for index in range(50)}, **{str(index): first[str(index)] for index in range(50, 90)}}
+    found = paired_difference(first, second)
+    assert (found.tasks, round(found.value, 4)) == (90, round(25 / 90, 4))
+    # 25 pairs +1, 65 pairs 0 and Agresti and Min's two: (25 + ½ - ½)/92 ± 1.96 √(((25 + 1) - 25²/92)/92)/√92
+    centre, error = 25 / 92, 1.959964 * math.sqrt((26 - 25**2 / 92) / 92 / 92)
+    assert (found.low, found.high) == (pytest.approx(centre - error), pytest.approx(centre + error))
+    assert paired_difference(first, first).low < 0 < paired_difference(first, first).high
+
+
+def test_the_difference_covers_the_truth_for_few_tasks() -> None:
+    draws, inside, trials = np.random.default_rng(1), 0, 2000
+    for _ in range(trials):
+        easy = draws.random(30)
+        first = {str(index): float(draws.random() < 0.5 * chance) for index, chance in enumerate(easy)}
+        second = {str(index): float(draws.random() < 0.5 * chance + 0.3) for index, chance in enumerate(easy)}
+        found = paired_difference(first, second)
+        inside += found.low <= 0.3 <= found.high
+    assert 0.93 <= inside / trials <= 0.98
+
+
+def test_figures_are_over_tasks() -> None:
+    result = measured([[1, 1], [1, 0], [0, 0]])
+    assert {name: one.value for name, one in result.figures.items()} == {
+        "avg@2": 0.5,
+        "pass@1": 0.5,
+        "pass@2": pytest.approx(2 / 3),
+        "r": 0.5,
+    }
+    assert list(result.tasks.values()) == [1.0, 0.5, 0.0]
+
+
+def test_a_task_that_lost_an_answer_counts_in_the_mean_alone() -> None:
+    lost = Failure(stage="generate", name="0", error="gone", origin="x:1")
+    groups = [group(task(0, source=USE.domain), [1.0, 1.0]), group(task(1, source=USE.domain), [0.0])]
+    rejected: list[Group[Scored]] = [Group(task=task(2, source=USE.domain), samples=(), failures=(lost, lost))]
+    groups[1] = replace(groups[1], failures=(lost,))
+    [result] = benchmark_results(collected(groups, rejected), [USE])
+    assert (result.figures["avg@2"].value, result.figures["avg@2"].tasks) == (0.5, 2)
+    assert (result.figures["pass@2"].value, result.figures["pass@2"].tasks) == (1.0, 1)
+    assert result.failures == 3
+
+
+def test_a_benchmark_without_a_scored_answer_has_no_figure() -> None:
+    [result] = benchmark_results(collected([]), [USE])
+    text = json.dumps(result.as_json(), allow_nan=False)
+    assert math.isnan(BenchmarkResult.from_json(json.loads(text)).figures["avg@2"].value)
+
+
+class FakeEvaluator:
+    """Brings given groups."""
+
+    def __init__(self, groups: Sequence[Group[Scored]], k: int) -> None:
+        self._groups, self._k = groups, k
+
+    def evaluate(self):  # type: ignore[no-untyped-def]
+        found = collected(self._groups)
+        return evaluation_metrics(found, self._k), found
+
+
+def test_a_run_measures_its_own_tasks_and_benchmarks() -> None:
+    schedule = EvaluationConfig.model_validate({"benchmarks": ["gsm8k", "ifeval"]})
+    own = FakeEvaluator([group(task(0), [0.25, 0.25])], 2)
+    gsm8k = FakeEvaluator([group(task(0, source="benchmark/gsm8k"), [1.0])], 1)
+    ifeval = FakeEvaluator([group(task(0, source="benchmark/ifeval"), [0.5])], 1)
+    evaluator = BenchmarkEvaluator({"": own, "gsm8k": gsm8k, "ifeval": ifeval}, schedule)  # type: ignore[dict-item]
+    metrics, answers = evaluator.evaluate()
+    values = reduce(metrics)
+    assert (values["eval/avg"], values["eval/benchmark/gsm8k/avg"], values["eval/benchmark/ifeval/avg"]) == (
+        0.25,
+        1,
+        0.5,
+    )
+    assert values["eval/benchmarks"] == 0.75
+    assert len(answers.groups) == 3
+    assert (evaluator.score(values), evaluator.score({"eval/benchmarks": 0.75})) == (0.25, 0.75)
+    assert (evaluator.due(0, 5), evaluator.due(3, 5), evaluator.due(5, 5)) == (True, False, True)
+
+
+def test_graders_have_their_own_names_in_metrics() -> None:
+    use = BenchmarkUse(name="gsm8k")
+    named = [str(grader.name) for grader in use.rewards()]  # type: ignore[attr-defined]
+    assert named == ["benchmark/gsm8k/strict_match", "benchmark/gsm8k/flexible_extract"]
+    sample = group(task(0, source=use.domain), [1.0])
+    rewards = dict.fromkeys(named, 1.0)
+    scored = replace(sample, samples=tuple(replace(one, rewards=rewards) for one in sample.samples))
+    schedule = EvaluationConfig.model_validate({"benchmarks": ["gsm8k"]})
+    evaluator = BenchmarkEvaluator({"gsm8k": FakeEvaluator([scored], 1)}, schedule)  # type: ignore[dict-item]
+    assert evaluator.evaluate()[0]["eval/benchmark/gsm8k/reward/strict_match"] == Mean(1.0)
+    [result] = benchmark_results(collected([scored]), [use])
+    assert list(result.figures) == ["avg@1", "strict_match", "flexible_extract"]
+
+
+def test_a_benchmark_s_sampling_may_be_changed() -> None:
+    use = BenchmarkUse(name="aime24", samples_per_prompt=8, max_response_tokens=100)
+    sampling = benchmark_sampling(use)
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop) == (0.6, 0.95, 100, ())
+    assert use.changed_keys == {"samples_per_prompt": 8, "max_response_tokens": 100}
+    assert BenchmarkUse(name="aime24").changed_keys == {}
+
+
+def model(name: str, rewards: Sequence[Sequence[float]], **changed: object) -> MeasuredModel:
+    protocols = {"gsm8k": {"protocol": "p", "changed": changed}}
+    return MeasuredModel(name=name, results=[measured(rewards)], protocols=protocols)
+
+
+def test_models_are_compared_in_tables_and_json(tmp_path: Path) -> None:
+    first, second = model("a", [[0, 0], [1, 0]]), model("b", [[1, 1], [1, 1]])
+    text = json.dumps(results_json([first, second]), allow_nan=False)
+    (tmp_path / "old.json").write_text(text)
+    again = MeasuredModel.read(tmp_path / "old.json")
+    assert results_json(again) == json.loads(text)
+    [difference] = json.loads(text)["differences"]
+    assert (difference["from"], difference["to"], difference["value"], difference["tasks"]) == ("a", "b", 0.75, 2)
+    figures, compared = result_tables([first, second])
+    assert [column.header for column in figures.columns] == ["benchmark", "figure", "tasks", "a", "b"]
+    assert next(iter(compared.columns[1].cells)).startswith("+0.750 [")
+    assert len(list(result_tables([first]))) == 1
+
+
+def test_what_was_measured_otherwise_is_not_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a and b were measured on gsm8k in different ways: temperature differs"):
+        score_differences(model("a", [[1, 1]]), model("b", [[1, 1]], temperature=0.1))
+    assert score_differences(model("a", [[1, 1]]), model("b", [[1, 1]], limit=1))[0]["value"] == 0
+    (tmp_path / "other.json").write_text('{"eval/avg": 1}')
+    with pytest.raises(ConfigError, match="expected what `roll-like eval --benchmark"):
+        MeasuredModel.read(tmp_path / "other.json")
