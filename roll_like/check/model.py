@@ -105,6 +105,16 @@ def _engine_computes_as_training(config: RunConfig, model: Any) -> Iterator[Find
         return
     window, longest = getattr(model, "sliding_window", None), config.longest_sample
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+    # of compressed keys (kv_lora_rank) the engine makes heads of another width
+    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    if not getattr(model, "kv_lora_rank", None):
+        obstacle = plugin.heads_obstacle(width, device=config.resources.device)
+        if obstacle is not None:
+            yield Finding(
+                "error",
+                "inference.type",
+                f"{obstacle}, and the model's have {width}; use another engine (inference.type: hf), or a GPU",
+            )
     obstacle = plugin.length_obstacle(str(model.model_type), window, longest)
     if obstacle is not None:
         yield Finding(

@@ -118,6 +118,17 @@ class EnginePlugin:
         return None
 
     @classmethod
+    def heads_obstacle(cls, head_dim: int, *, device: str) -> str | None:
+        """Return that the engine computes no attention heads of a width; None where it does.
+
+        Args:
+            head_dim: Numbers of a query head.
+            device: `cpu` or `cuda`.
+        """
+        del head_dim, device
+        return None
+
+    @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
         """Return what keeps the engine from telling the experts of its tokens; None where it can.
 

@@ -152,6 +152,58 @@ def test_one_of_two_engines_dies(
     assert "engine 1 was replaced in" in run.output
 
 
+def divided(directory: Path, model: Path) -> Path:
+    """A run whose two ranks divide the matrices of every layer."""
+    training = {
+        "max_tokens_per_micro_batch": 128,
+        "backend": "fsdp2",
+        "zero_stage": 3,
+        "workers": 2,
+        "tensor_parallel": 2,
+        "optimizer": {"lr": 1.0e-3},
+    }
+    return write_run(
+        directory,
+        model,
+        resources=TWO_RANKS,
+        steps=3,
+        training=training,
+        checkpoint={"every": 2, "export": True},
+    )
+
+
+@pytest.fixture(scope="module")
+def divided_undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Ended:
+    return ended(divided(tmp_path_factory.mktemp("divided"), model))
+
+
+@pytest.mark.parametrize(
+    ("rank", "owner", "method", "call"),
+    [
+        (0, TrainingEngine, "forward_backward", 2),
+        (1, TrainingEngine, "forward_backward", 3),
+        (1, WeightSync, "push", 3),
+        (1, TrainingEngine, "save", 1),
+    ],
+)
+def test_any_rank_of_those_that_divide_matrices_dies(
+    tmp_path: Path,
+    model: Path,
+    divided_undisturbed: Ended,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    owner: type[Any],
+    method: str,
+    call: int,
+) -> None:
+    at(monkeypatch, owner, method, call, lambda _: kill(workers["training"]._actors[rank]))
+    run = ended(divided(tmp_path, model))
+    same(run, divided_undisturbed)
+    assert f"training worker {rank} in" in run.output
+    assert "every rank of the trained models was replaced in" in run.output
+
+
 def test_a_trainer_that_dies_while_the_only_engine_waits_for_its_weights(
     tmp_path: Path, model: Path, undisturbed: Ended, workers: dict[str, Cluster[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

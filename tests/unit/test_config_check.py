@@ -234,6 +234,9 @@ def test_windows_that_vllm_computes_otherwise(make: Make, files: Path, tiny_mode
     assert "are longer than the window of 95" in message
     assert found(**{**cohere, "sliding_window": 96}) == []
     assert found(model_type="mistral", sliding_window=95) == []
+    (message,) = found(head_dim=16, num_attention_heads=8, num_key_value_heads=4)
+    assert message.startswith("vLLM's attention on CPU computes heads of 32, 64, 80, ")
+    assert "and the model's have 16; use another engine (inference.type: hf), or a GPU" in message
 
 
 def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path: Path) -> None:

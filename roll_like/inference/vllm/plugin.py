@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from roll_like.inference.interface import AdapterSpec, EngineSpec, InferenceEngine, JudgeServer
     from roll_like.inference.weight_transfer.interface import WeightTransfer
 
+#: Widths of heads that vLLM's attention on CPU is compiled for (0.32).
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
 
 @INFERENCE_ENGINES.register("vllm")
 class VLLMPlugin(EnginePlugin):
@@ -93,6 +96,13 @@ class VLLMPlugin(EnginePlugin):
         if model_type != "cohere2" or window is None or tokens <= window:
             return None
         return f"vLLM lets windows of {model_type} reach one token further than training does"
+
+    @classmethod
+    def heads_obstacle(cls, head_dim: int, *, device: str) -> str | None:
+        """Return that vLLM's attention on CPU is made for some widths of heads only, where this is no such."""
+        if device != "cpu" or head_dim in CPU_HEADS:
+            return None
+        return f"vLLM's attention on CPU computes heads of {', '.join(map(str, CPU_HEADS))} numbers"
 
     @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:

@@ -94,6 +94,7 @@ def send_buckets(
             fingerprints.update((name, fingerprint(tensor, seed)) for name, tensor in tensors)
             total += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
             count += 1
+            del tensors  # before the next ones are gathered
     finally:
         # all ranks gather, and would wait for ever for one that does not
         deque(buckets, maxlen=0)
