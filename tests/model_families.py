@@ -22,6 +22,13 @@ _SIZES = {
 }
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 0, **_LAYERS},
@@ -37,13 +44,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         "num_experts": 4,
         "shared_expert_intermediate_size": 24,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "layer_types": ["linear_attention", "full_attention"],
+        **_DELTA,
         **_EXPERTS,
     },
+    "qwen3_5_text": _DELTA,
+    "olmo_hybrid": {**_DELTA, "linear_num_key_heads": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     "smollm3": {"no_rope_layers": [1, 0]},
     "glm4": {},
@@ -116,6 +121,8 @@ WINDOWED = tuple(name for name in ATTENDING if "sliding_window" in _FAMILIES[nam
 CAPPED = ("gemma2", "gpt_oss")
 #: Families with layers that have a state.
 RECURRENT = ("qwen3_next", "lfm2")
+#: Those whose layers compute each sample of a row by itself.
+GATED_DELTA = ("qwen3_next", "qwen3_5_text", "olmo_hybrid")
 
 
 def make_family(name: str, *, seed: int = 0, **changes: Any) -> Any:

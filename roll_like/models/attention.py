@@ -31,12 +31,14 @@ class AttentionLayers:
         count: Layers that attend; None where the configuration does not tell.
         windows: How many of them have a sliding window.
         window: Tokens that those see, the query itself included.
+        by_sample: Whether layers with a state compute each sample of a row by itself (`training/recurrent.py`).
     """
 
     recurrent: tuple[str, ...]
     count: int | None
     windows: int
     window: int | None
+    by_sample: bool = False
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> AttentionLayers:
@@ -65,6 +67,8 @@ class AttentionLayers:
             count=None if any(name.startswith("hybrid") for name in recurrent) else types.count(_FULL) + windows,
             windows=windows,
             window=window if windows else None,
+            # gated delta layers: Qwen3-Next, Qwen3.5, OLMo Hybrid
+            by_sample=recurrent == ("linear_attention",) and hasattr(text, "linear_num_value_heads"),
         )
 
     def refuse_sharing(self, key: str | None) -> None:
@@ -74,7 +78,7 @@ class AttentionLayers:
             key: What puts several samples into one row: a key of the configuration that can be set to false, or
                 `ALWAYS_SHARED`; None where a row holds one.
         """
-        if not self.recurrent or key is None:
+        if not self.recurrent or self.by_sample or key is None:
             return
         raise ConfigError(
             f"the model has layers of the type {self.recurrent[0]}, whose state runs through a row from one sample to "

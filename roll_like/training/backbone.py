@@ -17,6 +17,7 @@ from roll_like.models.vision import SeenTokens, seen_inputs, sees_images
 from roll_like.training import varlen
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.joined import joined_attention, use_joined_attention
+from roll_like.training.recurrent import begin_states_anew
 from roll_like.training.segments import RowSegments, Scores
 
 #: How far an output may move, as a share of the largest, where another sample's token changes: rounding only.
@@ -105,6 +106,8 @@ def use_row_attention(
         probe_attention(causal_lm.base_model, layers)
         return
     use_dense_attention(causal_lm)
+    if layers.by_sample:
+        begin_states_anew(causal_lm)
     calls = probe_attention(causal_lm.base_model, layers)
     if attention == "auto" and device == "cuda" and not layers.recurrent and not sees_images(causal_lm.config):
         attention = _fastest(causal_lm, calls)
@@ -136,7 +139,8 @@ def probe_attention(backbone: Any, layers: AttentionLayers) -> list[tuple[int, S
         ConfigError: They saw it, or layers with a sliding window are not told apart from others.
     """
     tokens_BL = torch.tensor([[0, 1, 2, 3], [0, 4, 2, 3]])
-    rows = ([0, 1, 1, 1], [0, 1, 2, 3]) if layers.recurrent else ([0, 1, 2, 2], [0, 1, 1, 2])
+    mixes = bool(layers.recurrent) and not layers.by_sample
+    rows = ([0, 1, 1, 1], [0, 1, 2, 3]) if mixes else ([0, 1, 2, 2], [0, 1, 1, 2])
     segments_BL, positions_BL = (torch.tensor([row, row]) for row in rows)
     calls: list[tuple[int, Scores]] = []
     segments = RowSegments(segments_BL, positions_BL, calls=calls)
@@ -146,7 +150,7 @@ def probe_attention(backbone: Any, layers: AttentionLayers) -> list[tuple[int, S
             hidden_ND = run_backbone(backbone, tokens_BL, segments, torch.arange(8)).float()
     except TypeError as error:  # its forward pass takes no further arguments
         raise ConfigError(f"{kind} cannot be given the rows of samples: {error}", fix=_OTHER_MODEL) from error
-    if not layers.recurrent:
+    if not mixes:
         moved = float((hidden_ND[2:4] - hidden_ND[6:]).abs().max() / hidden_ND.abs().max())
         if moved > _ROUNDING.get(backbone.dtype, _COARSE_ROUNDING):
             raise ConfigError(

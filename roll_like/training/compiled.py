@@ -39,5 +39,8 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
     AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
     layers: list[Any] = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
     for layer in layers:
+        if hasattr(layer, "linear_attn"):  # which samples it begins anew for is Python too
+            mixer: Any = layer.linear_attn
+            mixer.forward = torch.compiler.disable(mixer.forward)  # type: ignore[no-untyped-call]
         layer.forward = torch.compile(layer.forward, backend=backend, dynamic=True)
     return len(layers)

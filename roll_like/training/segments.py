@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roll_like.training.rows import PADDING, PREFIX_STRIDE
 from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
-from roll_like.training.sequences import Sequences
+from roll_like.training.sequences import SampleRows, Sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class RowSegments:
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _longest: int | None = None
     _sequences: Sequences | None = None
+    _samples: SampleRows | None = None
 
     def mask(self, window: int | None = None) -> Tensor:
         """Return which token may attend to which: bool, shape [B, 1, L, L].
@@ -89,6 +90,13 @@ class RowSegments:
         if self._sequences is None:
             self._sequences = Sequences.of(self.segment_ids_BL)
         return self._sequences
+
+    @property
+    def samples(self) -> SampleRows:
+        """The samples of the rows, each as a row of its own."""
+        if self._samples is None:
+            self._samples = self.sequences.as_rows()
+        return self._samples
 
     def own_targets(self, sources_N: Tensor) -> OwnTargets:
         """Return which targets this rank computes: those before which its tokens stand.

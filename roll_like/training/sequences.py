@@ -26,6 +26,20 @@ from roll_like.types import IntArray
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class SampleRows:
+    """The samples of rows, each as a row of its own; S samples of at most K tokens.
+
+    Attributes:
+        tokens_SK: Where each token of a sample is in the flattened rows [B·L]; −1 for padding, which follows it.
+        own_SK: Which of them are the sample's alone, or read from this sample where several share them: each token of
+            the rows is in one place.
+    """
+
+    tokens_SK: Tensor
+    own_SK: Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Sequences:
     """The sequences of a micro-batch whose rows are joined to T tokens without padding; K keys in all.
 
@@ -83,6 +97,17 @@ class Sequences:
     def longest(self) -> tuple[int, int]:
         """Most queries and most keys of a sequence."""
         return int(np.diff(self.query_ends).max()), int(np.diff(self.key_ends).max())
+
+    def as_rows(self) -> SampleRows:
+        """Return the samples as rows; queries of a sequence are the tokens of its own."""
+        keys_K = torch.arange(len(self.kept_T), device=self.kept_T.device) if self.keys_K is None else self.keys_K
+        count, longest = len(self.key_ends) - 1, self.longest[1]
+        begins, ends = self.key_ends_S[:-1, None].long(), self.key_ends_S[1:, None].long()
+        queries = (self.query_ends_S[1:] - self.query_ends_S[:-1])[:, None].long()
+        place_SK = begins + torch.arange(longest, device=keys_K.device).expand(count, longest)
+        inside_SK = place_SK < ends
+        tokens_SK = self.kept_T[keys_K[place_SK.clamp(max=len(keys_K) - 1)]]
+        return SampleRows(tokens_SK.where(inside_SK, -1), inside_SK & (place_SK >= ends - queries))
 
     def gathered(self, tokens_TGD: Tensor) -> Tensor:
         """Return keys or values of all sequences, shape [K, G, D]."""

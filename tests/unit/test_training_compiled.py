@@ -37,7 +37,7 @@ def compiled(model: Any, attention: Any = "dense", backend: Any = "eager") -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["llama", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo3", "phi3", "gpt_oss"],
+    ["llama", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo3", "phi3", "gpt_oss", "qwen3_next"],
 )
 def test_values_and_gradients_equal_transformers(family: str) -> None:
     logprobs, gradient = compared(family, ROWS, compiled)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_attention
-from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, RECURRENT, WINDOW, WINDOWED, make_family
+from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, GATED_DELTA, RECURRENT, WINDOW, WINDOWED, make_family
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import SDPBackend
 
@@ -405,19 +405,48 @@ def test_layers_with_a_state_run_one_sample_a_row(family: str) -> None:
     assert gradient < 1e-5
 
 
-@pytest.mark.parametrize("family", RECURRENT)
-def test_layers_with_a_state_are_refused_where_samples_share_a_row(family: str) -> None:
-    model = make_family(family)
-    with pytest.raises(
-        ConfigError, match=r"layers of the type (linear_attention|conv).* training.share_prompts"
-    ) as said:
+def test_layers_with_a_state_are_refused_where_samples_share_a_row() -> None:
+    model = make_family("lfm2")
+    with pytest.raises(ConfigError, match=r"layers of the type conv.* training.share_prompts") as said:
         for_rows(model)
     assert said.value.fix == "set training.share_prompts: false"
     with pytest.raises(ConfigError) as said:
         use_row_attention(model, row_sharing=ALWAYS_SHARED)
     assert said.value.fix == "set model.path to a model without such layers"
-    # they would leak
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_layers_with_a_state_would_leak(family: str) -> None:
     assert compared(family, "a prompt's responses share a row", use_dense_attention)[0] > 0.01
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", GATED_DELTA)
+def test_gated_delta_layers_begin_each_sample_anew(family: str, form: str, checkpointing: bool) -> None:
+    def prepare(model: Any) -> None:
+        use_row_attention(model, row_sharing=ALWAYS_SHARED)  # as with pairs
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.train()
+
+    logprobs, gradient = compared(family, form, prepare)
+    assert logprobs < 1e-5
+    assert gradient < 1e-5
+
+
+def test_a_state_that_is_not_begun_anew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.training.backbone.begin_states_anew", lambda model: None)
+    with pytest.raises(ConfigError, match="lets a sample see other samples of its row"):
+        for_rows(make_family("qwen3_next"))
+
+
+def test_samples_of_rows_are_rows() -> None:
+    """A prompt of two tokens with responses of two and of three; a row of one sample, and padding."""
+    segments = torch.tensor([[0, 0, 1, 1, 2, 2, 2], [0, 1, 1, -1, -1, -1, -1]])
+    samples = sequences.Sequences.of(segments).as_rows()
+    assert samples.tokens_SK.tolist() == [[0, 1, 2, 3, -1], [0, 1, 4, 5, 6], [7, 8, 9, -1, -1]]
+    assert samples.own_SK.int().tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]
 
 
 def test_layers_that_attend_in_other_ways_are_refused() -> None:
