@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -68,6 +68,7 @@ class EngineCapabilities:
         prompt_logprobs: Whether it tells the log-probabilities of given tokens. With them, what engines and trainer
             compute is compared after weight syncs.
         top_logprobs: How many of the likeliest tokens it tells at each position, of samples and of given tokens.
+        weight_changes: Whether it keeps what it was sent, so that changes are enough (`InferenceEngine.held_weights`).
     """
 
     weight_transports: tuple[WeightTransport, ...] = (SHARED_MEMORY,)
@@ -76,6 +77,7 @@ class EngineCapabilities:
     pause: bool = False
     prompt_logprobs: bool = False
     top_logprobs: int = 0
+    weight_changes: bool = False
 
 
 class EngineConfig(PluginConfig):
@@ -103,6 +105,16 @@ class EngineConfig(PluginConfig):
         default=None,
         description="Largest mean difference that a probe accepts; a larger one ends the run. Nats; default: 0.01 in "
         "float32, 0.05 in float16, 0.1 in bfloat16.",
+    )
+
+    weight_sync: Literal["auto", "full", "delta"] = Field(
+        default="auto",
+        description="What travels where weights go through Ray, to engines on other machines: all (`full`), or values "
+        "that have changed (`delta`), for a copy of the weights in host memory on both sides. `auto`: what takes less "
+        "time here. In shared memory, between GPUs and of adapters everything is sent.",
+    )
+    full_sync_every: PositiveInt = Field(
+        default=20, description="Of so many weight syncs one is full; also any after an engine or the trainer started."
     )
 
     @property
@@ -206,6 +218,7 @@ def engine_violations(engine: EngineConfig, resources: ResourcesConfig) -> Itera
             f"weights would travel to the engines by {' or '.join(here)} here, and the engine "
             f"{engine.type!r} takes them by {', '.join(taken)}; use inference.type: {DEFAULT_ENGINE}, or one node",
         )
+    yield from _delta_violations(engine, weight_backend(engine, resources))
     if not engine.capabilities.prompt_logprobs:
         for key in engine.changed("probe_every", "probe_tolerance"):
             yield Violation(
@@ -214,6 +227,23 @@ def engine_violations(engine: EngineConfig, resources: ResourcesConfig) -> Itera
                 f"probed and this has no effect; remove it, or use inference.type: {DEFAULT_ENGINE}",
             )
     yield from engine.violations(resources)
+
+
+def _delta_violations(engine: EngineConfig, backend: str | None) -> Iterator[Violation]:
+    """Yield `weight_sync` where all weights are sent, and the key beside it that has no effect then."""
+    obstacle = None
+    if backend != OBJECT_STORE.name:
+        obstacle = (
+            f"weights travel by {backend} here, where the trainer's tensors are read as they are and leaving out what "
+            "did not change saves nothing (docs/benchmarks.md)"
+        )
+    elif not engine.capabilities.weight_changes:
+        obstacle = f"the engine {engine.type!r} keeps no copy of what it was sent"
+    if obstacle is not None and engine.weight_sync == "delta":
+        yield Violation(("inference", "weight_sync"), f"{obstacle}; set it to auto or full")
+    elif (obstacle is not None or engine.weight_sync == "full") and engine.changed("full_sync_every"):
+        obstacle = obstacle or "inference.weight_sync is full"
+        yield Violation(("inference", "full_sync_every"), f"{obstacle}, so every sync is full; remove the key")
 
 
 def adapter_violations(

@@ -304,6 +304,10 @@ class InferenceEngine(ABC):
     async def start_weight_update(self) -> None:
         """Freeze generation until `resume`, and get ready for new weights. May follow `wake`: it is frozen then."""
 
+    async def held_weights(self) -> str:
+        """Return which send of buckets this engine keeps, so that what changed since then is enough; empty if none."""
+        return ""
+
     @abstractmethod
     async def update_weights(self, info: Mapping[str, Any]) -> None:
         """Load one bucket of tensors.

@@ -130,8 +130,12 @@ class TaskEngine(PolledEngine):
         if engine is not None:
             await self._shut_down(engine)
             self._output.join(CLOSE_SECONDS)
-        self._buckets.clear()
+        self._buckets.close()
         self._arrived.set()
+
+    async def held_weights(self) -> str:
+        """Return which send is kept here. See `InferenceEngine.held_weights`."""
+        return self._buckets.held
 
     # ---- requests ------------------------------------------------------------------------------
 

@@ -144,6 +144,8 @@ mismatch/ratio_p50 | – | ratio median | Median of that ratio.
 mismatch/ratio_p99 | – | ratio p99 | 99 % quantile of that ratio.
 mismatch/logprob_pearson | – | pearson | Correlation of the engine's and the trainer's log-probabilities.
 sync/probe | nats | probe | Mean difference of engine's and trainer's log-probabilities of fixed tokens.
+sync/sent_bytes | bytes | sent | What weight syncs of the step sent to each engine.
+sync/changed_share | share | changed | Share of the weights that differed from those sent before, where compared.
 mismatch/<name> | – | <name> | A further figure of that difference, or of its correction.
 correction/weight | – | weight | Mean importance weight of the correction for that difference.
 correction/capped_fraction | share | capped | Share of tokens whose importance weight was out of bounds.

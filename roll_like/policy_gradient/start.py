@@ -183,6 +183,8 @@ class _Sender:
         wanted = (self._trained.restarts, self._inference.membership)
         if self._connected == wanted:
             return
+        from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
+
         config, ranks = self._config, self._trained.cluster
         plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
         transfer = plugin.weight_transfer(
@@ -191,6 +193,9 @@ class _Sender:
             len(config.resources.devices_of("inference")) // config.inference.replicas,
             lambda: ranks.on(0, TrainingRank.address),
         )
+        if isinstance(transfer, SharedMemoryTransfer) and not self._inference.takes_adapters:
+            settings = config.inference
+            transfer = replace(transfer, sync=settings.weight_sync, full_every=settings.full_sync_every)
         with self._trained.resident("weights"):
             ranks.everywhere(TrainingRank.connect_weights, transfer, self._inference.takes_adapters)
         self._connected = wanted

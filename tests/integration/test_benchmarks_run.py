@@ -27,6 +27,7 @@ COLUMNS = {
     },
     "data_check": {f"{which}_{what}" for which in ("first", "second") for what in ("seconds", "cpu_seconds", "gib")},
     "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
+    "delta_sync": {"1e-05", "mbit"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "quantised_base": {f"{kind}_{name}" for kind in ("nf4", "fp4") for name in ("mb", "nll", "difference")},
     "recovery": {f"{role}_{name}" for role in ("training", "inference") for name in ("to_next_step", "step", "stall")},

@@ -75,7 +75,7 @@ def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, 
         tmp_path,
         tiny_model,
         steps=3,
-        inference=inference,
+        inference={**inference, "weight_sync": "delta"},
         checkpoint={"at_end": False, "export": False},
         resources={
             "device": "cpu",
@@ -97,6 +97,7 @@ def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, 
         assert step["sync/tensors_checked"] > 10
         assert step["mismatch/logprob_difference"] < 1e-4
         assert step["staleness/max"] == 0
+        assert 0 < step["sync/changed_share"] <= 1
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch may have GPUs here")

@@ -16,6 +16,7 @@ from config_files import MINIMAL, changed, write
 import roll_like
 from roll_like.check.plan import plan
 from roll_like.config.inference import (
+    OBJECT_STORE,
     SHARED_MEMORY,
     WEIGHT_TRANSPORTS,
     EngineCapabilities,
@@ -109,6 +110,34 @@ def test_settings_of_the_probe_are_refused_where_nothing_is_probed(
     engine = type(configured(users_engine).inference)
     monkeypatch.setattr(engine, "capabilities", EngineCapabilities(prompt_logprobs=True))
     assert configured(users_engine, "inference.probe_every=3").inference.probe_every == 3
+
+
+NODES = (
+    "resources.nodes=2",
+    "resources.address=auto",
+    "resources.devices_per_node=1",
+    "resources.device_mapping={training: '0', inference: '1'}",
+)
+
+
+def test_changes_alone_are_refused_where_weights_do_not_travel(
+    users_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"inference\.weight_sync: weights travel by shared_memory here"):
+        configured(users_engine, "inference.weight_sync=delta")
+    with pytest.raises(ConfigError, match=r"inference\.full_sync_every: weights travel by shared_memory here"):
+        configured(users_engine, "inference.full_sync_every=5")
+    engine = type(configured(users_engine).inference)
+    transports = (SHARED_MEMORY, OBJECT_STORE)
+    monkeypatch.setattr(engine, "capabilities", EngineCapabilities(weight_transports=transports))
+    with pytest.raises(ConfigError, match=r"inference\.weight_sync: the engine 'parrot' keeps no copy"):
+        configured(users_engine, *NODES, "inference.weight_sync=delta")
+    changes = EngineCapabilities(weight_transports=transports, weight_changes=True)
+    monkeypatch.setattr(engine, "capabilities", changes)
+    assert configured(users_engine, *NODES, "inference.full_sync_every=5").inference.weight_sync == "auto"
+    assert configured(users_engine, *NODES, "inference.weight_sync=delta").inference.full_sync_every == 20
+    with pytest.raises(ConfigError, match=r"full_sync_every: inference\.weight_sync is full, so every sync is full"):
+        configured(users_engine, *NODES, "inference.weight_sync=full", "inference.full_sync_every=5")
 
 
 GPUS = ("resources.device=cuda", "resources.devices_per_node=1", "inference.replicas=2", "training.workers=2")

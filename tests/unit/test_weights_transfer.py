@@ -19,6 +19,7 @@ from roll_like.cluster.progress import Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer import shared_memory
+from roll_like.inference.weight_transfer.delta import CHANGES, KEPT, SendPlan, bits_of
 from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, buckets_of
 from roll_like.inference.weight_transfer.shared_memory import (
@@ -32,6 +33,7 @@ from roll_like.inference.weight_transfer.shared_memory import (
     read_bucket,
 )
 from roll_like.inference.weight_transfer.sync import WeightSync, compare_fingerprints
+from roll_like.values import Last, Sum
 
 
 class Policy:
@@ -321,3 +323,142 @@ def test_buckets_travel_with_their_content_where_memory_is_not_shared() -> None:
     sender.close()
     with pytest.raises(WeightSyncError, match="cannot be mapped"):
         read_bucket(BucketInfo("", 0, 0, size=64, names=[], dtype_names=[], shapes=[], offsets=[], checksums=[]))
+
+
+class Keeping(OtherMachine):
+    """The same engine, which keeps what it was sent."""
+
+    def held_weights(self) -> str:
+        return self.buckets.held
+
+    def finish_weight_update(self, version: int) -> None:
+        super().finish_weight_update(version)
+        self.buckets.clear()
+
+
+class Changing(Policy):
+    """Weights of which a few change, bit by bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors = {name: tensor.bfloat16() for name, tensor in self.tensors.items()}
+        self.tensors |= {"nothing": torch.empty(0, 4), "steps": torch.arange(300)}
+
+    def change(self) -> int:
+        """Change four numbers, also to what compares equal or to nothing; return how many."""
+        weights = self.tensors["layer.q.weight"].view(-1)
+        weights[1] = -weights[1]
+        weights[7] = float("nan")
+        self.tensors["steps"][2] += 1
+        self.tensors["steps"][5] *= -1
+        return 4
+
+
+def keeping(policy: Policy, engines: Any, mode: Any = "delta", full_every: int = 100) -> tuple[WeightSync, Any]:
+    transfer = SharedMemoryTransfer(engines, 4000, by_value=True, sync=mode, full_every=full_every)
+    sender = transfer.connect(policy, rank=0)
+    return WeightSync(sender.send, engines), sender
+
+
+def same_bits(policy: Policy, engine: DictEngines) -> bool:
+    return engine.held.keys() == policy.tensors.keys() and all(
+        torch.equal(bits_of(engine.held[name]), bits_of(tensor))
+        for name, tensor in policy.tensors.items()
+        if tensor.numel()
+    )
+
+
+def test_only_what_changed_travels_and_arrives_bit_by_bit() -> None:
+    policy, engine = Changing(), Keeping()
+    policy.tensors["layer.q.weight"].view(-1)[1] = 0.0  # will be -0.0
+    sync, sender = keeping(policy, engine)
+    first = sync.push()
+    assert (first.sent_bytes or 0) >= first.bytes  # in full, aligned
+    assert first.changed_share is None
+    numbers = sum(tensor.numel() for tensor in policy.tensors.values())
+    for _ in range(3):
+        policy.change()
+        report = sync.push()
+        assert same_bits(policy, engine)
+        assert report.bytes == first.bytes
+        assert report.checked == len(policy.tensors)
+        assert report.changed_share is not None
+        # a NaN stays the same bits after the first time
+        assert round(report.changed_share * numbers) in (3, 4)
+        assert report.sent_bytes is not None
+        assert report.sent_bytes <= 4 * (4 + 8)
+        assert report.metrics["sync/changed_share"] == Last(report.changed_share)
+        assert report.metrics["sync/sent_bytes"] == Sum(float(report.sent_bytes))
+    sender.close()
+    engine.buckets.close()
+    engine.views.clear()
+    assert my_shared_memory() == []
+
+
+def test_a_bucket_that_changed_a_lot_travels_whole() -> None:
+    policy, engine = Changing(), Keeping()
+    sync, sender = keeping(policy, engine)
+    full = sync.push().sent_bytes
+    policy.tensors = {name: tensor + 1 for name, tensor in policy.tensors.items()}
+    report = sync.push()
+    assert report.sent_bytes == full
+    assert report.changed_share is not None
+    assert report.changed_share > 0.9  # 1 is nothing to 300 in bfloat16
+    assert same_bits(policy, engine)
+    sender.close()
+    engine.buckets.close()
+
+
+@pytest.mark.parametrize("doubt", ["another engine", "the version again", "an update that failed", "every so often"])
+def test_everything_travels_after_any_doubt(doubt: str) -> None:
+    policy, engine = Changing(), Keeping()
+    sync, sender = keeping(policy, engine, full_every=3 if doubt == "every so often" else 100)
+    full = sync.push().sent_bytes
+    for _ in range(2):
+        policy.change()
+        assert sync.push().sent_bytes != full
+    policy.change()
+    again = doubt == "the version again"
+    if doubt == "another engine":
+        engine.buckets.close()
+        engine.buckets = LocalBuckets()
+    elif doubt == "an update that failed":
+        assert sender._plan.begin(7, [sender._plan.token]) == "delta"  # a send that does not end
+    assert sync.push(again=again).sent_bytes == full
+    assert same_bits(policy, engine)
+    policy.change()
+    assert sync.push().sent_bytes != full
+    assert same_bits(policy, engine)
+    sender.close()
+    engine.buckets.close()
+
+
+def test_changes_on_a_copy_that_was_altered_are_refused() -> None:
+    policy, engine = Changing(), Keeping()
+    sync, sender = keeping(policy, engine)
+    sync.push()
+    policy.change()
+    engine.buckets._kept[0].view[0] ^= 1
+    with pytest.raises(WeightSyncError, match="arrived changed"):
+        sync.push()
+    with pytest.raises(WeightSyncError, match="does not have the bucket"):
+        LocalBuckets().here({"size": 64, KEPT: ("a", 0), CHANGES: {}})
+    sender.close()
+    engine.buckets.close()
+
+
+def test_auto_takes_what_was_faster_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    plan = SendPlan("auto", 6)
+    seconds, hows = {"full": 5.0, "delta": 6.0}, []
+    for version in range(12):
+        hows.append(plan.begin(version, ["all"] * 2))
+        clock[0] += seconds[hows[-1]]
+        plan.end("all")
+        if version == 5:
+            seconds["delta"] = 1.0
+    # measured after two full ones, and slower; tried again after the next full one, and faster by then
+    assert hows[:6] == ["full", "full", "delta", "full", "full", "full"]
+    assert hows[6:] == ["full", *["delta"] * 5]
+    assert [SendPlan("full", 1).begin(version, ["all"]) for version in (1, 2)] == ["full", "full"]

@@ -14,7 +14,11 @@ class HFConfig(EngineConfig):
     """Transformers generates: deterministic, slow, for comparison and small cases."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        weight_transports=(SHARED_MEMORY, OBJECT_STORE), pause=True, prompt_logprobs=True, top_logprobs=20
+        weight_transports=(SHARED_MEMORY, OBJECT_STORE),
+        pause=True,
+        prompt_logprobs=True,
+        top_logprobs=20,
+        weight_changes=True,
     )
 
     type: Literal["hf"] = Field(default="hf", description="This engine.")

@@ -144,6 +144,7 @@ class HFEngine(PolledEngine):
                 await self._loop_task
             PROGRESS.hold("generate", False)
         self._thread.shutdown(wait=True)
+        self._buckets.close()
         self._model = None
         self._arrived.set()
 
@@ -297,6 +298,10 @@ class HFEngine(PolledEngine):
     async def update_weights(self, info: Mapping[str, Any]) -> None:
         """Load one bucket."""
         await self._compute(self._load_bucket, info)
+
+    async def held_weights(self) -> str:
+        """Return which send is kept here. See `InferenceEngine.held_weights`."""
+        return self._buckets.held
 
     @torch.inference_mode()
     def _load_bucket(self, info: Mapping[str, Any]) -> None:

@@ -63,6 +63,7 @@ class SGLangConfig(PassedThrough, SleepingEngineConfig):
         sleep=True,
         pause=True,
         prompt_logprobs=True,
+        weight_changes=True,
     )
     owned_engine_args: ClassVar[Mapping[str, str]] = OWNED_ENGINE_ARGS
     fixed_engine_args: ClassVar[Mapping[str, str]] = FIXED_ENGINE_ARGS

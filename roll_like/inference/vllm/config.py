@@ -75,6 +75,7 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
         pause=True,
         prompt_logprobs=True,
         top_logprobs=20,  # of `max_logprobs`, as vLLM sets it
+        weight_changes=True,
     )
 
     memory_key: ClassVar[str] = "kv_cache_gib"

@@ -35,11 +35,15 @@ class SendReport:
         fingerprints: Fingerprint of each tensor as it was sent.
         bytes: Their size.
         buckets: How many pieces they went in.
+        sent_bytes: What travelled of them to each engine; None where it was all.
+        changed_share: Share of the numbers that differed from those of the send before; None where none was compared.
     """
 
     fingerprints: Mapping[str, str]
     bytes: int
     buckets: int
+    sent_bytes: int | None = None
+    changed_share: float | None = None
 
 
 class WeightSender(Protocol):

@@ -12,7 +12,7 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,19 @@ from roll_like.cluster.address import own_node
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
+from roll_like.inference.weight_transfer.delta import (
+    CHANGES,
+    KEPT,
+    NOTHING,
+    SendPlan,
+    SyncMode,
+    apply_changes,
+    bits_of,
+    changes_bytes,
+    new_token,
+    pack_changes,
+    take_changes,
+)
 from roll_like.inference.weight_transfer.fingerprint import checksum
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, send_buckets
 
@@ -108,12 +121,17 @@ def fill_bucket(memory: SharedMemory, tensors: Sequence[tuple[str, Tensor]]) -> 
         pid=os.getpid(),
         fd=memory.fd,
         size=max(at, _ALIGNMENT),
-        names=[name for name, _ in tensors],
-        dtype_names=[str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
-        shapes=[list(tensor.shape) for _, tensor in tensors],
+        names=[name for name, _, _ in _layout(tensors)],
+        dtype_names=[dtype for _, dtype, _ in _layout(tensors)],
+        shapes=[shape for _, _, shape in _layout(tensors)],
         offsets=offsets,
         checksums=[_copy(memory.view, offset, tensor) for offset, (_, tensor) in zip(offsets, tensors, strict=True)],
     )
+
+
+def _layout(tensors: Sequence[tuple[str, Tensor]]) -> list[tuple[str, str, list[int]]]:
+    """Return name, precision and shape of each tensor."""
+    return [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in tensors]
 
 
 def _aligned(tensor: Tensor) -> int:
@@ -179,26 +197,64 @@ def with_content(info: BucketInfo, memory: SharedMemory) -> dict[str, Any]:
 
 
 class LocalBuckets:
-    """Buckets that came with their content, in shared memory of this machine: an engine's own processes read it."""
+    """Buckets that came with their content, in shared memory of this machine: an engine's own processes read it.
+
+    Those of which only changes will come are kept until the next ones (`delta.py`).
+    """
 
     def __init__(self) -> None:
         self._memory: list[SharedMemory] = []
+        self._kept: dict[int, SharedMemory] = {}
+        self._coming = NOTHING
+        #: The send whose buckets are all kept here, as the trainer calls it.
+        self.held = NOTHING
         own_node()  # for processes that this one starts
 
     def here(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Return a description of the bucket in this machine's memory: the same, unless it came with its content."""
-        if CONTENT not in info:
+        if CONTENT not in info and CHANGES not in info:
             return dict(info)
-        memory = SharedMemory(info["size"])
-        self._memory.append(memory)
-        memory.view.write(info[CONTENT].data)
-        rest = {key: value for key, value in info.items() if key != CONTENT}
+        if KEPT in info:
+            memory = self._keep(info, *info[KEPT])
+        else:
+            memory = SharedMemory(info["size"])
+            self._memory.append(memory)
+            memory.view.write(info[CONTENT].data)
+        rest = {key: value for key, value in info.items() if key not in (CONTENT, CHANGES, KEPT)}
         return rest | {"node": own_node(), "pid": os.getpid(), "fd": memory.fd}
 
+    def _keep(self, info: Mapping[str, Any], token: str, number: int) -> SharedMemory:
+        """Write what came of a bucket over what is kept of it; nobody knows what is held until all have come."""
+        self.held, self._coming = NOTHING, token
+        memory = self._kept.get(number)
+        if CHANGES in info:
+            if memory is None or memory.size != info["size"]:
+                raise WeightSyncError(
+                    f"an inference engine was sent changes of weight bucket {number}, and does not have the bucket",
+                    fix="set inference.weight_sync: full, and report this",
+                )
+            apply_changes(memory.view, info, info[CHANGES])
+            return memory
+        if memory is None or memory.size != info["size"]:
+            if memory is not None:
+                memory.close()
+            memory = self._kept[number] = SharedMemory(info["size"])
+        memory.view.seek(0)
+        memory.view.write(info[CONTENT].data)
+        return memory
+
     def clear(self) -> None:
-        """Give the memory up: the update is over."""
+        """Give the memory up that is not kept: the update is over."""
+        self.held, self._coming = self._coming, NOTHING
         while self._memory:
             self._memory.pop().close()
+
+    def close(self) -> None:
+        """Give up what is kept as well."""
+        self.clear()
+        self.held = NOTHING
+        while self._kept:
+            self._kept.popitem()[1].close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +265,15 @@ class SharedMemoryTransfer:
         engines: The engines.
         bucket_bytes: Size of one bucket.
         by_value: Whether buckets travel through Ray with their content, because an engine may be on another machine.
+        sync: Whether what changed can travel alone; only `by_value`.
+        full_every: Of so many sends one is full all the same.
     """
 
     engines: ClusterHandle[InferenceEngine]
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     by_value: bool = False
+    sync: SyncMode = "full"
+    full_every: int = 1
 
     def connect(self, source: WeightSource, rank: int) -> SharedMemorySender:
         """Return this rank's end; no connection is needed."""
@@ -228,19 +288,79 @@ class SharedMemorySender:
         self._source = source
         self._rank = rank
         self._kept: list[SharedMemory] = []
+        self._plan = SendPlan(transfer.sync if transfer.by_value else "full", transfer.full_every)
+        self._sent: list[tuple[SharedMemory, BucketInfo]] = []  # as engines keep it, bucket by bucket
 
     def send(self, seed: int) -> SendReport:
         """Gather on every rank; write and announce buckets on rank 0."""
+        if self._plan.keeps and self._rank == 0:
+            return self._send_kept(seed)
         with _Send(self._transfer, self._kept) as sending:
             report = send_buckets(self._source, self._transfer.bucket_bytes, self._rank, seed, sending.put)
             sending.wait()
             self._kept = sending.worth_keeping()
         return report
 
+    def _send_kept(self, seed: int) -> SendReport:
+        """Send all of it or what changed, and keep what engines have then."""
+        how = self._plan.begin(seed, self._transfer.engines.everywhere(InferenceEngine.held_weights))
+        token = new_token()
+        with _Send(self._transfer, []) as sending:
+            number = sent = changed = compared = 0
+
+            def put(tensors: Sequence[tuple[str, Tensor]]) -> None:
+                nonlocal number, sent, changed, compared
+                payload, counts = self._payload(number, tensors, changes=how == "delta")
+                sent += changes_bytes(payload[CHANGES]) if CHANGES in payload else payload["size"]
+                if counts is not None:
+                    changed += sum(counts)
+                    compared += sum(tensor.numel() for _, tensor in tensors)
+                sending.announce({**payload, KEPT: (token, number)})
+                number += 1
+
+            report = send_buckets(self._source, self._transfer.bucket_bytes, self._rank, seed, put)
+            sending.wait()
+        self._plan.end(token)
+        share = changed / compared if compared else None
+        return replace(report, sent_bytes=sent, changed_share=share)
+
+    def _payload(
+        self, number: int, tensors: Sequence[tuple[str, Tensor]], *, changes: bool
+    ) -> tuple[dict[str, Any], list[int] | None]:
+        """Write a bucket over what was sent of it last; return what has to travel, and how much of each tensor changed.
+
+        What changed travels alone where that is less. The second is None where nothing was compared.
+        """
+        size = bucket_size(tensors)
+        if number == len(self._sent):
+            memory = SharedMemory(size)
+            self._sent.append((memory, fill_bucket(memory, tensors)))
+            return with_content(self._sent[number][1], memory), None
+        memory, before = self._sent[number]
+        if not changes or _layout(tensors) != list(zip(before.names, before.dtype_names, before.shapes, strict=True)):
+            if memory.size != size:
+                memory.close()
+                memory = SharedMemory(size)
+            self._sent[number] = (memory, fill_bucket(memory, tensors))
+            return with_content(self._sent[number][1], memory), None
+        found, checksums = [], []
+        for index, (_, tensor) in enumerate(tensors):
+            kept = _view(memory.view, before, index)
+            found.append(take_changes(bits_of(kept), bits_of(tensor)))
+            checksums.append(checksum(kept))
+        info = replace(before, checksums=checksums)
+        self._sent[number] = (memory, info)
+        packed = pack_changes(found)
+        if changes_bytes(packed) >= size:
+            return with_content(info, memory), packed["counts"]
+        return {**vars(info), "pid": 0, "fd": 0, CHANGES: packed}, packed["counts"]
+
     def close(self) -> None:
         """Give the memory up."""
         while self._kept:
             self._kept.pop().close()
+        while self._sent:
+            self._sent.pop()[0].close()
 
 
 class _Send:
@@ -270,7 +390,10 @@ class _Send:
     def put(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         memory = self._memory(bucket_size(tensors))
         info = fill_bucket(memory, tensors)
-        payload = with_content(info, memory) if self._by_value else as_payload(info)
+        self.announce(with_content(info, memory) if self._by_value else as_payload(info))
+
+    def announce(self, payload: Mapping[str, Any]) -> None:
+        """Let the engines load a bucket, when they have loaded the one before."""
         self.wait()
         self._loading = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, payload)
 

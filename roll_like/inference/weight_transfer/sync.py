@@ -34,6 +34,8 @@ class SyncReport:
         probe_seconds: The probe's share of `seconds`.
         probe: Mean difference of the log-probabilities of engine and trainer, the largest of all engines', in nats;
             None without a probe.
+        sent_bytes: What travelled to each engine.
+        changed_share: Share of the numbers that differed from the last ones; None where all were sent.
     """
 
     version: int
@@ -45,6 +47,8 @@ class SyncReport:
     unchecked: tuple[str, ...]
     probe_seconds: float = 0.0
     probe: float | None = None
+    sent_bytes: int | None = None
+    changed_share: float | None = None
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -54,7 +58,10 @@ class SyncReport:
         metrics: dict[str, Metric] = {
             "time/sync_check": Sum(self.check_seconds),
             "sync/tensors_checked": Last(float(self.checked)),
+            "sync/sent_bytes": Sum(float(self.bytes if self.sent_bytes is None else self.sent_bytes)),
         }
+        if self.changed_share is not None:
+            metrics["sync/changed_share"] = Last(self.changed_share)
         if self.probe is not None:
             metrics |= {"time/sync_probe": Sum(self.probe_seconds), "sync/probe": Max(self.probe)}
         return metrics
@@ -146,6 +153,8 @@ class WeightSync:
             unchecked=unchecked,
             probe_seconds=0.0 if probe is None else probe_seconds,
             probe=difference,
+            sent_bytes=sent.sent_bytes,
+            changed_share=sent.changed_share,
         )
 
     def push_adapter(self, name: str, dropped: Sequence[str] = ()) -> None:
