@@ -90,8 +90,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 CHANGED_LOGITS: dict[str, dict[str, float]] = {
     "gemma2": {"final_logit_softcapping": 3.0},
     "gemma3_text": {"final_logit_softcapping": 2.0},
-    "smollm3": {"no_rope_layers": [1, 0]},
-    "glm4": {},
     "vaultgemma": {"final_logit_softcapping": 2.0},
     "nanochat": {"final_logit_softcapping": 1.0},
     "cohere": {"logit_scale": 0.25},
