@@ -33,7 +33,7 @@ from roll_like.agents.container import Container
 from roll_like.agents.episode import ContainerSpec, EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
-from roll_like.cluster.guardian import sweep, temporary_folder
+from roll_like.cluster.guardian import remove_folder, sweep, temporary_folder
 from roll_like.errors import ConfigError, EnvError
 from roll_like.types import Scored
 
@@ -118,7 +118,7 @@ class AgentPrograms:
             container = kind(spec.container, f"roll-like-{mark}", self._proxy, str(folder))
             await _run_program(spec, episode, mark, container)
         finally:
-            await uncancelled(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+            await uncancelled(asyncio.to_thread(remove_folder, folder))
 
 
 async def _run_program(spec: ProgramSpec, episode: ProxyEpisode, mark: str, container: Container | None) -> None:

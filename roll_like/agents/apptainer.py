@@ -1,23 +1,26 @@
 """Runs an agent program in a container of Apptainer.
 
-Apptainer has no daemon and keeps no containers: one is a tree of processes, and ends with the first of them. Its `/tmp`
-and home are in the episode's folder: by what they have mounted, the guardian finds the processes of a killed run.
+Apptainer has no daemon and keeps no containers: one is a tree of processes, and ends with the first of them. What it
+writes is in the episode's folder: by what they have mounted, the guardian finds the processes of a killed run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roll_like.agents.container import POLL_SECONDS, START_SECONDS, WAIT, Container, absolute_mount, run_engine
 from roll_like.agents.episode import ContainerSpec
+from roll_like.cluster.guardian import remove_folder
 from roll_like.errors import EnvError
 
-#: Nothing of this machine is in it that is not named: no variables, folders or processes. What it writes elsewhere is
-#: kept in memory.
-CONTAINED = ("--cleanenv", "--containall", "--no-eval", "--writable-tmpfs", "--no-mount=cwd,hostfs,bind-paths")
+#: Nothing of this machine is in it that is not named: no variables, folders or processes.
+CONTAINED = ("--cleanenv", "--containall", "--no-eval", "--no-mount=cwd,hostfs,bind-paths")
+#: The folder for what a container writes outside of its mounts, `/tmp` and its home.
+OVERLAY = "overlay"
 #: With this name before theirs, variables are the container's.
 PREFIX = "APPTAINERENV_"
 
@@ -32,7 +35,7 @@ class ApptainerContainer(Container):
         theirs = self._unproxied(variables)
         if "HOME" in theirs:  # of this name Apptainer takes none
             command = ["env", f"HOME={theirs.pop('HOME')}", *command]
-        options = [*_options(self._spec), f"--workdir={self.folder}"]
+        options = _options(self._spec, self.folder)
         if directory is not None:
             options.append(f"--pwd={directory}")
         start = [os.path.expanduser(self._spec.image), "sh", "-c", WAIT, "sh", *command]
@@ -47,7 +50,10 @@ class ApptainerContainer(Container):
         image = os.path.expanduser(spec.image)
         if not os.path.exists(image):
             return "image", f"found {spec.image!r}; expected a SIF file or a folder of this machine; runs pull nothing"
-        code, _, said = await run_engine(spec, "--quiet", "exec", *_options(spec), image, "sh", "-c", "true")
+        with tempfile.TemporaryDirectory(prefix="roll-") as folder:
+            options = _options(spec, folder)
+            code, _, said = await run_engine(spec, "--quiet", "exec", *options, image, "sh", "-c", "true")
+            remove_folder(Path(folder, OVERLAY))
         if code:
             return "type", f"a container of {spec.image!r} does not start: {said[-500:]}"
         return None
@@ -73,9 +79,14 @@ class ApptainerContainer(Container):
         return None
 
 
-def _options(spec: ContainerSpec) -> list[str]:
-    """Return the options of `apptainer exec` for a container."""
-    options = [*CONTAINED, *(["--net", "--network=none"] if spec.network == "none" else [])]
+def _options(spec: ContainerSpec, folder: str) -> list[str]:
+    """Return the options of `apptainer exec` for a container, and make what they need in its folder.
+
+    What it writes is there, not in memory: of that Apptainer gives it 64 MiB.
+    """
+    Path(folder, OVERLAY).mkdir()
+    options = [*CONTAINED, f"--workdir={folder}", f"--overlay={folder}/{OVERLAY}"]
+    options += ["--net", "--network=none"] if spec.network == "none" else []
     options += [f"--bind={mount}" for mount in map(absolute_mount, spec.mounts)]
     if spec.memory_gib is not None:
         memory = f"{round(spec.memory_gib * 2**30)}"

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Literal
 from roll_like.agents.agent_program import OutputTail, uncancelled
 from roll_like.agents.episode import VerifiersLost, VerifiersSpec
 from roll_like.agents.verifiers_server import KEY_VARIABLE, MOST_BYTES
-from roll_like.cluster.guardian import MARKER, remove_containers, sweep, temporary_folder
+from roll_like.cluster.guardian import MARKER, remove_containers, remove_folder, sweep, temporary_folder
 from roll_like.errors import EnvError
 
 #: Processes that have this variable with the server's own value end with it.
@@ -217,7 +216,7 @@ class VerifiersProcess:
                 await asyncio.to_thread(remove_containers, self._mark, self._engines)
             await self._process.wait()
         if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(remove_folder, self._folder)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -127,6 +127,18 @@ def temporary_folder(name: str, place: str | None = None) -> Path:
     return folder
 
 
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder, also where folders in it may not be read, as those that overlay file systems leave."""
+
+    def allow(function: object, path: str, error: object) -> None:
+        del function, error
+        with suppress(OSError):
+            os.chmod(path, 0o700)
+            shutil.rmtree(path, ignore_errors=True)
+
+    shutil.rmtree(folder, onerror=allow)
+
+
 def session_folder() -> Path | None:
     """Return the folder that goes with the session; None where there is none."""
     folder = Path("/tmp", os.environ.get(MARKER, "none"))
@@ -242,7 +254,7 @@ def main() -> None:
             rescue(*wanted.rescue)
     finally:
         for directory in wanted.directories:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_folder(directory)
         _unlink_semaphores(wanted.value)  # of processes that were killed
 
 

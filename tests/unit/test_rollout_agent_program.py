@@ -27,6 +27,7 @@ from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import ContainerSpec, EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
 from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.config import SET_FOR_PROGRAMS
+from roll_like.cluster import guardian
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected, collect_batch
@@ -394,3 +395,30 @@ async def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch,
         "podman has no image 'agent:1': `podman image` did not end within 0.2 s; pull or build it, runs do not",
     )
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(engine) in (one.info["cmdline"] or [])]
+
+
+def test_a_container_that_an_engine_does_not_remove_at_once_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "podman").write_text(
+        f"""#!/bin/sh
+cd {tmp_path}
+case $1 in
+ps) test -e removed || echo "c0ffee map[roll-like.run:roll-1234]"; echo "5eed map[a:b]" ;;
+rm) echo "$@" >> asked; test "$(wc -l < asked)" -lt 3 || touch removed; test -e removed ;;
+esac
+"""
+    )
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    guardian.remove_containers("roll-1234", ["podman"])
+    assert (tmp_path / "asked").read_text().splitlines() == ["rm --force c0ffee"] * 3
+
+
+def test_folders_that_may_not_be_read_are_removed(tmp_path: Path) -> None:
+    folder = guardian.temporary_folder("abc", str(tmp_path))
+    assert folder.parent == tmp_path
+    (folder / "work" / "work").mkdir(parents=True)
+    (folder / "work" / "work").chmod(0)
+    guardian.remove_folder(folder)
+    assert not folder.exists()
