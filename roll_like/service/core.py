@@ -14,7 +14,8 @@ from roll_like.service.delivery import WeightDelivery
 from roll_like.service.hosted import HostedModel, Session
 from roll_like.service.model_requests import ModelRequests
 from roll_like.service.sample_requests import SampleRequests
-from roll_like.service.sampler import SnapshotLoad, SnapshotSampler
+from roll_like.service.sampler import SnapshotSampler
+from roll_like.service.snapshots import SnapshotLoad
 from roll_like.service.state import ServiceState
 from roll_like.service.status import ModelLine, Rates, ServiceStatus
 from roll_like.service.trainer import ModelsTrainer

@@ -10,7 +10,7 @@ from roll_like.cluster.worker_restarts import WorkerDied
 from roll_like.inference.interface import EngineDied
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState
-from roll_like.service.sampler import SnapshotLoad
+from roll_like.service.snapshots import SnapshotLoad, delete_files, link_files
 from roll_like.service.trainer import ModelsTrainer
 
 
@@ -21,14 +21,17 @@ class WeightDelivery:
         trainer: The ranks.
         sync: The way, with its check.
         engines: The engines.
+        directory: For files of what engines hold; it is there.
     """
 
-    def __init__(self, trainer: ModelsTrainer, sync: WeightSync, engines: EnginePool) -> None:
+    def __init__(self, trainer: ModelsTrainer, sync: WeightSync, engines: EnginePool, directory: Path) -> None:
         self._trainer = trainer
         self._sync = sync
         self._engines = engines
         self._named = engines.takes_adapters
-        #: Files of what engines hold, by the names that requests have for it.
+        self._directory = directory
+        #: Files of what engines hold, by the names that requests have for it. They are there as long as engines need
+        #: them: a checkpoint may be deleted or overwritten while its weights are sampled with.
         self._held: dict[str, Path | None] = {}
         self._unwanted: list[str] = []
 
@@ -43,10 +46,12 @@ class WeightDelivery:
             WorkerDied: A rank of the trainer died.
             WeightSyncError: An engine has other numbers than were sent.
             ReplicaLost: No engine is left.
+            RequestError: The weights were deleted.
         """
         name, file = load.name, load.snapshot.file
+        load.snapshot.require()
         for each in load.dropped or (() if self._named else (name,)):
-            self._held.pop(each, None)
+            self._forget(each)
         self._unwanted += load.dropped
         # an engine that was replaced needs all adapters; `catch_up` sends them
         addressed = (ReplicaState.SERVING,) if self._named else (ReplicaState.SERVING, ReplicaState.STALE)
@@ -64,7 +69,13 @@ class WeightDelivery:
             self._unwanted.append(name)  # some engines may have it
             raise
         self._unwanted.clear()
-        self._held[name] = file
+        self._held[name] = None if file is None else self._directory / name
+        if file is not None:
+            link_files(file, self._directory / name)
+
+    def _forget(self, name: str) -> None:
+        if self._held.pop(name, None) is not None:
+            delete_files(self._directory / name)
 
     def catch_up(self) -> None:
         """Send engines that were replaced what the others hold."""

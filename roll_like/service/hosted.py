@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from roll_like.service.futures import Answer, Futures
-from roll_like.service.sampler import Snapshot
+from roll_like.service.snapshots import Snapshot
 from roll_like.service.types import RequestError
 
 #: How long a request waits for one of the same model that comes before it. Seconds.

@@ -11,7 +11,8 @@ from roll_like.inference.interface import GenerateRequest, PromptScores, Samplin
 from roll_like.service.futures import Answer
 from roll_like.service.hosted import Sampler, Session, sampler_name
 from roll_like.service.protocol import SampleBody, SamplingSessionBody
-from roll_like.service.sampler import UNTRAINED, Snapshot, SnapshotSampler
+from roll_like.service.sampler import SnapshotSampler
+from roll_like.service.snapshots import UNTRAINED, Snapshot
 from roll_like.service.state import ServiceState
 from roll_like.service.types import PromptLogprobs, RequestError, SampledTokens, SampleResult
 from roll_like.service.weight_requests import KEPT_SNAPSHOTS
@@ -44,7 +45,7 @@ class SampleRequests:
             if body.model_path is not None:
                 stored = state.shelf.find(body.model_path, "sampler_weights")
                 state.refuse_base(stored.base_model)
-                snapshot = Snapshot(file=state.shelf.folder(stored) / "weights")
+                snapshot = Snapshot(file=state.shelf.folder(stored) / "weights", saved=stored.time)
             elif body.base_model is None:
                 raise RequestError("expected base_model or model_path")
             session.samplers[sampler_id] = Sampler(sampler_id, snapshot, body.model_path)

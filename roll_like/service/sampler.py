@@ -11,47 +11,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from roll_like.config.inference import POLICY
 from roll_like.inference.interface import GenerateRequest, Generation, InferenceEngine, PromptScores
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.router import Router
+from roll_like.service.snapshots import Snapshot, SnapshotLoad
 from roll_like.types import IntArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Weights for samplers.
-
-    Attributes:
-        file: What ranks wrote; None for the model before any training.
-        model_id: Whose they are; None for the model before any training.
-        updates: How often its weights had changed.
-    """
-
-    file: Path | None = None
-    model_id: str | None = None
-    updates: int = 0
-
-
-#: The model before any training.
-UNTRAINED = Snapshot()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotLoad:
-    """Weights that engines are to get.
-
-    Attributes:
-        snapshot: The weights.
-        name: How requests call them: an adapter's name, or `POLICY` for whole weights.
-        dropped: Adapters that go to make room.
-    """
-
-    snapshot: Snapshot
-    name: str
-    dropped: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

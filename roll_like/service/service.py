@@ -183,7 +183,8 @@ def _start(
     wait_for_engines()
     snapshots = config.directory / "snapshots"
     shutil.rmtree(snapshots, ignore_errors=True)  # of a service that was killed
-    snapshots.mkdir(parents=True)
+    held = snapshots / "held"
+    held.mkdir(parents=True)
     trainer = ModelsTrainer(
         trained,
         snapshots,
@@ -191,7 +192,7 @@ def _start(
         max_loaded=config.max_loaded_models,
         report=resources.report,
     )
-    delivery = WeightDelivery(trainer, start_weight_sync(workers, trained, engines), engines)
+    delivery = WeightDelivery(trainer, start_weight_sync(workers, trained, engines), engines, held)
     router = engines.router(workers.inference, workers.rollout)
     loaded = load_model_config(model.path, trust_remote_code=workers.model.trust_remote_code)
     core = ServiceCore(

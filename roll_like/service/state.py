@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 from roll_like.service.checkpoints import CheckpointShelf
@@ -141,9 +140,3 @@ class ServiceState:
         self.thread.shutdown(wait=True, cancel_futures=True)
         self._files.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(self.snapshots, ignore_errors=True)
-
-
-def delete_snapshot(prefix: Path) -> None:
-    """Delete what ranks wrote of a snapshot."""
-    for file in prefix.parent.glob(f"{prefix.name}.rank_*.pt"):
-        file.unlink(missing_ok=True)

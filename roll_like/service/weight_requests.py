@@ -16,8 +16,8 @@ from roll_like.service.futures import Answer
 from roll_like.service.hosted import HostedModel, Sampler, Session, sampler_name
 from roll_like.service.model_requests import ModelRequests, counted_move, new_model
 from roll_like.service.protocol import AdapterBody, CopyBody, LoadBody, SaveBody, SaveForSamplerBody
-from roll_like.service.sampler import Snapshot
-from roll_like.service.state import ServiceState, delete_snapshot
+from roll_like.service.snapshots import Snapshot, delete_files
+from roll_like.service.state import ServiceState
 from roll_like.service.trainer import ModelsTrainer
 from roll_like.service.types import RequestError
 
@@ -101,7 +101,7 @@ class WeightRequests:
         while len(session.ephemeral) > KEPT_SNAPSHOTS:
             old = session.samplers.pop(session.ephemeral.pop(0))
             if old.snapshot.file is not None:
-                await self._state.in_files(delete_snapshot, old.snapshot.file)
+                await self._state.in_files(delete_files, old.snapshot.file)
 
     def _about(self, model: HostedModel, body: SaveBody, kind: Any, name: str) -> StoredCheckpoint:
         return StoredCheckpoint(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ def models(client: Console) -> dict[str, int]:
     learned = {"fifty": 50, "sixty": 60, "seventy": 70}
     for name in learned:
         client.do("create", model=name, base_model=MODEL)
-    for _ in range(6):
+    for _ in range(8):
         for name, token in learned.items():
             data = [datum([*PROMPT, *[token] * 12])]
             client.do("forward_backward", model=name, data=data, loss="cross_entropy")
@@ -100,7 +102,7 @@ def test_models_come_back_from_disk_as_they_went(client: Console, service: Servi
     # a model that was alone in memory learns the same
     with console(service) as other:
         other.do("create", model="alone", base_model=MODEL)
-        for _ in range(6):
+        for _ in range(8):
             data = [datum([*PROMPT, *[50] * 12])]
             other.do("forward_backward", model="alone", data=data, loss="cross_entropy")
             other.do("optim_step", model="alone", learning_rate=3e-2)
@@ -147,16 +149,32 @@ def test_the_likeliest_tokens_are_told(client: Console, float_model: Path) -> No
 
 def test_an_engine_that_is_killed_loses_nothing(client: Console, service: Service, models: dict[str, int]) -> None:
     """While it samples with two adapters: the client waits, and gets what it was promised."""
-    order = [*models] * 4
-    kill(service.engines.cluster._actors[0])
-    found = client.do("sample_all", requests=[greedy(name, 32) for name in order])
-    for name, response in zip(order, found, strict=True):
-        assert [each["tokens"] for each in response["samples"]] == [[models[name]] * 32], name
-    assert client.do("logprobs", sampler="fifty", prompt=[*PROMPT, 50, 50])[-1] > -1
-    assert service.engines._restarts == [1]
+    requests = [greedy(name, 100) for name in [*models] * 4]
+    places = service.core.samples._sampler._places
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(client.do, "sample_all", requests=requests)
+        until(lambda: any(place.running for place in places))
+        time.sleep(0.3)
+        kill(service.engines.cluster._actors[0])
+        found = pending.result(timeout=200)
+    until(lambda: service.engines._restarts == [1])
+    for name, response in zip([*models] * 4, found, strict=True):
+        assert response["samples"][0]["tokens"][:8] == [models[name]] * 8, name
+    again = client.do("sample_all", requests=requests)
+    tokens = [[response["samples"][0]["tokens"] for response in each] for each in (found, again)]
+    assert tokens[0] == tokens[1]
+    told = client.do("logprobs", sampler="fifty", prompt=[*PROMPT, 50, 50])
+    assert told[-1] > -1
     # and training goes on
     client.do("forward_backward", model="fifty", data=[datum([*PROMPT, 50])], loss="cross_entropy")
     assert client.do("optim_step", model="fifty", learning_rate=1e-3)["grad_norm:mean"] >= 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_the_cookbook_raises_a_reward(service: Service, tmp_path: Path, float_model: Path) -> None:
@@ -165,7 +183,7 @@ def test_the_cookbook_raises_a_reward(service: Service, tmp_path: Path, float_mo
     with (tmp_path / "rl.jsonl").open("w") as rows:
         for number in range(400):
             rows.write(json.dumps({"question": f"Say the letter e, {number}.", "answer": "e"}) + "\n")
-    options = {"learning_rate": 2e-2, "batch_size": 8, "group_size": 8, "max_tokens": 12, "max_steps": 25}
+    options = {"learning_rate": 1e-2, "batch_size": 8, "group_size": 8, "max_tokens": 12, "max_steps": 25}
     options |= {"model_name": MODEL, "lora_rank": 8, "loss_fn": "importance_sampling", "save_every": 10}
     service.run("recipes.py", "rl", str(tmp_path), json.dumps(options), timeout=600)
     rewards = [line["reward/total"] for line in read_lines(tmp_path / "rl" / "metrics.jsonl")]

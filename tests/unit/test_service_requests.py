@@ -23,9 +23,9 @@ from roll_like.service.config import load_service_config
 from roll_like.service.core import ServiceCore
 from roll_like.service.objective import DatumOutput
 from roll_like.service.protocol import OptimStepBody, parsed_body
-from roll_like.service.sampler import Snapshot, SnapshotLoad
 from roll_like.service.server import KEY_HEADER, ServiceServer
 from roll_like.service.service import read_keys
+from roll_like.service.snapshots import Snapshot, SnapshotLoad
 from roll_like.service.status import ServiceStatus
 from roll_like.service.types import Datum, RequestError, SampledTokens, SampleResult
 from roll_like.types import StopReason

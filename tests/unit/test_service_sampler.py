@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import GenerateRequest, Sampling
-from roll_like.service.sampler import UNTRAINED, Snapshot, SnapshotLoad, SnapshotSampler
+from roll_like.service.sampler import SnapshotSampler
+from roll_like.service.snapshots import UNTRAINED, Snapshot, SnapshotLoad
 
 A, B, C = (Snapshot(file=Path(name)) for name in "abc")
 
@@ -75,13 +77,19 @@ def ask(sampler: SnapshotSampler, snapshot: Snapshot, name: str) -> asyncio.Task
     return asyncio.ensure_future(sampler.generate(snapshot, [request], key=name))
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 def test_engines_finish_what_they_have_before_they_take_other_weights() -> None:
     async def body() -> None:
         engines = Engines()
         sampler = sampler_of(engines)
         gate = engines.gates["one"] = asyncio.Event()
         one = ask(sampler, A, "one")
-        await asyncio.sleep(0.01)
+        await until(lambda: bool(engines.running))
         rest = [ask(sampler, snapshot, name) for snapshot, name in ((B, "two"), (A, "three"), (B, "four"))]
         await asyncio.sleep(0.01)
         assert (engines.pushes, engines.running, sampler.waiting) == ([A], ["policy"], 3)
@@ -127,7 +135,7 @@ def test_a_request_that_is_taken_back_leaves_its_place() -> None:
         sampler = sampler_of(engines)
         gate = engines.gates["one"] = asyncio.Event()
         one = ask(sampler, A, "one")
-        await asyncio.sleep(0.01)
+        await until(lambda: bool(engines.running))
         waiting = ask(sampler, B, "two")
         await asyncio.sleep(0.01)
         waiting.cancel()
@@ -148,11 +156,11 @@ def test_several_adapters_are_sampled_with_at_a_time() -> None:
         sampler = sampler_of(engines, adapters=2)
         gates = {name: engines.gates.setdefault(name, asyncio.Event()) for name in ("a1", "b1")}
         first = [ask(sampler, A, "a1"), ask(sampler, B, "b1")]
-        await asyncio.sleep(0.01)
-        assert (engines.pushes, len(engines.running)) == ([A, B], 2)
+        await until(lambda: len(engines.running) == 2)
+        assert engines.pushes == [A, B]
         # a third takes the place that was unused for longest, as soon as that is idle; the other goes on meanwhile
         waiting = [ask(sampler, C, "c1"), ask(sampler, B, "b2"), ask(sampler, A, "a2")]
-        await asyncio.sleep(0.01)
+        await until(lambda: bool(engines.seen))
         assert ([name for name, _ in engines.seen], sampler.waiting) == (["b2"], 2)
         gates["a1"].set()
         await asyncio.gather(first[0], waiting[0])
