@@ -76,6 +76,7 @@ from roll_like.inference.plugin import EnginePlugin as EnginePlugin
 from roll_like.inference.vllm.config import VLLMConfig as VLLMConfig
 from roll_like.metrics.trackers import Tracker as Tracker
 from roll_like.registry import ADVANTAGES as ADVANTAGES
+from roll_like.registry import CURRICULA as CURRICULA
 from roll_like.registry import DISTILLATION_LOSSES as DISTILLATION_LOSSES
 from roll_like.registry import INFERENCE_ENGINES as INFERENCE_ENGINES
 from roll_like.registry import LOSSES as LOSSES

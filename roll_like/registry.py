@@ -164,6 +164,12 @@ DISTILLATION_LOSSES: Registry[Any] = Registry(
     builtins=("roll_like.algorithms.distillation",),
     setting="`pipeline: distill` with `algorithm.loss: {}`",
 )
+CURRICULA: Registry[Any] = Registry(
+    "curriculum",
+    group="roll_like.curricula",
+    builtins=("roll_like.rollout.curricula",),
+    setting="`pipeline: rlvr` with `data.curriculum: {}`",
+)
 INFERENCE_ENGINES: Registry[Any] = Registry("inference engine", group="roll_like.inference_engines")
 TRAINING_BACKENDS: Registry[Any] = Registry("training backend", group="roll_like.training_backends")
 TRACKERS: Registry[Any] = Registry(

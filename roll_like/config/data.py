@@ -9,7 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Violation, repeated
+from roll_like.config.base import (
+    ConfigModel,
+    PluginConfig,
+    PluginSetting,
+    PositiveFloat,
+    PositiveInt,
+    Violation,
+    repeated,
+)
+from roll_like.registry import CURRICULA
 
 
 def is_dataset(value: Any) -> bool:
@@ -239,6 +248,9 @@ class DataConfig(ConfigModel):
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
     max_prompt_tokens: PositiveInt = Field(default=512, description="Longer prompts are left out, and counted. Tokens.")
     shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
+    curriculum: Annotated[PluginConfig, PluginSetting(CURRICULA)] | None = Field(
+        default=None, description="Which tasks are attempted when their turn comes; all by default."
+    )
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

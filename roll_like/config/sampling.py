@@ -321,6 +321,14 @@ class PromptRunConfig(RewardedRunConfig):
     def violations(self) -> Iterator[Violation]:
         """Yield every combination of sections that cannot work."""
         yield from super().violations()
+        if self.data.curriculum is not None:
+            why = None
+            if not self.rewards.use:
+                why = "a curriculum goes by how often tasks are solved, which rewards tell, and this run has none"
+            elif self.replay is not None:
+                why = "a replay trains on recorded groups, whatever their tasks, so this has no effect"
+            if why is not None:
+                yield Violation(("data", "curriculum"), f"{why}; remove it")
         if self.rewards.use:
             yield from self.rewards.source_violations(self.sources, self.domains)
             for name, domain in self.domains.items():

@@ -58,6 +58,11 @@ rollout/cuts | – | cuts | How often the chat template rewrote history, a mean 
 rollout/conversations | – | conversations | Conversations that an agent program held, a mean over episodes.
 rollout/ignored_options | – | ignored | Sampling options of an agent program that the run decides, a mean.
 rollout/<name> | – | <name> | Mean of a figure that a reward reports beside its value.
+curriculum/attempted | tasks | attempted | Tasks that a curriculum had attempted since the step before.
+curriculum/passed_by | share | passed by | Share of the tasks whose turn came that the curriculum let pass by.
+curriculum/solve_rate | share | known rate | Mean solve rate so far of the attempted tasks that were measured before.
+curriculum/measured | share | measured | Tasks with a group that has ended, as a share of all.
+curriculum/stage | – | stage | Stage of the curriculum `stages`, from 0.
 train/perplexity | – | perplexity | Exponential of the mean loss of a trained token, before the step.
 train/samples | samples | samples | Given samples that the step trains on.
 train/loss | – | loss | The objective that is minimised: policy loss and penalties.

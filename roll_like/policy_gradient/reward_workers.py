@@ -29,12 +29,13 @@ from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.of_run import JUDGE, judge_model
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
-from roll_like.registry import INFERENCE_ENGINES
+from roll_like.registry import CURRICULA, INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
 from roll_like.rollout.benchmarks import BenchmarkEvaluator, benchmark_sampling
 from roll_like.rollout.collection import SampleProgress, no_progress
+from roll_like.rollout.curricula import CurriculumOrder
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.judge import JudgeKeeper
@@ -43,7 +44,7 @@ from roll_like.rollout.router import Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 from roll_like.run.state import Evaluates
-from roll_like.types import Task
+from roll_like.types import Group, Scored, Task
 
 RewardedT = TypeVar("RewardedT", bound=RewardedRunConfig)
 PromptT = TypeVar("PromptT", bound=PromptRunConfig)
@@ -211,6 +212,27 @@ class RewardWorkers(Generic[RewardedT]):
         )
 
 
+def with_curriculum(source: GroupSource, config: PromptRunConfig, tasks: int) -> GroupSource:
+    """Return a source of groups whose tasks a curriculum chooses, and which tells it how they ended.
+
+    Args:
+        source: Draws from a `TaskOrder`.
+        config: The run's configuration, with a curriculum.
+        tasks: How many tasks there are.
+    """
+    section = config.data.curriculum
+    assert section is not None, "the caller has looked"
+    order, accept = source.order, source.accept
+    assert isinstance(order, TaskOrder), "prompts come from one"
+    chosen = CurriculumOrder(order, CURRICULA.get(section.type)(section), tasks=tasks, seed=config.seed)
+
+    def told(group: Group[Scored]) -> bool:
+        chosen.ended(group)
+        return accept(group)
+
+    return replace(source, order=chosen, accept=told, figures=chosen.figures)
+
+
 def tasks_of(config: PromptRunConfig) -> TaskSet:
     """Return the training tasks."""
     renderer = load_renderer(config.model, images=config.takes_images)
@@ -244,12 +266,13 @@ class PromptWorkers(RewardWorkers[PromptT]):
             sampling=sampling,
             baseline=replace(sampling, temperature=0.0) if baseline else None,
         )
-        return GroupSource(
+        source = GroupSource(
             make_runner=partial(self._scheduler.runner, plan),
             engines=self._scheduler.engines,
             order=TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
             accept=GroupFilter(config.rollout, needs_baseline=baseline, domains=config.domain_filters),
         )
+        return source if config.data.curriculum is None else with_curriculum(source, config, len(tasks))
 
     def evaluator(self) -> Evaluates | None:
         """Return what measures the policy, or nothing where there is no `evaluation` section."""

@@ -54,6 +54,7 @@ class AsyncRollouts:
         progress: SampleProgress,
     ) -> None:
         self._order = source.order
+        self._figures = source.figures
         self._config = config
         self._seed = seed
         self._runner = runner
@@ -142,6 +143,7 @@ class AsyncRollouts:
         self._began, self._busy = now, busy
         discarded, self._discarded = self._discarded, 0
         return {
+            **self._figures(),
             "schedule/ready": Last(float(self._stream.ready)),
             "schedule/open": Last(float(self._stream.running)),
             "schedule/filtered": Sum(float(sum(bool(group.samples) for group in collected.rejected))),

@@ -15,7 +15,7 @@ from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, MakeRunner, SampleProgress, collect_batch, no_progress
 from roll_like.rollout.router import Router
 from roll_like.types import Group, Scored, Task, by_agent
-from roll_like.values import Sum, has_signal
+from roll_like.values import Metrics, Sum, has_signal
 
 #: How fast the estimate of the share of accepted groups follows the last step.
 ACCEPTANCE_MEMORY = 0.7
@@ -92,13 +92,15 @@ class GroupSource:
         make_runner: Makes what samples and scores groups.
         engines: What samples.
         order: What groups attempt.
-        accept: Whether a scored group is trained on.
+        accept: Whether a scored group is trained on; called once for each, as it ends.
+        figures: What is to be logged of what was attempted since the last call.
     """
 
     make_runner: MakeRunner
     engines: Router
     order: TaskSampler
     accept: Callable[[Group[Scored]], bool]
+    figures: Callable[[], Metrics] = dict
 
     def tasks(self, first: Iterable[Task] = ()) -> Iterator[Task]:
         """Yield tasks without end, these ones first."""
@@ -178,7 +180,7 @@ class SynchronousRollouts:
             waited_for=len(again),
         )
         busy = (source.engines.busy_seconds() - before) / replicas
-        return replace(collected, metrics={"time/engines": Sum(busy)})
+        return replace(collected, metrics={"time/engines": Sum(busy), **source.figures()})
 
     def state(self) -> dict[str, Any]:
         """Return the data position, with the tasks that were started and given back."""

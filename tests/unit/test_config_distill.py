@@ -127,6 +127,7 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
             {"teachers__large__other_tokenizer": True, "distillation__use": "loss"},
             "compared over stretches of several tokens",
         ),
+        ({"data__curriculum": "difficulty"}, "a curriculum goes by how often tasks are solved"),
         ({"teachers": {}}, "there is nothing to learn from: name a teacher"),
         ({"distillation__demonstration": {"field": "good", "template": "{prompt}"}}, "template has no {demonstration}"),
         (

@@ -133,6 +133,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "algorithm.kl.importance_weight",
             "there is no KL penalty with use: none",
         ),
+        (
+            changed(data__curriculum="difficulty", rollout__schedule={"type": "replay", "path": "runs/x"}),
+            "data.curriculum",
+            "a replay trains on recorded groups",
+        ),
         # domains
         (
             changed(domains={"mats": {"rewards": ["ifeval"]}}),

@@ -1,0 +1,248 @@
+"""Curricula: which tasks are attempted, exactly resumable, and where it helps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_rollout_asynchronous import FakeCollector
+from tests_support import scored, task  # type: ignore[import-not-found]
+
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.rollout import AsyncSchedule, RolloutConfig
+from roll_like.data.tasks import TaskOrder, TaskSet, TaskSource
+from roll_like.errors import CheckpointError, ConfigError, DataError
+from roll_like.policy_gradient.reward_workers import with_curriculum
+from roll_like.registry import CURRICULA
+from roll_like.rollout.asynchronous import AsyncRollouts
+from roll_like.rollout.collection import no_progress
+from roll_like.rollout.curricula import Curriculum, CurriculumOrder
+from roll_like.rollout.source import GroupFilter, GroupSource
+from roll_like.types import Group, Scored, Task
+from roll_like.values import reduce
+
+TASKS = 12
+
+
+def source(count: int = TASKS, **fields: Any) -> TaskSource:
+    """Tasks `fake/0` …; the n-th has difficulty n."""
+    tasks = tuple(replace(task(index), metadata={"level": index, **fields}) for index in range(count))
+    report: Any = None
+    return TaskSource(name="fake", key="data.sources.0", weight=1.0, items=tasks, answer_field=None, report=report)
+
+
+def curriculum(name: str, **settings: Any) -> Curriculum:
+    plugin = CURRICULA.get(name)
+    made: Curriculum = plugin(plugin.Config(**settings))
+    return made
+
+
+def order_of(name: str, *, tasks: TaskSource | None = None, shuffle: bool = True, **settings: Any) -> CurriculumOrder:
+    tasks = source() if tasks is None else tasks
+    order = TaskOrder(TaskSet(sources=(tasks,)), seed=0, shuffle=shuffle)
+    return CurriculumOrder(order, curriculum(name, **settings), tasks=len(tasks.items), seed=0)
+
+
+def group(attempted: Task, *rewards: float) -> Group[Scored]:
+    return Group(
+        task=attempted,
+        samples=tuple(scored(attempted, reward, sample=at) for at, reward in enumerate(rewards)),
+        failures=(),
+    )
+
+
+def test_the_chances_by_hand() -> None:
+    band = curriculum("solve_rate", low=0.2, high=0.8, keep=0.3)
+    assert [band.chance(task(), rate) for rate in (None, 0.0, 0.2, 0.8, 1.0)] == [1, 0.3, 1, 1, 0.3]
+    spread = curriculum("difficulty", keep=0.1)
+    assert [spread.chance(task(), rate) for rate in (None, 0.0, 0.25, 0.5, 1.0)] == [1, 0.1, 0.75, 1, 0.1]
+    stages = curriculum("stages", field="level", limits=(1, 3), groups=2, advance_at=0.75)
+    levels = [replace(task(), metadata={"level": level}) for level in (0, 1, 2, 3.5)]
+    assert [stages.chance(row, None) for row in levels] == [1, 1, 0, 0]
+    for rate in (0.5, 0.75, 0.75):  # the mean of the last two: 0.625, then 0.75
+        stages.ended(levels[0], rate)
+    assert [stages.chance(row, None) for row in levels] == [1, 1, 1, 0]
+    stages.ended(levels[0], 1.0)  # the next stage counts groups of its own
+    assert [stages.chance(row, None) for row in levels] == [1, 1, 1, 0]
+    stages.ended(levels[0], 1.0)
+    assert [stages.chance(row, None) for row in levels] == [1, 1, 1, 1]
+
+
+def test_a_solve_rate_follows_its_groups() -> None:
+    order = order_of("difficulty", memory=0.75, solved_at=0.5)
+    first = task(3)
+    order.ended(group(first, 1.0, 0.5, 0.49, 0.0))
+    assert order.state()["curriculum"]["rates"] == {"fake/3": 0.5}
+    order.ended(group(first, 1.0))
+    assert order.state()["curriculum"]["rates"] == {"fake/3": 0.625}
+    order.ended(Group(task=first, samples=(), failures=()))  # all were lost to failures: that says nothing
+    assert order.state()["curriculum"]["rates"] == {"fake/3": 0.625}
+
+
+def test_every_task_comes_once_in_a_pass_and_is_never_lost() -> None:
+    order = order_of("solve_rate", keep=0.25)
+    first = [order.next().task_id for _ in range(TASKS)]
+    assert sorted(first) == sorted(f"fake/{index}" for index in range(TASKS))
+    for index in range(TASKS):  # all but two are solved
+        order.ended(group(task(index), 1.0, float(index > 1)))
+    later = [order.next().task_id for _ in range(200)]
+    counts = {identity: later.count(identity) for identity in set(later)}
+    assert len(counts) == TASKS, "solved tasks come back now and then"
+    hard = [counts["fake/0"], counts["fake/1"]]
+    assert abs(hard[0] - hard[1]) <= 1, "a task within the band comes once in each pass"
+    easy = sum(counts.values()) - sum(hard)
+    assert 0.15 < easy / (TASKS - 2) / np.mean(hard) < 0.35
+
+
+@pytest.mark.parametrize("name", ["solve_rate", "difficulty", "stages"])
+def test_a_run_that_continues_draws_what_it_would_have_drawn(name: str) -> None:
+    settings: dict[str, Any] = {"field": "level", "limits": (3, 7), "groups": 4} if name == "stages" else {"keep": 0.2}
+    draw = np.random.default_rng(1)
+
+    def attempt(order: CurriculumOrder, random: np.random.Generator) -> str:
+        attempted = order.next()
+        order.ended(group(attempted, *random.integers(0, 2, 4).astype(float)))
+        return attempted.task_id
+
+    whole = order_of(name, **settings)
+    for _ in range(30):
+        attempt(whole, draw)
+    state, random_state = json.loads(json.dumps(whole.state())), draw.bit_generator.state
+    expected = [attempt(whole, draw) for _ in range(60)]
+    again = order_of(name, **settings)
+    again.load_state(state)
+    draw.bit_generator.state = random_state
+    assert [attempt(again, draw) for _ in range(60)] == expected
+    assert again.state() == whole.state()
+
+
+def test_a_run_may_begin_a_curriculum_and_drop_it() -> None:
+    plain = TaskOrder(TaskSet(sources=(source(),)), seed=0)
+    plain.take(5)
+    order = order_of("difficulty")
+    order.load_state(plain.state())
+    assert order.next().task_id == plain.next().task_id
+    plain.load_state(order.state())
+    with pytest.raises(CheckpointError, match="the checkpoint's curriculum is another one"):
+        order_of("stages", field="level", limits=(1,)).load_state(order.state())
+
+
+def test_figures_are_of_what_was_drawn_since() -> None:
+    order = order_of("solve_rate", keep=0.2)
+    for _ in range(TASKS):
+        order.ended(group(order.next(), 1.0, 1.0))
+    found = reduce(order.figures())
+    assert found == {"curriculum/attempted": TASKS, "curriculum/measured": 1.0, "curriculum/passed_by": 0.0}
+    for _ in range(5):
+        order.next()
+    found = reduce(order.figures())
+    assert found["curriculum/attempted"] == 5
+    assert found["curriculum/solve_rate"] == 1.0
+    assert 0.5 < found["curriculum/passed_by"] < 0.95
+    assert reduce(order_of("stages", field="level", limits=(1,)).figures())["curriculum/stage"] == 0
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"the band is empty: low is 0\.9, high is 0\.1"):
+        curriculum("solve_rate", low=0.9, high=0.1)
+    with pytest.raises(ConfigError, match="never comes back"):
+        curriculum("solve_rate", keep=0.0)
+    with pytest.raises(ConfigError, match="limits ascend"):
+        curriculum("stages", field="level", limits=(3, 1))
+    with pytest.raises(ConfigError, match="lets all 12 tasks pass by"):
+        order_of("stages", field="level", limits=(-1,)).next()
+    for value in (None, "hard", True, float("nan")):
+        with pytest.raises(DataError, match=r"fake\.jsonl:1: expected a number in 'level', the difficulty, found"):
+            curriculum("stages", field="level", limits=(1,)).chance(replace(task(), metadata={"level": value}), None)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("solve_rate", {}), ("difficulty", {})])
+def test_it_helps_where_most_tasks_are_hopeless_or_solved(name: str, settings: dict[str, Any]) -> None:
+    """Groups with an advantage, of 4 answers each: of 100 tasks 10 can be learned from."""
+
+    def with_signal(order: Any, ended: Any) -> float:
+        draw, useful = np.random.default_rng(0), 0
+        for _ in range(1000):
+            attempted = order.next()
+            level = attempted.metadata["level"]
+            chance = 0.5 if level < 10 else float(level % 2)
+            rewards = (draw.random(4) < chance).astype(float)
+            useful += len(set(rewards)) > 1
+            ended(group(attempted, *rewards))
+        return useful / 1000
+
+    plain = TaskOrder(TaskSet(sources=(source(100),)), seed=0)
+    chosen = order_of(name, tasks=source(100), **settings)
+    assert with_signal(plain, lambda _: None) < 0.1
+    assert with_signal(chosen, chosen.ended) > 0.3
+
+
+@pytest.fixture
+def loop() -> Iterator[DriverLoop]:
+    with DriverLoop() as started:
+        yield started
+
+
+def flow_of(collector: FakeCollector) -> AsyncRollouts:
+    """Three groups a step, sampled one version ahead, of twelve tasks in file order."""
+    rollout = RolloutConfig(prompts_per_step=3, samples_per_prompt=2)
+    plain = GroupSource(
+        make_runner=collector.make,
+        engines=collector,  # type: ignore[arg-type]
+        order=TaskOrder(TaskSet(sources=(source(),)), seed=0, shuffle=False),
+        accept=GroupFilter(rollout),
+    )
+    section = CURRICULA.get("solve_rate").Config(keep=0.2)
+    config: Any = SimpleNamespace(data=SimpleNamespace(curriculum=section), seed=0)
+    return AsyncRollouts(
+        with_curriculum(plain, config, TASKS),
+        rollout,
+        AsyncSchedule(type="async", max_staleness=1, ahead=1.0),
+        steps=100,
+        seed=7,
+        runner=collector.loop,
+        progress=no_progress,
+    )
+
+
+def test_an_asynchronous_run_loses_no_task_and_has_none_twice(loop: DriverLoop, tmp_path: Path) -> None:
+    first = FakeCollector(loop)
+    flow = flow_of(first)
+    flow.published(1)
+    first.finish(0, 1, 2, rewards=(1.0, 1.0))  # solved
+    assert flow.collect(0).metrics["curriculum/attempted"].value == 6
+    flow.published(2)
+    first.finish(4, rewards=(1.0, 1.0))
+    state = json.loads(json.dumps(flow.state()))
+    flow.save(tmp_path)
+    assert first.begun == [f"fake/{index}" for index in range(9)]
+    assert state["order"]["curriculum"]["rates"] == {f"fake/{index}": 1.0 for index in (0, 1, 2, 4)}
+    flow.close()
+
+    again = FakeCollector(loop)
+    resumed = flow_of(again)
+    resumed.load_state(state)
+    resumed.load(tmp_path)
+    resumed.published(2)
+    again.finish(3, 5)  # half of the answers are right: within the band
+    trained = [one.task.task_id for one in resumed.collect(1).groups]
+    assert sorted(trained) == ["fake/3", "fake/4", "fake/5"]
+    for step in range(2, 6):
+        resumed.published(step + 1)
+        again.finish(*(int(name.removeprefix("fake/")) for name in list(again.running)))
+        trained += [one.task.task_id for one in resumed.collect(step).groups]
+    resumed.close()
+    # what ran when the checkpoint was written runs again, in its order, and then the rest of the pass
+    assert again.begun[:8] == [f"fake/{index}" for index in (3, 5, 6, 7, 8, 9, 10, 11)]
+    assert sorted(trained[:9], key=lambda name: int(name[5:])) == [f"fake/{index}" for index in range(3, 12)]
+    # in the next pass the solved ones pass by, and each of the others comes once
+    solved = {f"fake/{index}" for index in (0, 1, 2, 4)}
+    others = [name for name in again.begun[8:] if name not in solved]
+    assert others[:8] == [f"fake/{index}" for index in (3, 5, 6, 7, 8, 9, 10, 11)]
+    assert len(again.begun[8:]) - len(others) < 3
