@@ -173,7 +173,9 @@ CURRICULA: Registry[Any] = Registry(
 INFERENCE_ENGINES: Registry[Any] = Registry("inference engine", group="roll_like.inference_engines")
 TRAINING_BACKENDS: Registry[Any] = Registry("training backend", group="roll_like.training_backends")
 TRACKERS: Registry[Any] = Registry(
-    "metrics tracker", group="roll_like.trackers", builtins=("roll_like.metrics.trackers",)
+    "metrics tracker",
+    group="roll_like.trackers",
+    builtins=tuple(f"roll_like.metrics.{module}" for module in ("trackers", "prometheus", "dashboards")),
 )
 
 #: Every registry of this module.

@@ -65,7 +65,7 @@ class MetricsConfig(ConfigModel):
 
     trackers: tuple[Annotated[PluginConfig, PluginSetting(TRACKERS)], ...] = Field(
         default_factory=lambda: (TRACKERS.get("mlflow").Config(),),
-        description="Any of `mlflow`, `tensorboard`, `wandb`, or a registered one.",
+        description="Any of `mlflow`, `tensorboard`, `wandb`, `prometheus`, `trackio`, `swanlab`, or a registered one.",
     )
     console: Literal["auto", "live", "plain", "quiet"] = Field(
         default="auto", description="`auto` is a live view on a terminal, plain lines elsewhere."

@@ -103,7 +103,7 @@ def flatten_params(params: Mapping[str, Any]) -> dict[str, str]:
     return dict(walk("", params))
 
 
-def _optional(module: str, extra: str) -> Any:
+def optional_module(module: str, extra: str) -> Any:
     """Import a module of an optional dependency."""
     try:
         return importlib.import_module(module)
@@ -339,7 +339,7 @@ class TensorBoardTracker:
         resume_step: int | None,
     ) -> str:
         """Open a new event file; steps after `resume_step` in older files are hidden."""
-        writers = _optional("torch.utils.tensorboard", "tensorboard")
+        writers = optional_module("torch.utils.tensorboard", "tensorboard")
         folder = run_dir / self._config.folder
         purged = 0 if resume_step is None else resume_step + 1
         self._writer = writers.SummaryWriter(str(folder), purge_step=purged)
@@ -393,7 +393,7 @@ class WandbTracker:
         resume_step: int | None,  # noqa: ARG002 - W&B drops points of steps that it already has
     ) -> str:
         """Begin or continue a run; its files go to `wandb/` in the run's folder."""
-        wandb = _optional("wandb", "wandb")
+        wandb = optional_module("wandb", "wandb")
         run_id = resume_id or uuid.uuid4().hex[:12]
         online = self._config.mode == "online"
         self._run = wandb.init(
@@ -428,6 +428,6 @@ class WandbTracker:
         process to exit, unless another run of this process still uses it.
         """
         self._run.finish(exit_code=0 if status == "finished" else 1)
-        wandb = _optional("wandb", "wandb")
+        wandb = optional_module("wandb", "wandb")
         if self._config.mode == "offline" and wandb.setup().most_recent_active_run is None:
             wandb.teardown()

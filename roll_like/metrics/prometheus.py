@@ -1,0 +1,145 @@
+"""Figures for Prometheus: the newest value of each, at an address that Prometheus reads.
+
+The address is in `runs/NAME/prometheus.json` too, in the form of Prometheus's `file_sd_configs`, so that
+`files: [runs/*/prometheus.json]` finds every run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from roll_like.config.base import PluginConfig
+from roll_like.errors import ConfigError
+from roll_like.metrics.names import metric_info
+from roll_like.metrics.trackers import Status, optional_module
+from roll_like.registry import TRACKERS
+
+#: The file that says where a run is read.
+TARGETS = "prometheus.json"
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]+")
+
+
+class PrometheusConfig(PluginConfig):
+    """An endpoint that Prometheus reads."""
+
+    type: Literal["prometheus"] = "prometheus"
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; `0.0.0.0` for a Prometheus on another machine."
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=9464, description="TCP port to listen on; 0: a free one, which is in the run's `prometheus.json`."
+    )
+
+
+def prometheus_name(name: str) -> str:
+    """Return a metric's name as Prometheus has it.
+
+    >>> prometheus_name("eval/pass@4")
+    'roll_like_eval_pass_4'
+    """
+    return f"roll_like_{_NOT_IN_NAMES.sub('_', name).strip('_')}"
+
+
+class _Newest:
+    """The newest figures of a run, as `prometheus_client` collects them."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._values: dict[str, float] = {}
+        self._names: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def take(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the values of a step in the place of older ones."""
+        with self._lock:
+            self._values |= {**values, "step": float(step)}
+
+    def collect(self) -> Iterator[Any]:
+        """Yield a gauge for each figure."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        with self._lock:
+            values = dict(self._values)
+        for name, value in values.items():
+            meaning = "Finished steps." if name == "step" else metric_info(name).description
+            gauge = GaugeMetricFamily(self._name(name), meaning, labels=["run"])
+            gauge.add_metric([self._run], value)
+            yield gauge
+
+    def _name(self, name: str) -> str:
+        """Return the name of a figure; of two that would be one, the later one has a hash."""
+        if name not in self._names:
+            wanted = prometheus_name(name)
+            taken = wanted in self._names.values()
+            self._names[name] = f"{wanted}_{zlib.crc32(name.encode()):08x}" if taken else wanted
+        return self._names[name]
+
+
+@TRACKERS.register("prometheus")
+class PrometheusTracker:
+    """Serves the newest figures of the run while it goes on; history is Prometheus's."""
+
+    Config = PrometheusConfig
+
+    def __init__(self, config: PrometheusConfig) -> None:
+        self._config = config
+        self._server: Any = None
+        self._newest: _Newest
+        self._targets: Path
+
+    def start(
+        self,
+        *,
+        run_dir: Path,
+        run_name: str,
+        params: Mapping[str, Any],
+        resume_id: str | None,
+        resume_step: int | None,  # noqa: ARG002 - the newest value is all that there is
+    ) -> str:
+        """Listen, and write the address.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        client = optional_module("prometheus_client", "prometheus")
+        host, port = self._config.host, self._config.port
+        self._newest = _Newest(run_name)
+        registry = client.CollectorRegistry()
+        registry.register(self._newest)
+        try:
+            self._server, _ = client.start_http_server(port, addr=host, registry=registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"metrics.trackers: prometheus cannot listen at {host}:{port}: {error}",
+                fix="set its `port` to one that is free, or to 0 for any; several runs on a machine need one each",
+            ) from error
+        labels = {"run": run_name, "pipeline": str(params.get("pipeline", ""))}
+        self._targets = run_dir / TARGETS
+        self._targets.write_text(json.dumps([{"targets": [self.address], "labels": labels}]) + "\n", encoding="utf-8")
+        return resume_id or run_name
+
+    @property
+    def address(self) -> str:
+        """Where the figures are read: `host:port`."""
+        return f"{self._config.host}:{self._server.server_port}"
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the figures of one step."""
+        self._newest.take(step, values)
+
+    def artifact(self, path: Path) -> None:
+        """Files are not Prometheus's."""
+
+    def close(self, status: Status) -> None:  # noqa: ARG002 - that a run has ended shows by its address being gone
+        """End the server."""
+        self._targets.unlink(missing_ok=True)
+        self._server.shutdown()
+        self._server.server_close()
