@@ -217,6 +217,27 @@ class TurnRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTokens:
+    """What `top_p`, `top_k` and `min_p` left of the vocabulary when tokens were sampled: `roll_like.data.kept`.
+
+    The token 3 was drawn from {1, 3}, the next one from the whole vocabulary, and the last one from {0, 2, 3}:
+
+        ids = [1, 3, 0, 2, 3], counts = [2, 0, 3]
+
+    Attributes:
+        ids: The tokens that were kept, those of one sampled token after those of the one before, shape [M].
+        counts: How many of them belong to each token, shape [T]; 0 where all tokens were kept, and where none was
+            sampled.
+    """
+
+    ids: IntArray
+    counts: IntArray
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One token-exact attempt at a task: one turn, or an episode of many.
 
@@ -236,6 +257,7 @@ class Trajectory:
         stop_reason: Why it ended.
         record: The turns of an episode, for rewards and people; empty for single answers.
         routes: The experts that the engine computed each token with; None unless they are replayed in training.
+        kept: What each token was drawn from; None where that was the whole vocabulary.
     """
 
     task: Task
@@ -250,6 +272,7 @@ class Trajectory:
     stop_reason: StopReason
     record: tuple[TurnRecord, ...] = ()
     routes: RouteArray | None = None
+    kept: KeptTokens | None = None
 
     @property
     def response_length(self) -> int:
@@ -378,6 +401,7 @@ class TrainingSample:
         prompt_length: Leading tokens that all samples of the group share.
         images: Images among its tokens, in order; samples of one group have the same ones in their prompt.
         routes: Experts to compute its tokens with; None where the model chooses them.
+        kept: What log-probabilities are normalised over; None for the whole vocabulary.
         origin: `file:line` of its row; empty where it is of no row.
         part: Its place among the sequences of a conversation that became several; 0 for one that did not.
     """
@@ -388,6 +412,7 @@ class TrainingSample:
     prompt_length: int = 0
     images: tuple[PlacedImage, ...] = ()
     routes: RouteArray | None = None
+    kept: KeptTokens | None = None
     origin: str = ""
     part: int = 0
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from roll_like.data.kept import kept_tokens
 from roll_like.types import (
     Group,
     Pair,
@@ -114,6 +116,21 @@ def ragged_policy_samples(vocabulary: int = 400, seed: int = 0) -> list[PolicySa
                 )
             )
     return samples
+
+
+def with_kept(samples: Sequence[PolicySample], vocabulary: int = 400, seed: int = 0) -> list[PolicySample]:
+    """The same, each sampled token drawn from some random ones beside it; a few from all."""
+    random = np.random.default_rng(seed)
+    found = []
+    for sample in samples:
+        told = [
+            sorted({int(token), *random.integers(0, vocabulary, random.integers(0, 20)).tolist()})
+            if sampled and random.random() < 0.9
+            else []
+            for token, sampled in zip(sample.token_ids, sample.loss_mask, strict=True)
+        ]
+        found.append(replace(sample, kept=kept_tokens(told, sample.token_ids.tolist())))
+    return found
 
 
 def _turns_around_gaps(sampled: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ from roll_like.inference.interface import Sampling
 ROLES = ("system", "user", "assistant", "tool")
 #: Sampling options that the run decides, and the value of each that changes nothing.
 DECIDED_BY_THE_RUN: Mapping[str, Any] = {
-    "min_p": 0,
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "repetition_penalty": 1,
@@ -337,6 +336,7 @@ def _ignored(body: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "seed": None,
         **DECIDED_BY_THE_RUN,
     }

@@ -36,9 +36,10 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.data.chat import ChatMessage, Renderer, squeezed
+from roll_like.data.kept import joined_kept, kept_within
 from roll_like.data.routes import continued
 from roll_like.errors import EnvError
-from roll_like.types import BoolArray, FloatArray, IntArray, ReasoningTags, RouteArray, Segment
+from roll_like.types import BoolArray, FloatArray, IntArray, KeptTokens, ReasoningTags, RouteArray, Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Segmented:
         prompt_length: Tokens before the first sampled one.
         cut: Why the next segment does not go on with this one; None for the last.
         routes: The experts that the engine computed each token with, if `Conversation.sampled` was given them.
+        kept: What each token was drawn from, if `Conversation.sampled` was given it.
     """
 
     token_ids: IntArray
@@ -64,6 +66,7 @@ class Segmented:
     prompt_length: int
     cut: str | None
     routes: RouteArray | None = None
+    kept: KeptTokens | None = None
 
 
 class Conversation:
@@ -138,6 +141,7 @@ class Conversation:
         *,
         message: ChatMessage | None = None,
         routes: RouteArray | None = None,
+        kept: KeptTokens | None = None,
     ) -> None:
         """Append what the policy sampled after the latest prompt, exactly.
 
@@ -151,6 +155,7 @@ class Conversation:
                 text as `content`, tool calls as the policy wrote them, which templates repeat word for word.
                 A message whose rendering differs from what was sampled by more than white space leads to a cut.
             routes: As in `Generation.routes`: of the prompt that `tokens` was, and of `token_ids`.
+            kept: As in `Generation.kept`: what each of `token_ids` was drawn from.
 
         Raises:
             ValueError: Before `start`, or the arrays differ in length.
@@ -165,7 +170,7 @@ class Conversation:
             self._turns += 1
         self._turn.extend(ids.tolist())
         self._message = message
-        self._open.add(ids, logs, self._turns - 1, segments)
+        self._open.add(ids, logs, self._turns - 1, segments, kept)
         self._open.routes = continued(self._open.routes, routes)
 
     def observe(self, messages: Sequence[ChatMessage]) -> IntArray:
@@ -259,9 +264,15 @@ class _Tokens:
     segments: list[Segment] = field(default_factory=list)
     length: int = 0
     routes: RouteArray | None = None
+    kept: list[tuple[KeptTokens | None, int]] = field(default_factory=list)
 
     def add(
-        self, ids: IntArray, logprobs: FloatArray | None = None, turn: int = -1, segments: Sequence[Segment] = ()
+        self,
+        ids: IntArray,
+        logprobs: FloatArray | None = None,
+        turn: int = -1,
+        segments: Sequence[Segment] = (),
+        kept: KeptTokens | None = None,
     ) -> None:
         """Append tokens: observed ones, or, with log-probabilities, those of a turn."""
         self.ids.append(ids)
@@ -269,6 +280,7 @@ class _Tokens:
         self.turns.append(np.full(len(ids), turn, np.int32))
         self.segments += [segment.shifted(self.length) for segment in segments]
         self.length += len(ids)
+        self.kept.append((kept, len(ids)))
 
     def copy(self) -> _Tokens:
         """Return an independent copy."""
@@ -278,6 +290,7 @@ class _Tokens:
             logprobs=list(self.logprobs),
             turns=list(self.turns),
             segments=list(self.segments),
+            kept=list(self.kept),
         )
 
     @property
@@ -303,6 +316,7 @@ class _Tokens:
             prompt_length=int(places[0]),
             cut=cut,
             routes=None if self.routes is None else self.routes[:end],
+            kept=kept_within(joined_kept(self.kept), 0, end),
         )
 
 

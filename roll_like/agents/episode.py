@@ -16,6 +16,7 @@ import numpy as np
 from roll_like.agents.conversation import Conversation, Segmented
 from roll_like.config.rewards import RETURN
 from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.kept import joined_kept
 from roll_like.data.reasoning import Turn
 from roll_like.data.routes import joined_routes
 from roll_like.errors import EnvError, WorkerError
@@ -288,7 +289,11 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
         generation = await generator.generate(request, settings.affinity_key, settings.urgent)
         sampled = time.time()
         conversations[-1].sampled(
-            generation.token_ids, generation.logprobs, generation.segments, routes=generation.routes
+            generation.token_ids,
+            generation.logprobs,
+            generation.segments,
+            routes=generation.routes,
+            kept=generation.kept,
         )
         stepped = await environment.step(Turn(generation.text, tags))
         turns.append(
@@ -385,6 +390,7 @@ def scored_episode(
         stop_reason=stop,
         record=tuple(turns),
         routes=joined_routes([(segment.routes, len(segment.token_ids)) for segment in segments]),
+        kept=joined_kept([(segment.kept, len(segment.token_ids)) for segment in segments]),
     )
     total = sum(turn.reward for turn in turns)
     solved = {} if success is None else {"success": float(success)}

@@ -152,7 +152,11 @@ class Recorder:
             sampled: When the sample was back. Unix seconds.
         """
         draft._conversation.sampled(
-            generation.token_ids, generation.logprobs, generation.segments, routes=generation.routes
+            generation.token_ids,
+            generation.logprobs,
+            generation.segments,
+            routes=generation.routes,
+            kept=generation.kept,
         )
         turn = RecordedTurn(
             shown=draft.new,

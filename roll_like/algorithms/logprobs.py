@@ -70,13 +70,8 @@ def token_logprobs(
         ConfigError: A setting is out of range.
         EngineError: A target is not in the vocabulary, or shapes do not fit.
     """
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise ConfigError(
-            f"log-probabilities at temperature {temperature} are not defined; a positive number was expected",
-            fix="set rollout.temperature above 0 for training",
-        )
-    cut = Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled(), logits=logits)
-    _check_shapes(hidden_ND, weight_VD, targets_N, bias, divided)
+    cut = checked_cut(temperature, chunk_tokens, chunk_vocab, logits)
+    require_fitting(hidden_ND, weight_VD, targets_N, bias, divided)
     weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias, targets_N.long(), cut, divided
@@ -84,9 +79,20 @@ def token_logprobs(
     return logprobs_N, entropy_N
 
 
-def _check_shapes(
+def checked_cut(temperature: float, chunk_tokens: int, chunk_vocab: int, logits: LogitTransform) -> Cut:
+    """Return how the work is cut into blocks; raise a ConfigError where the temperature is not positive."""
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ConfigError(
+            f"log-probabilities at temperature {temperature} are not defined; a positive number was expected",
+            fix="set rollout.temperature above 0 for training",
+        )
+    return Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled(), logits=logits)
+
+
+def require_fitting(
     hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias: Tensor | None, divided: DividedVocabulary | None
 ) -> None:
+    """Raise an EngineError where shapes do not fit, or a target is not in the vocabulary."""
     if hidden_ND.shape != (len(targets_N), weight_VD.shape[1]) or (bias is not None and len(bias) != len(weight_VD)):
         raise EngineError(
             f"hidden states of shape {tuple(hidden_ND.shape)}, targets {tuple(targets_N.shape)}, output projection "

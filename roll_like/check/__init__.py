@@ -32,6 +32,7 @@ from roll_like.check.model import (
     check_critic,
     check_engines,
     check_images,
+    check_kept,
     check_model,
     check_reference,
     check_routes,
@@ -112,6 +113,7 @@ def check_run(
         if renderer is not None:
             findings += check_reasoning(config, renderer)
         findings += check_routes(config, model)
+        findings += check_kept(config)
         if config.replay is None:
             findings += check_adapters(config, model)
     report.disk = None if shape is None else DiskUse.of(config, shape)

@@ -18,6 +18,7 @@ from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.training import JOINING, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
+from roll_like.inference.kept import refuse_untold_kept
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
@@ -299,6 +300,14 @@ def check_routes(config: SamplingRunConfig, model: ModelConfig | None) -> Iterat
         refuse_unknown_routes(config, Path(model.path))
     except ConfigError as error:
         yield failed(ROUTER_REPLAY, error)
+
+
+def check_kept(config: SamplingRunConfig) -> Iterator[Finding]:
+    """Yield what keeps the trainer from normalising over the tokens that sampling kept, in runs that leave some out."""
+    try:
+        refuse_untold_kept(config)
+    except ConfigError as error:
+        yield failed(f"rollout.{config.rollout.truncation[0]}", error)
 
 
 def _further_model(config: RunConfig, role: str, path: str, findings: list[Finding]) -> ModelShape | None:

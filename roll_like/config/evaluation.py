@@ -43,6 +43,10 @@ class EvaluationSchedule(ScheduleConfig):
 
     temperature: Annotated[float, Field(ge=0, le=100)] = Field(default=1.0, description="Sampling temperature.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
+    top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
+    min_p: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="Keep tokens at least this part as likely as the likeliest; 0 keeps all."
+    )
     max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Strings that end an evaluated response.")
 

@@ -21,8 +21,16 @@ class SamplingConfig(ConfigModel):
     temperature: Annotated[float, Field(ge=0, le=100)] = Field(default=1.0, description="0 is greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus; 1 keeps all tokens.")
     top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
+    min_p: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="Keep tokens at least this part as likely as the likeliest; 0 keeps all."
+    )
     max_response_tokens: PositiveInt = Field(default=512, description="Longer responses are cut. Tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Strings that end a response.")
+
+    @property
+    def truncation(self) -> tuple[str, ...]:
+        """The keys that leave tokens out when answers are sampled."""
+        return tuple(self.changed("top_p", "top_k", "min_p"))
 
 
 class SyncSchedule(ConfigModel):
@@ -147,17 +155,15 @@ class GroupRolloutConfig(SamplingConfig):
             )
 
     def ratio_violations(self) -> Iterator[Violation]:
-        """Yield sampling from another distribution than the one that the trainer computes ratios with."""
-        for name in self.changed("top_p", "top_k"):
-            whole = type(self).model_fields[name].default
-            yield Violation(
-                ("rollout", name),
-                f"{getattr(self, name):g} leaves tokens out when answers are sampled, and the trainer computes "
-                "probabilities over the whole vocabulary: importance ratios and KL terms would compare different "
-                "distributions, and no weight corrects for tokens that are never sampled; set it to "
-                f"{whole:g}. For less exploration lower rollout.temperature, which the trainer follows "
-                "(evaluation.top_p may be below 1)",
-            )
+        """Yield sampling that leaves ratios nothing to compare, or that prefers some answers."""
+        for name in ("top_k", "min_p"):
+            if getattr(self, name) == 1:
+                yield Violation(
+                    ("rollout", name),
+                    "1 keeps the likeliest token alone: it is drawn with probability 1 whatever the policy, so no "
+                    "gradient moves it; "
+                    + ("set it to 2 or more, or to 0, which keeps all" if name == "top_k" else "set it below 1"),
+                )
         if isinstance(self.schedule, AsyncSchedule) and getattr(self, "redundant_samples", None):
             yield Violation(
                 ("rollout", "redundant_samples"),

@@ -74,6 +74,22 @@ class SamplingRunConfig(RunConfig):
         return False
 
     @property
+    def replays_kept(self) -> bool:
+        """Whether engines tell what tokens were drawn from, for training to normalise over the same tokens."""
+        return False
+
+    @property
+    def unbounded_sampling(self) -> tuple[str, ...]:
+        """Keys that would bound what tokens are drawn from, of what is sampled at random without a bound."""
+        sections = {"rollout": self.rollout, "evaluation": self.evaluation}
+        unbounded = [
+            f"{key}.top_k"
+            for key, section in sections.items()
+            if section is not None and section.top_k == 0 and section.temperature > 0
+        ]
+        return (*unbounded, *self.adapter_keys)
+
+    @property
     def adapter_keys(self) -> tuple[str, ...]:
         """Keys that need an engine with the base model beside the policy's adapter."""
         return ()
@@ -359,6 +375,11 @@ class PolicyGradientConfig(SamplingRunConfig):
     def replays_routes(self) -> bool:
         """Whether `algorithm.router_replay` is on."""
         return self.algorithm.router_replay
+
+    @property
+    def replays_kept(self) -> bool:
+        """Whether `top_p`, `top_k` or `min_p` leaves tokens out: ratios compare probabilities among the others."""
+        return bool(self.rollout.truncation)
 
     @property
     def trained(self) -> dict[str, TrainerConfig]:

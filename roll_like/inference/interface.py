@@ -18,7 +18,7 @@ import numpy as np
 from roll_like.config.inference import BASE, POLICY
 from roll_like.config.model import Precision
 from roll_like.errors import GenerationError
-from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, Segment, StopReason
+from roll_like.types import FloatArray, IntArray, KeptTokens, PlacedImage, RouteArray, Segment, StopReason
 
 
 class EngineDied(GenerationError):
@@ -35,6 +35,7 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: Nucleus; 1 keeps all tokens.
         top_k: Keep the k likeliest tokens; 0 keeps all.
+        min_p: Keep tokens at least this part as likely as the likeliest; 0 keeps all.
         max_tokens: Longest response, in tokens.
         stop: Strings that end a response.
         stop_ids: Tokens that end it, in the place of those that end the model's responses; None for these.
@@ -43,6 +44,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] | None = None
@@ -128,6 +130,7 @@ class Generation:
             [P+R, layers, k]; unknown for the last, which is not computed.
         top: The likeliest tokens in the place of each, by the distribution that it was drawn from; None where they were
             not asked for.
+        kept: With `EngineSpec.returns_kept`: what each token of the response was drawn from.
     """
 
     request_id: str
@@ -139,6 +142,7 @@ class Generation:
     cached_prompt_tokens: int = 0
     routes: RouteArray | None = None
     top: TopLogprobs | None = None
+    kept: KeptTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +225,8 @@ class EngineSpec:
             None for whole weights. Given to engines whose plugin finds no `adapter_obstacle`.
         returns_routes: Whether each `Generation` says which experts its tokens were computed with. True for engines
             whose plugin finds no `routes_obstacle`.
+        returns_kept: Whether each `Generation` says what its tokens were drawn from. True for engines whose plugin
+            finds no `kept_obstacle`.
         stop_ids: Tokens that end every response (`Renderer.stop_ids`), beside the tokenizer's end of sequence.
         kept_tokens: Special tokens that stay in `Generation.text`: those that delimit reasoning or mark calls.
     """
@@ -238,6 +244,7 @@ class EngineSpec:
     shares_gpus: bool = False
     adapter: AdapterSpec | None = None
     returns_routes: bool = False
+    returns_kept: bool = False
     stop_ids: tuple[int, ...] = ()
     kept_tokens: tuple[str, ...] = ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -139,6 +139,20 @@ class EnginePlugin:
             device: `cpu` or `cuda`.
         """
         del config, device
+        return "this engine does not tell them"
+
+    @classmethod
+    def kept_obstacle(cls, config: EngineConfig, unbounded: Sequence[str], *, device: str) -> str | None:
+        """Return what keeps the engine from telling what tokens `top_p`, `top_k` and `min_p` kept; None where it can.
+
+        An engine that can is given `EngineSpec.returns_kept`.
+
+        Args:
+            config: The `inference` section.
+            unbounded: Keys of what is sampled without a `top_k`.
+            device: `cpu` or `cuda`.
+        """
+        del config, unbounded, device
         return "this engine does not tell them"
 
     @classmethod

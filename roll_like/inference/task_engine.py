@@ -22,6 +22,7 @@ from roll_like.inference.interface import (
     PolledEngine,
     TopLogprobs,
 )
+from roll_like.inference.kept import told_kept
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.routes import experts_of, told_routes
 from roll_like.inference.stops import Stops
@@ -178,6 +179,7 @@ class TaskEngine(PolledEngine):
         *,
         cached: int,
         routes: IntArray | None,
+        kept: Sequence[Sequence[int]] | None,
         why: object = None,
         top: TopLogprobs | None = None,
     ) -> Generation:
@@ -202,6 +204,7 @@ class TaskEngine(PolledEngine):
             cached_prompt_tokens=cached,
             routes=told_routes(routes, request, len(tokens), stop_reason, self._experts),
             top=top,
+            kept=told_kept(kept, request, tokens, self._spec),
         )
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:

@@ -14,6 +14,7 @@ from roll_like.config.inference import engines_share_gpus, weight_backend
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.interface import EngineSpec, InferenceEngine
+from roll_like.inference.kept import refuse_untold_kept
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.inference.weight_transfer.interface import SendReport
@@ -124,10 +125,12 @@ def start_inference(
         adapters: How many adapters they hold at a time beside the policy's, where they are sent adapters alone.
 
     Raises:
-        ConfigError: The engine cannot serve a vision-language model, or tell the routes that are to be replayed.
+        ConfigError: The engine cannot serve a vision-language model, or tell the routes or the kept
+            tokens that training needs.
     """
     refuse_unserved_images(config.inference.type, model.path)
     refuse_unknown_routes(config, model.path)
+    refuse_untold_kept(config)
     devices, device = config.resources.devices_of("inference"), config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
@@ -147,6 +150,7 @@ def start_inference(
         shares_gpus=engines_share_gpus(config.resources),
         adapter=None if adapter is None else replace(adapter, named=adapters),
         returns_routes=config.replays_routes,
+        returns_kept=config.replays_kept,
         stop_ids=tuple(sorted(renderer.stop_ids)),
         kept_tokens=renderer.kept_tokens,
     )

@@ -107,7 +107,8 @@ def evaluation_sampling(schedule: EvaluationSchedule, max_response_tokens: int) 
     return Sampling(
         temperature=schedule.temperature,
         top_p=schedule.top_p,
-        top_k=0,
+        top_k=schedule.top_k,
+        min_p=schedule.min_p,
         max_tokens=schedule.max_response_tokens or max_response_tokens,
         stop=schedule.stop,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.thumbnails import thumbnail_name
-from roll_like.types import Group, Scored, StopReason, Task, Trajectory, by_agent
+from roll_like.types import Group, KeptTokens, Scored, StopReason, Task, Trajectory, by_agent
 from roll_like.values import Max, Mean, Metric, Sum, has_signal, merge
 
 
@@ -203,7 +203,16 @@ def _sample_metrics(sample: Scored) -> dict[str, Metric]:
         "rollout/response_length/mean": Mean(length),
         "rollout/response_length/max": Max(length),
         "rollout/truncated": Mean(float(trajectory.stop_reason is StopReason.LENGTH)),
+        **_kept_metrics(trajectory.kept),
     }
+
+
+def _kept_metrics(kept: KeptTokens | None) -> dict[str, Metric]:
+    """Return how many tokens `top_p`, `top_k` and `min_p` left, of sampled tokens that they left some out for."""
+    counts = np.zeros(0) if kept is None else kept.counts[kept.counts > 0]
+    if not len(counts):
+        return {}
+    return {"rollout/kept/mean": Mean(float(counts.mean()), len(counts)), "rollout/kept/max": Max(float(counts.max()))}
 
 
 def _domain_metrics(sample: Scored) -> dict[str, Metric]:

@@ -39,6 +39,7 @@ class ReplayedRollouts:
         self._path = schedule.path
         self._rollout = config.rollout
         self._replays_routes = config.replays_routes
+        self._truncation = config.rollout.truncation if config.replays_kept else ()
         self._vocabulary = vocabulary
         self._note = note
         self._noted = False
@@ -48,12 +49,14 @@ class ReplayedRollouts:
 
         Raises:
             CheckpointError: They cannot be read.
-            ConfigError: They have a token that the model does not have, or lack the routes that are to be replayed.
+            ConfigError: They have a token that the model does not have, or lack the routes or the kept tokens that
+                training needs.
         """
         groups = read_groups(tokens_stem(self._path, step + 1))
         for group in groups:
             self._refuse_unknown_tokens(step, group)
             self._require_routes(step, group)
+            self._require_kept(step, group)
         wanted = self._rollout.groups
         if len(groups) != wanted and not self._noted:
             self._noted = True
@@ -98,6 +101,15 @@ class ReplayedRollouts:
                 f"step {step + 1} of {self._path} was recorded without the experts of its tokens, which "
                 f"{ROUTER_REPLAY} replays",
                 fix=f"record it with {ROUTER_REPLAY}: true, or set it to false",
+            )
+
+    def _require_kept(self, step: int, group: Group[Scored]) -> None:
+        if self._truncation and any(sample.trajectory.kept is None for sample in group.samples):
+            keys = " and ".join(f"rollout.{key}" for key in self._truncation)
+            raise ConfigError(
+                f"step {step + 1} of {self._path} was recorded without the tokens that {keys} kept, over which the "
+                "trainer would normalise",
+                fix=f"remove {keys}, as in the recorded run; or record with it",
             )
 
 

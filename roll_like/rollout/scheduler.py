@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from roll_like.config.inference import POLICY
+from roll_like.data.kept import joined_kept
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.rollout.collection import GroupRunner, SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.reward_pools import RewardPools
@@ -221,4 +222,5 @@ def _trajectory(task: Task, sample_index: int, generation: Generation) -> Trajec
         text=generation.text,
         stop_reason=generation.stop_reason,
         routes=generation.routes,
+        kept=joined_kept([(None, prompt_length), (generation.kept, len(generation.token_ids))]),
     )

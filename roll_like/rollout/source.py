@@ -257,6 +257,7 @@ def sampling_of(config: GroupRolloutConfig) -> Sampling:
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
+        min_p=config.min_p,
         max_tokens=config.max_response_tokens,
         stop=config.stop,
     )

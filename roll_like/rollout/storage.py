@@ -30,6 +30,7 @@ from roll_like.errors import CheckpointError, DataError
 from roll_like.types import (
     Failure,
     Group,
+    KeptTokens,
     Part,
     Picture,
     PlacedImage,
@@ -48,7 +49,7 @@ FORMAT = 1
 #: Types whose fields are written by name. `Task` is one too, once for all that refer to it.
 _RECORDS = (
     *(Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, TrainingValues, PlacedImage, Picture),
-    ReasoningTags,
+    *(ReasoningTags, KeptTokens),
 )
 _FIELDS = {record: tuple(field.name for field in fields(record)) for record in (*_RECORDS, Task)}
 #: Kinds of dtype that a file without pickles can hold: bool, integers, floats.

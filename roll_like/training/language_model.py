@@ -21,7 +21,7 @@ from roll_like.training.backbone import use_row_attention
 from roll_like.training.compiled import compile_layers
 from roll_like.training.interface import BatchT, Objective, RankModel, RankSpec, StepT
 from roll_like.training.layout import MicroBatch
-from roll_like.training.policy import PolicyModule, TokenLogprobHead
+from roll_like.training.policy import PolicyModule, TokenLogprobHead, kept_ids
 from roll_like.types import FloatArray
 
 
@@ -72,8 +72,9 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         return module.causal_lm
 
     def logprobs(self, model: RankModel, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return log-probability and entropy of every target, in nats, shape [N]."""
-        result: tuple[Tensor, Tensor] = model(batch, self.temperature)
+        """Return log-probability and entropy of every target, in nats, shape [N]; among what was kept, if told."""
+        kept = () if batch.kept is None else (kept_ids(batch.kept, model.device),)
+        result: tuple[Tensor, Tensor] = model(batch, self.temperature, *kept)
         return result
 
     def forward(self, model: RankModel, batch: BatchT) -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from roll_like.data.images import shift_images
+from roll_like.data.kept import KeptOfSamples
 from roll_like.data.routes import joined_routes
 from roll_like.training.row_plan import planned
 from roll_like.training.rows import PADDING, TokenRow, balance, build_rows, split_by_budget
-from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, TrainingSample
+from roll_like.types import FloatArray, IntArray, KeptTokens, PlacedImage, RouteArray, TrainingSample
 
 #: Joined rows are at most this part of a micro-batch where groups as a whole fill it badly.
 ROWS_A_BUDGET = 4
@@ -37,6 +38,7 @@ class MicroBatch:
         weights: Weight of each target in the loss, shape [N].
         images: The images among the inputs, in order; each starts at an index into the flattened [B·L].
         routes_BLMK: Experts to compute the inputs with, in M layers; None where the model chooses them.
+        kept: What each target's log-probability is normalised over; None for the whole vocabulary.
     """
 
     token_ids_BL: IntArray
@@ -49,6 +51,7 @@ class MicroBatch:
     weights: FloatArray
     images: tuple[PlacedImage, ...] = ()
     routes_BLMK: RouteArray | None = None
+    kept: KeptTokens | None = None
 
     @property
     def tokens(self) -> int:
@@ -183,12 +186,19 @@ def spread(
         # rows of whole groups may leave half of each budget empty; cut up, they fill it and repeat some prompts
         rows, plans = min((rows, plans), laid_out(max_tokens // ROWS_A_BUDGET), key=lambda one: _cost(one[1]))
     weight_of = PerToken(weights)
+    truncated = any(sample.kept is not None for sample in samples)
+    kept = KeptOfSamples([(sample.kept, len(sample)) for sample in samples]) if truncated else None
+
+    def made(rows: Sequence[TokenRow], weight_of: PerToken) -> BatchT:
+        batch = padded(rows, weight_of)
+        return make(batch if kept is None else replace(batch, kept=kept.at(batch.sample_ids, batch.target_ids)))
+
     count = even_out(plans)
     filled = []
     for plan in plans:
-        batches = [make(padded(batch, weight_of)) for batch in plan]
+        batches = [made(batch, weight_of) for batch in plan]
         if len(batches) < count:
-            filler = make(padded([min(rows, key=len)], PerToken([np.zeros_like(weight) for weight in weights])))
+            filler = made([min(rows, key=len)], PerToken([np.zeros_like(weight) for weight in weights]))
             batches += [filler] * (count - len(batches))
         filled.append(batches)
     return filled

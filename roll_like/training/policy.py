@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll_like.algorithms.divided import DividedVocabulary
+from roll_like.algorithms.kept import KeptIds, kept_logprobs
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.data.routes import unknown
 from roll_like.models.logits import logit_transform
@@ -20,7 +21,7 @@ from roll_like.training.backbone import layer_tokens, run_backbone
 from roll_like.training.layout import MicroBatch
 from roll_like.training.segments import RowSegments
 from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
-from roll_like.types import LogitTransform
+from roll_like.types import KeptTokens, LogitTransform
 
 
 class TokenLogprobHead(nn.Module):
@@ -43,19 +44,22 @@ class TokenLogprobHead(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.chunk_vocab = chunk_vocab
 
-    def forward(self, hidden_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, kept: KeptIds | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of each target, in nats, float32, shape [N]."""
-        return token_logprobs(
-            hidden_ND,
-            self.own(self.weight),
-            targets_N,
-            temperature=temperature,
-            chunk_tokens=self.chunk_tokens,
-            chunk_vocab=self.chunk_vocab,
-            bias=self.own(self.bias),
-            logits=self.logits,
-            divided=self.divided,
-        )
+        options: dict[str, Any] = {
+            "temperature": temperature,
+            "chunk_tokens": self.chunk_tokens,
+            "chunk_vocab": self.chunk_vocab,
+            "bias": self.own(self.bias),
+            "logits": self.logits,
+            "divided": self.divided,
+        }
+        weight_VD = self.own(self.weight)
+        if kept is None:
+            return token_logprobs(hidden_ND, weight_VD, targets_N, **options)
+        return kept_logprobs(hidden_ND, weight_VD, targets_N, kept, **options)
 
     def own(self, parameter: Any) -> Any:
         """Return what this rank has of the weight or of the bias."""
@@ -196,6 +200,12 @@ class PolicyModule(RowModule):
         hidden_ND, own = self.states_before(self.causal_lm.base_model, *rows)
         whole_ND: Tensor = own.whole(hidden_ND)
         return whole_ND
+
+
+def kept_ids(kept: KeptTokens, device: torch.device) -> KeptIds:
+    """Return what targets are normalised over on a device."""
+    ids_M, counts_N = (torch.from_numpy(each).to(device, non_blocking=True) for each in (kept.ids, kept.counts))
+    return KeptIds(ids_M, counts_N)
 
 
 def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tokens, Tensor, Tensor, Tensor, Tensor]:

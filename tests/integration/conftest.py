@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import compatibility
@@ -38,7 +39,8 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vllm(float_model: Path) -> Iterator[EngineThread]:
     """A real vLLM engine in float32 that tests leave as they found it: idle, and with the model's own weights."""
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), float_spec(float_model))) as engine:
+    spec = replace(float_spec(float_model), returns_kept=True)
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), spec)) as engine:
         yield engine
 
 

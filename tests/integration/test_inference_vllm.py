@@ -8,7 +8,7 @@ import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from unittest.mock import ANY, call, create_autospec
 
 import numpy as np
@@ -83,6 +83,33 @@ def test_logprobs_are_those_of_the_distribution_that_was_sampled(
     np.testing.assert_allclose(generation.logprobs, expected, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [{"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.5}, {"top_p": 0.7, "top_k": 90, "min_p": 0.1, "stop": ("e",)}],
+)
+def test_what_was_kept_is_told(vllm: EngineThread, float_model: Path, sampling: dict[str, Any]) -> None:
+    """Log-probabilities among those tokens are the engine's, of requests that run beside others of another kind."""
+    model = load_causal_lm(float_model, "float32")
+    others = [request("whole", seed=9), request("greedy", temperature=0.0)]
+    found = vllm.generate([*others, *(request(f"{seed}", seed=seed, **sampling) for seed in range(4))])
+    for other in ("whole", "greedy"):
+        kept = found.pop(other).kept
+        assert kept is not None
+        assert not kept.ids.size
+    for generation in found.values():
+        assert generation.kept is not None
+        tokens = torch.from_numpy(np.concatenate([PROMPT, generation.token_ids]).astype(np.int64))
+        with torch.no_grad():
+            logits_TV = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
+        ids = np.split(generation.kept.ids, np.cumsum(generation.kept.counts)[:-1])
+        assert len(ids) == len(logits_TV)
+        for place, of_token in enumerate(ids):
+            among = torch.log_softmax(logits_TV[place][of_token], -1)[of_token == generation.token_ids[place]]
+            assert float(among) == pytest.approx(generation.logprobs[place], abs=1e-5)
+            own = sampling_logprobs(logits_TV[place], replace(Sampling(max_tokens=1), **sampling)) > -torch.inf
+            assert abs(int(own.sum()) - len(of_token)) <= 1  # the last one kept is a matter of rounding
+
+
 def test_a_seed_repeats_a_sample_whatever_else_is_under_way(vllm: EngineThread) -> None:
     alone = vllm.generate([request("alone", seed=7)])["alone"]
     crowd = vllm.generate([request(f"{index}", seed=index) for index in range(16)])
@@ -128,6 +155,7 @@ def test_aborted_requests_come_back_with_their_tokens(vllm: EngineThread) -> Non
     results = vllm.collect(2)
     assert results["dropped"].stop_reason is StopReason.ABORTED
     assert 0 < len(results["dropped"].token_ids) == len(results["dropped"].logprobs) < 180
+    assert len(results["dropped"].kept) == len(results["dropped"].token_ids)
     assert results["kept"].stop_reason is StopReason.LENGTH
     vllm.run(vllm.engine.submit([request("at once")]))
     vllm.run(vllm.engine.abort(["at once"]))

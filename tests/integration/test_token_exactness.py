@@ -128,9 +128,17 @@ class Retokenising(Conversation):
     """What must be found: sampled tokens are decoded, and their text tokenised again."""
 
     def sampled(
-        self, token_ids: Any, logprobs: Any, segments: Any = (), *, message: Any = None, routes: Any = None
+        self,
+        token_ids: Any,
+        logprobs: Any,
+        segments: Any = (),
+        *,
+        message: Any = None,
+        routes: Any = None,
+        kept: Any = None,
     ) -> None:
         assert routes is None
+        assert kept is None
         again = self.renderer.encode(self.renderer.decode(token_ids))
         kept = np.resize(np.asarray(logprobs, np.float32), len(again))
         segment = Segment(start=0, end=len(again), policy_version=segments[0].policy_version if segments else 0)

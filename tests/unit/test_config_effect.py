@@ -120,26 +120,25 @@ def test_what_has_an_effect_is_accepted_and_so_is_its_resolved_form(changes: dic
 )
 @pytest.mark.parametrize(
     ("key", "value", "remedy"),
-    [
-        ("top_p", 0.9, "0.9 leaves tokens out when answers are sampled"),
-        ("top_k", 20, "set it to 0. For less exploration lower"),
-    ],
+    [("top_k", 1, "set it to 2 or more, or to 0"), ("min_p", 1.0, "set it below 1")],
 )
-def test_what_the_trainer_compares_probabilities_of_is_sampled_from_the_whole_distribution(
+def test_what_draws_the_likeliest_token_only_has_no_gradient(
     config_class: Any, minimal: dict[str, Any], key: str, value: float, remedy: str
 ) -> None:
     assert_refused(config_class, changed(minimal, **{f"rollout__{key}": value}), f"rollout.{key}", remedy)
-    for correction in ({"type": "truncated"}, {"type": "none"}):  # no weights correct for what is never sampled
-        values = changed(minimal, **{f"rollout__{key}": value}, algorithm__correction=correction)
-        assert_refused(config_class, values, f"rollout.{key}", "no weight corrects")
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        config_class.from_values(changed(minimal, rollout__min_p=0.1))
+    for name, kept in (("top_p", 0.9), ("top_k", 20), ("min_p", 0.1)):
+        config = config_class.from_values(changed(minimal, **{f"rollout__{name}": kept}))
+        assert config.replays_kept
+        assert config.rollout.truncation == (name,)
+    assert not config_class.from_values(minimal).replays_kept
 
 
 def test_pairs_may_be_sampled_in_any_way() -> None:
     """Their losses compare the answers' probabilities before and after, and never how likely they were sampled."""
     values = changed(ONLINE_DPO, rollout__top_p=0.9, rollout__top_k=20)
-    assert OnlineDPOConfig.from_values(values).rollout.top_p == 0.9
+    config = OnlineDPOConfig.from_values(values)
+    assert config.rollout.top_p == 0.9
+    assert not config.replays_kept
 
 
 @pytest.mark.parametrize(

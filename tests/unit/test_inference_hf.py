@@ -249,6 +249,10 @@ async def test_a_failed_start_says_why(tmp_path: Path) -> None:
         (Sampling(max_tokens=1, top_p=0.7), [2, 3]),
         (Sampling(max_tokens=1, top_k=3, top_p=0.95), [1, 2, 3]),
         (Sampling(max_tokens=1, top_p=1e-9), [3]),
+        (Sampling(max_tokens=1, min_p=0.3), [2, 3]),
+        # 2/17, 4/17 and 13/17 without the least: the last two make 15/17
+        (Sampling(max_tokens=1, min_p=0.1, top_p=0.85), [2, 3]),
+        (Sampling(max_tokens=1, min_p=1.0), [3]),
     ],
 )
 def test_cut_distributions_are_normalised_again(sampling: Sampling, kept: list[int]) -> None:
@@ -256,6 +260,14 @@ def test_cut_distributions_are_normalised_again(sampling: Sampling, kept: list[i
     probabilities_V = sampling_logprobs(logits_V, sampling).exp()
     assert torch.nonzero(probabilities_V)[:, 0].tolist() == kept
     torch.testing.assert_close(probabilities_V[kept], torch.softmax(logits_V[kept], -1))
+
+
+def test_the_temperature_comes_first() -> None:
+    """At temperature 2 the least likely token is √(0.05 / 0.65) = 0.28 times as likely as the likeliest, not 0.08."""
+    logits_V = torch.log(torch.tensor([0.05, 0.1, 0.2, 0.65]))
+    for min_p, kept in ((0.27, 4), (0.29, 3)):
+        logprobs_V = sampling_logprobs(logits_V, Sampling(max_tokens=1, min_p=min_p, temperature=2.0))
+        assert int((logprobs_V > -torch.inf).sum()) == kept
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -24,7 +24,7 @@ from tests_support import group, scored, task
 
 from roll_like.errors import CheckpointError, DataError
 from roll_like.rollout.storage import has_groups, read_groups, write_groups
-from roll_like.types import Failure, Group, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord
+from roll_like.types import Failure, Group, KeptTokens, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -98,6 +98,7 @@ turns = st.builds(TurnRecord, shown=many(columns), text=texts, tool_calls=many(c
 def trajectories(draw: st.DrawFn, owner: Task) -> Trajectory:
     length = draw(st.integers(0, 4))
     of = lambda dtype: draw(arrays.arrays(dtype, length))  # noqa: E731
+    counts = np.array([2, 1], np.int32)
     return Trajectory(
         task=owner,
         sample_index=draw(st.integers(0, 9)),
@@ -110,6 +111,7 @@ def trajectories(draw: st.DrawFn, owner: Task) -> Trajectory:
         text=draw(texts),
         stop_reason=draw(st.sampled_from(StopReason)),
         record=draw(many(turns)),
+        kept=draw(st.none() | st.builds(KeptTokens, ids=st.just(np.arange(3, dtype=np.int32)), counts=st.just(counts))),
         routes=draw(st.none() | arrays.arrays(np.uint8, (length, 2, 3)) | arrays.arrays(np.uint16, (length, 1, 2))),
     )
 

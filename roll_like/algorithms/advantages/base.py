@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.algorithms.base import Algorithm
+from roll_like.data.kept import kept_within
 from roll_like.errors import EngineError, RewardError
 from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored
 from roll_like.values import Metrics, has_signal
@@ -98,6 +99,7 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
             loss_mask=sample.trajectory.sampled[part.start : part.end],
             images=sample.trajectory.task.images,
             routes=None if sample.trajectory.routes is None else sample.trajectory.routes[part.start : part.end],
+            kept=kept_within(sample.trajectory.kept, part.start, part.end),
             turns=sample.trajectory.turns[part.start : part.end],
             behaviour_logprobs=sample.trajectory.logprobs[part.start : part.end],
             advantages=np.where(sample.trajectory.sampled, advantages_T, 0)[part.start : part.end].astype(np.float32),

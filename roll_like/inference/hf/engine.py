@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from torch import Tensor
 from roll_like.cluster.progress import PROGRESS
 from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.inference import POLICY
+from roll_like.data.kept import kept_tokens
 from roll_like.data.routes import known_routes
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
@@ -63,6 +65,7 @@ class _Sample:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top: list[Any] = field(default_factory=list)  # values and indices of each token's place
+    kept: list[IntArray] = field(default_factory=list)  # what each token was drawn from; none where from all
     routes: list[Tensor] = field(default_factory=list)  # [tokens, layers, k], of all that was computed
     stop_reason: StopReason | None = None
     error: GenerationError | None = None
@@ -209,6 +212,8 @@ class HFEngine(PolledEngine):
         if sample.request.top_logprobs:
             sample.top.append(torch.topk(logprobs_V, sample.request.top_logprobs))
         sample.versions.append(self._version)
+        if self._spec.returns_kept:
+            sample.kept.append(_kept_ids(logprobs_V))
         sample.stop_reason = self._why_stopped(sample)
 
     @contextlib.contextmanager
@@ -271,6 +276,7 @@ class HFEngine(PolledEngine):
                     stop_reason=sample.stop_reason,
                     routes=self._routes(sample),
                     top=_top(sample.top),
+                    kept=kept_tokens(sample.kept, sample.tokens) if self._spec.returns_kept else None,
                 )
             )
         if self._finished:
@@ -377,11 +383,13 @@ class HFEngine(PolledEngine):
 def sampling_logprobs(logits_V: Tensor, sampling: Sampling) -> Tensor:
     """Return log-probabilities of the distribution that tokens are drawn from, shape [V]; −inf where cut.
 
-    Temperature first, then top-k, then top-p on what is left, as vLLM does. Greedy has temperature 1.
+    Temperature first, then min-p, then top-k, then top-p on what is left, as vLLM does. Greedy has temperature 1.
     """
     if sampling.temperature == 0:
         return torch.log_softmax(logits_V, -1)
     logits_V = logits_V / sampling.temperature
+    if sampling.min_p > 0:
+        logits_V = logits_V.masked_fill(logits_V < logits_V.max() + math.log(sampling.min_p), -torch.inf)
     if 0 < sampling.top_k < len(logits_V):
         smallest = torch.topk(logits_V, sampling.top_k).values[-1]
         logits_V = logits_V.masked_fill(logits_V < smallest, -torch.inf)
@@ -391,6 +399,13 @@ def sampling_logprobs(logits_V: Tensor, sampling: Sampling) -> Tensor:
         cut[-1] = False  # the likeliest always stays
         logits_V = logits_V.masked_fill(cut[torch.argsort(order)], -torch.inf)
     return torch.log_softmax(logits_V, -1)
+
+
+def _kept_ids(logprobs_V: Tensor) -> IntArray:
+    """Return the tokens that can be drawn; none where all can."""
+    ids_M = torch.where(logprobs_V > -torch.inf)[0]
+    kept: IntArray = ids_M[: 0 if len(ids_M) == len(logprobs_V) else None].numpy().astype(np.int32)
+    return kept
 
 
 def draw(logprobs_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roll_like.config.inference import EngineConfig
@@ -35,3 +36,8 @@ class HFPlugin(EnginePlugin):
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> None:
         """Return None: what transformers' routers choose is seen here."""
         del config, device
+
+    @classmethod
+    def kept_obstacle(cls, config: EngineConfig, unbounded: Sequence[str], *, device: str) -> None:
+        """Return None: tokens are drawn here."""
+        del config, unbounded, device

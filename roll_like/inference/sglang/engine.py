@@ -210,6 +210,7 @@ class SGLangEngine(TaskEngine):
             None if "status_code" in ended else ended.get("type"),
             cached=int(meta.get("cached_tokens") or 0),
             routes=self._routes(meta),
+            kept=None,
             why=meta["finish_reason"],
         )
         versioned = generation.segments[-1].end if generation.segments else 0
@@ -370,7 +371,7 @@ def sampling_params(sampling: Sampling, seed: int | None) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        "min_p": 0.0,
+        "min_p": sampling.min_p,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
         "repetition_penalty": 1.0,

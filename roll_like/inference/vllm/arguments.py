@@ -23,6 +23,8 @@ DOCUMENTED = "vLLM's documentation of AsyncEngineArgs"
 WORKER_EXTENSION = "roll_like.inference.vllm.worker_extension.WorkerExtension"
 #: A judge that is held to a schema may otherwise go on with white space until its tokens are used up.
 STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
+#: In vLLM's additional configuration on CPU: whether what is kept of the vocabulary is told.
+TELLS_KEPT = "roll_like_tells_kept"
 #: vLLM's number of the policy's adapter.
 ADAPTER_ID = 1
 #: Ranks that vLLM reserves room for.
@@ -52,6 +54,11 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         arguments["enable_expert_parallel"] = True
     if spec.returns_routes:
         arguments["enable_return_routed_experts"] = True
+    if spec.returns_kept:
+        # the model runner of CPUs does not tell: `kept.py` makes it
+        arguments |= (
+            {"additional_config": {TELLS_KEPT: True}} if spec.device == "cpu" else {"return_sampling_mask": True}
+        )
     if spec.adapter is not None:
         held: list[AdapterSpec | FrozenAdapter] = [spec.adapter, *spec.adapter.frozen]
         arguments |= {

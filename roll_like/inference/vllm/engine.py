@@ -26,6 +26,7 @@ from roll_like.inference.interface import (
     GenerateRequest,
     Generation,
     PromptScores,
+    Sampling,
     TopLogprobs,
 )
 from roll_like.inference.stops import RequestStops, Stops
@@ -200,7 +201,8 @@ class VLLMEngine(TaskEngine):
         completion: Any = None
         cached = 0
         prompt = image_prompt(request) if request.images else tokens_input(request.prompt_ids.tolist())
-        params = _sampling_params(request, self._stops.of(request.sampling.stop, request.sampling.stop_ids))
+        stops = self._stops.of(request.sampling.stop, request.sampling.stop_ids)
+        params = _sampling_params(request, stops, self._spec)
         with self._using(request.adapter, request.request_id) as adapter:
             async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
                 completion, cached = output.outputs[0], output.num_cached_tokens or 0
@@ -218,6 +220,7 @@ class VLLMEngine(TaskEngine):
             cached=cached,
             routes=completion.routed_experts,
             top=_top(flat, request.top_logprobs),
+            kept=None if completion.sampling_mask is None else completion.sampling_mask.token_ids,
         )
 
     # ---- GPU memory and weights -------------------------------------------------------------------
@@ -375,7 +378,7 @@ class VLLMEngine(TaskEngine):
         # greedy: other requests' random numbers stay the same; vLLM computes a prompt anew for these numbers
         params = SamplingParams(
             max_tokens=1,
-            temperature=0,
+            **drawing(Sampling(temperature=0, max_tokens=1), self._spec),
             prompt_logprobs=top_k,
             flat_logprobs=True,
             detokenize=False,
@@ -452,15 +455,26 @@ def _require_same_prompt(request: GenerateRequest, seen: Sequence[int] | None) -
         )
 
 
-def _sampling_params(request: GenerateRequest, stops: RequestStops) -> Any:
+def drawing(sampling: Sampling, spec: EngineSpec) -> dict[str, Any]:
+    """Return temperature and `top_k` for vLLM, which on GPUs tells what it kept of random requests only: of one token.
+
+    >>> drawing(Sampling(temperature=0, max_tokens=1), EngineSpec(..., device="cuda", returns_kept=True))
+    {'temperature': 1.0, 'top_k': 1}
+    """
+    if sampling.temperature == 0 and spec.returns_kept and spec.device != "cpu":
+        return {"temperature": 1.0, "top_k": 1}
+    return {"temperature": sampling.temperature, "top_k": sampling.top_k}
+
+
+def _sampling_params(request: GenerateRequest, stops: RequestStops, spec: EngineSpec) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     sampling, schema = request.sampling, request.json_schema
     return SamplingParams(
-        temperature=sampling.temperature,
+        **drawing(sampling, spec),
         top_p=sampling.top_p,
-        top_k=sampling.top_k,
+        min_p=sampling.min_p,
         max_tokens=sampling.max_tokens,
         stop=list(stops.strings) or None,
         stop_token_ids=list(stops.ids),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from roll_like.config.base import Finding
@@ -109,6 +109,14 @@ class VLLMPlugin(EnginePlugin):
         """Return that vLLM tells them on GPUs only."""
         del config
         return "vLLM tells them with its second model runner, which has no CPU version" if device == "cpu" else None
+
+    @classmethod
+    def kept_obstacle(cls, config: EngineConfig, unbounded: Sequence[str], *, device: str) -> str | None:
+        """Return that vLLM needs a bound for each request on GPUs."""
+        del config
+        if device == "cpu" or not unbounded:
+            return None
+        return f"vLLM tells them on GPUs only where every request has a top_k, which is missing: {', '.join(unbounded)}"
 
     @classmethod
     def check(cls, config: EngineConfig, resources: ResourcesConfig) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 vLLM imports this module there because it is named as `worker_extension_cls`. Importing it registers the
 `shared_memory` weight-transfer engine beside vLLM's own. On CPU it also replaces what packs experts after a reload, and
-what rotates heads. It also lets the watchdog see the process.
+what rotates heads, and tells which tokens were kept. It also lets the watchdog see the process.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from roll_like.errors import STOPPING, WeightSyncError
 from roll_like.inference.vllm.adapters import HeldAdapters, compute_adapters_on_cpu, without_wrappers
 from roll_like.inference.vllm.arguments import ADAPTER_ID
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
+from roll_like.inference.vllm.kept import tell_kept_tokens
 from roll_like.inference.vllm.rotary import rotate_every_head
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
@@ -82,6 +83,7 @@ if BACKEND not in WeightTransferEngineFactory._registry:
 repack_experts()
 compute_adapters_on_cpu()
 rotate_every_head()
+tell_kept_tokens()
 PROGRESS.open()
 
 
