@@ -174,8 +174,7 @@ class DistillationHead(TokenLogprobHead):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each target, shape [N], and figures of each; temperatures are the loss's."""
         losses = distillation_losses(
-            hidden_ND,
-            self.own(self.weight),
+            *self.factors(hidden_ND),
             target.teacher,
             target.loss,
             chunk_tokens=self.chunk_tokens,

@@ -71,7 +71,7 @@ class Blocks:
 
     Args:
         hidden_ND: Last hidden states.
-        weight_VD: Output projection, in the same dtype.
+        weight_VD: Output projection, in the same dtype or in a narrower one.
         bias: Of the output projection, shape [V].
         cut: Sizes of the blocks.
         buffer: Memory of an earlier instance for the same shapes.
@@ -126,6 +126,11 @@ class Blocks:
         """Return the bias of a part of the vocabulary."""
         return None if self.bias is None else self.bias[columns]
 
+    def weight(self, columns: slice | None = None) -> Tensor:
+        """Return a part of the output projection, or all of it, in the products' precision, shape [K, D]."""
+        weight_KD = self.weight_VD if columns is None else self.weight_VD[columns]
+        return weight_KD.to(self.hidden_ND.dtype)
+
     def view(self, rows: slice, columns: slice) -> Tensor:
         """Return the buffer as the block `rows × columns`, whatever it holds, shape [C, K]."""
         shape = (rows.stop - rows.start, columns.stop - columns.start)
@@ -135,8 +140,8 @@ class Blocks:
         """Compute the products of a block, before bias and temperature, shape [C, K]."""
         block_CK = self.view(rows, columns)
         if self.divided is not None:
-            return self.divided.whole_rows(self.hidden_ND[rows] @ self.weight_VD.t(), block_CK)
-        torch.mm(self.hidden_ND[rows], self.weight_VD[columns].t(), out=block_CK)
+            return self.divided.whole_rows(self.hidden_ND[rows] @ self.weight().t(), block_CK)
+        torch.mm(self.hidden_ND[rows], self.weight(columns).t(), out=block_CK)
         return block_CK
 
     def tiles(self, block_CK: Tensor, columns: slice) -> Iterator[tuple[slice, Tensor, Tensor]]:

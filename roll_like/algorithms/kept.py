@@ -225,9 +225,9 @@ class _Products:
         grad_hidden_ND, grad_weight_VD, grad_bias_V = totals
         for pairs, hidden_PD, weight_PD in self._pieces():
             if grad_hidden_ND is not None:
-                grad_hidden_ND.index_add_(0, self.rows_M[pairs], weight_PD.mul_(gradient_M[pairs, None]))
+                _add_rows(grad_hidden_ND, self.rows_M[pairs], weight_PD.mul_(gradient_M[pairs, None]))
             if grad_weight_VD is not None:
-                grad_weight_VD.index_add_(0, self.ids_M[pairs], hidden_PD.mul_(gradient_M[pairs, None]))
+                _add_rows(grad_weight_VD, self.ids_M[pairs], hidden_PD.mul_(gradient_M[pairs, None]))
         if grad_bias_V is not None:
             grad_bias_V.index_add_(0, self.ids_M, gradient_M)
         found = [
@@ -235,6 +235,11 @@ class _Products:
             for total, each in zip(totals, inputs, strict=True)
         ]
         return found[0], found[1], found[2]
+
+
+def _add_rows(total: Tensor, places_P: Tensor, rows_PD: Tensor) -> None:
+    """Add rows at their places; on CPU twice as fast as `index_add_`."""
+    total.scatter_add_(0, places_P[:, None].expand(-1, rows_PD.shape[1]), rows_PD)
 
 
 def _sums(logits_M: Tensor, rows_M: Tensor, target_M: Tensor, rows: int) -> Tensor:

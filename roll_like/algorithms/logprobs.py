@@ -48,9 +48,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target and the entropy at each position, in nats, shape [N].
 
-    Products run in the dtype of `hidden_ND`, sums and softmax in float32 (float64 for float64).
-    Gradients flow to `hidden_ND`, `weight_VD` and `bias` from both results; those of the weight are
-    summed over blocks in float32.
+    Products run in the dtype of `hidden_ND`, also where the weight's is narrower; sums and softmax in
+    float32 (float64 for float64). Gradients flow to `hidden_ND`, `weight_VD` and `bias` from both
+    results; those of the weight are summed over blocks in float32.
 
     Args:
         hidden_ND: Last hidden states, after the final norm.
@@ -72,7 +72,8 @@ def token_logprobs(
     """
     cut = checked_cut(temperature, chunk_tokens, chunk_vocab, logits)
     require_fitting(hidden_ND, weight_VD, targets_N, bias, divided)
-    weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
+    if weight_VD.element_size() > hidden_ND.element_size():  # mixed precision: a master weight in float32
+        weight_VD = weight_VD.to(hidden_ND.dtype)
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias, targets_N.long(), cut, divided
     )
@@ -238,9 +239,11 @@ class _Gradients:
             for columns in blocks.vocabulary:
                 block_CK = self._kept(rows, columns) if kept else self._recomputed(rows, columns)
                 if needs_hidden:
-                    sum_CD += block_CK @ weight_VD[columns]
-                if grad_weight_VD is not None and once:
+                    sum_CD += block_CK @ blocks.weight(columns)
+                if grad_weight_VD is not None and once and weight_VD.dtype == block_CK.dtype:
                     torch.mm(block_CK.t(), scaled_CD, out=grad_weight_VD[columns])
+                elif grad_weight_VD is not None and once:
+                    grad_weight_VD[columns] = block_CK.t() @ scaled_CD
                 elif grad_weight_VD is not None:
                     blocks.add(grad_weight_VD[columns], block_CK.t() @ scaled_CD)
                 if grad_bias_V is not None:

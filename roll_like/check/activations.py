@@ -92,7 +92,14 @@ def forward_bytes(shape: ModelShape, tokens: int, *, width: int, dense_row: int 
 
 
 def head_bytes(
-    shape: ModelShape, tokens: int, *, width: int, chunk_tokens: int, chunk_vocab: int, trained: bool
+    shape: ModelShape,
+    tokens: int,
+    *,
+    width: int,
+    chunk_tokens: int,
+    chunk_vocab: int,
+    trained: bool,
+    products: int | None = None,
 ) -> int:
     """Return what `roll_like.algorithms.logprobs` takes at a time, the gradient of the output layer included, in bytes.
 
@@ -103,10 +110,14 @@ def head_bytes(
         chunk_tokens: Rows of logits that exist at a time.
         chunk_vocab: Columns of logits that exist at a time.
         trained: Whether the output layer gets a gradient.
+        products: Bytes of a product, where that is wider.
     """
+    block_width = products or width
     rows, columns = min(chunk_tokens, tokens), min(chunk_vocab, shape.vocab_size)
-    block = rows * columns * width + 2 * 4 * min(rows * columns, DEVICE_TILE)
+    block = rows * columns * block_width + 2 * 4 * min(rows * columns, DEVICE_TILE)
+    if block_width > width:  # hidden states, and one block's part of the weight
+        block += (tokens + columns) * shape.hidden_size * block_width
     gradient = 0
     if trained:  # summed in float32, then in the weight's precision; one block's part
-        gradient = shape.embedding_parameters * (4 + width) + columns * shape.hidden_size * width
+        gradient = shape.embedding_parameters * (4 + width) + columns * shape.hidden_size * block_width
     return block + gradient + 2 * tokens * shape.hidden_size * width

@@ -222,7 +222,7 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
         "activations": forward_bytes(
             shape, tokens, width=width, dense_row=_masked_row(config, config.training, shape, tokens)
         ),
-        "logits": _head(frozen, shape, tokens, width, trained=False),
+        "logits": _head(config, frozen, shape, tokens, trained=False),
         "buffers": states.buffers,
     }
     return _Model(role=role.name, moves=moves, processes=processes, weights=states.weights, computing=computing)
@@ -245,7 +245,7 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
     head = 0
     if isinstance(settings, TrainingConfig) and config.task == "text-generation":
         part = replace(shape, vocab_size=shape.vocab_size // settings.tensor_parallel)
-        head = _head(settings, part, tokens, width, trained=settings.lora is None)
+        head = _head(config, settings, part, tokens, trained=settings.lora is None)
     computing = {"activations": activations, "logits": head, "buffers": states.buffers}
     if states.step > activations + head:  # activations are gone when the optimizer moves
         computing = {"optimizer step": states.step, "buffers": states.buffers}
@@ -272,9 +272,10 @@ def _masked_row(config: RunConfig, settings: TrainerConfig, shape: ModelShape, t
     return min(tokens, max(config.longest_sample, MAX_SHARED_ROW_TOKENS if shared else 0))
 
 
-def _head(settings: TrainingConfig, shape: ModelShape, tokens: int, width: int, *, trained: bool) -> int:
+def _head(config: RunConfig, settings: TrainingConfig, shape: ModelShape, tokens: int, *, trained: bool) -> int:
     chunks = {"chunk_tokens": settings.logprob_chunk_tokens, "chunk_vocab": settings.logprob_chunk_vocab}
-    return head_bytes(shape, tokens, width=width, **chunks, trained=trained)
+    products = None if config.model.head_dtype is None else 4
+    return head_bytes(shape, tokens, width=bytes_per_value(config), **chunks, trained=trained, products=products)
 
 
 def _keys_per_token(config: RunConfig, settings: TrainerConfig) -> float:

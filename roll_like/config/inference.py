@@ -69,6 +69,7 @@ class EngineCapabilities:
             compute is compared after weight syncs.
         top_logprobs: How many of the likeliest tokens it tells at each position, of samples and of given tokens.
         weight_changes: Whether it keeps what it was sent, so that changes are enough (`InferenceEngine.held_weights`).
+        float32_head: Whether it can compute the output layer's products in float32, of a model in another precision.
     """
 
     weight_transports: tuple[WeightTransport, ...] = (SHARED_MEMORY,)
@@ -78,6 +79,7 @@ class EngineCapabilities:
     prompt_logprobs: bool = False
     top_logprobs: int = 0
     weight_changes: bool = False
+    float32_head: bool = False
 
 
 class EngineConfig(PluginConfig):
@@ -244,6 +246,16 @@ def _delta_violations(engine: EngineConfig, backend: str | None) -> Iterator[Vio
     elif (obstacle is not None or engine.weight_sync == "full") and engine.changed("full_sync_every"):
         obstacle = obstacle or "inference.weight_sync is full"
         yield Violation(("inference", "full_sync_every"), f"{obstacle}, so every sync is full; remove the key")
+
+
+def head_violations(engine: EngineConfig, head_dtype: str | None) -> Iterator[Violation]:
+    """Yield an output layer in float32 that the engine would compute in the model's precision."""
+    if head_dtype is not None and not engine.capabilities.float32_head:
+        yield Violation(
+            ("model", "head_dtype"),
+            f"the engine {engine.type!r} computes its output layer in the model's precision only, and trainer and "
+            f"engine would differ more than without it; remove it, or use inference.type: {DEFAULT_ENGINE}",
+        )
 
 
 def adapter_violations(

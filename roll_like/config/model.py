@@ -63,6 +63,12 @@ class ModelConfig(ConfigModel):
         description="Precision of the forward passes and of inference. `auto`: bfloat16, or float32 on CPUs that are "
         "slower in bfloat16 (measured when a run starts; `--check` shows it). A resumed run keeps its precision.",
     )
+    head_dtype: Literal["float32"] | None = Field(
+        default=None,
+        description="`float32`: the output layer's products are computed in float32 by trainer and engines, where the "
+        "model is in another precision; its weights stay in that. Their log-probabilities are closer then. Default: "
+        "the model's precision.",
+    )
     date: datetime.date | None = Field(
         default=None,
         description="The day that chat templates write, if they write one. Default: that on which the run began.",

@@ -19,6 +19,7 @@ from roll_like.config.inference import (
     adapter_violations,
     default_engine,
     engine_violations,
+    head_violations,
     pause_violations,
     window_violations,
 )
@@ -140,6 +141,7 @@ class SamplingRunConfig(RunConfig):
             if self.longest_evaluated is not None:
                 yield from window_violations(window, *self.longest_evaluated, "evaluated sample")
             yield from engine_violations(engine, self.resources)
+            yield from head_violations(engine, self.model.head_dtype)
             yield from adapter_violations(engine, lora, self.adapter_keys, alone=self.may_send_adapters)
         elif self.evaluation is not None:
             yield Violation(

@@ -227,6 +227,7 @@ class EngineSpec:
             whose plugin finds no `routes_obstacle`.
         returns_kept: Whether each `Generation` says what its tokens were drawn from. True for engines whose plugin
             finds no `kept_obstacle`.
+        float32_head: Whether the output layer's products are computed in float32. True for engines that declare it.
         stop_ids: Tokens that end every response (`Renderer.stop_ids`), beside the tokenizer's end of sequence.
         kept_tokens: Special tokens that stay in `Generation.text`: those that delimit reasoning or mark calls.
     """
@@ -245,6 +246,7 @@ class EngineSpec:
     adapter: AdapterSpec | None = None
     returns_routes: bool = False
     returns_kept: bool = False
+    float32_head: bool = False
     stop_ids: tuple[int, ...] = ()
     kept_tokens: tuple[str, ...] = ()
 

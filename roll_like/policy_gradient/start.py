@@ -151,6 +151,7 @@ def start_inference(
         adapter=None if adapter is None else replace(adapter, named=adapters),
         returns_routes=config.replays_routes,
         returns_kept=config.replays_kept,
+        float32_head=config.model.head_dtype == "float32",
         stop_ids=tuple(sorted(renderer.stop_ids)),
         kept_tokens=renderer.kept_tokens,
     )

@@ -211,6 +211,7 @@ class RankSpec(Generic[StepT]):
         trust_remote_code: Whether the model may bring code.
         frozen: Whether the model is not trained; then it has neither optimizer nor adapters.
         imports: Modules to import first; they register plugins.
+        float32_head: Whether a language model's output layer computes in float32.
     """
 
     objective: Objective[StepT, Any]
@@ -223,6 +224,7 @@ class RankSpec(Generic[StepT]):
     trust_remote_code: bool
     frozen: bool = False
     imports: tuple[str, ...] = ()
+    float32_head: bool = False
 
 
 def computed(batch: MicroBatch, model: RankModel) -> Metrics:

@@ -58,6 +58,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
             chunk_tokens=settings.logprob_chunk_tokens,
             chunk_vocab=settings.logprob_chunk_vocab,
             head=self.head(),
+            float32_head=spec.float32_head,
         )
         if tower is not None:
             divided = "weights" in TRAINING_BACKENDS.get(settings.backend).divided(settings)

@@ -32,12 +32,16 @@ class TokenLogprobHead(nn.Module):
     Attributes:
         divided: The ranks that divide the vocabulary, where weight and bias are `DTensor`s, or the rank's own rows, and
             perhaps some after them that fill all up to the same number; None for this one alone.
+        float32: Whether products are computed in float32, whatever the precision of hidden states and weight.
     """
 
     divided: DividedVocabulary | None = None
 
-    def __init__(self, head: nn.Linear, *, chunk_tokens: int, chunk_vocab: int, logits: LogitTransform) -> None:
+    def __init__(
+        self, head: nn.Linear, *, chunk_tokens: int, chunk_vocab: int, logits: LogitTransform, float32: bool = False
+    ) -> None:
         super().__init__()
+        self.float32 = float32
         self.weight = head.weight
         self.bias = head.bias
         self.logits = logits
@@ -56,10 +60,17 @@ class TokenLogprobHead(nn.Module):
             "logits": self.logits,
             "divided": self.divided,
         }
-        weight_VD = self.own(self.weight)
+        hidden_ND, weight_VD = self.factors(hidden_ND)
         if kept is None:
             return token_logprobs(hidden_ND, weight_VD, targets_N, **options)
         return kept_logprobs(hidden_ND, weight_VD, targets_N, kept, **options)
+
+    def factors(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return hidden states and weight in the precisions that their products take; the weight is the engines'."""
+        weight_VD = self.own(self.weight)
+        if not self.float32:
+            return hidden_ND, weight_VD
+        return hidden_ND.float(), weight_VD.to(hidden_ND.dtype)  # not those of a master weight in float32
 
     def own(self, parameter: Any) -> Any:
         """Return what this rank has of the weight or of the bias."""
@@ -159,10 +170,17 @@ class PolicyModule(RowModule):
         chunk_tokens: Rows of logits that exist at a time.
         chunk_vocab: Columns of logits that exist at a time.
         head: What becomes of the hidden states before targets.
+        float32_head: Whether the head computes in float32.
     """
 
     def __init__(
-        self, causal_lm: Any, *, chunk_tokens: int, chunk_vocab: int, head: type[TokenLogprobHead] = TokenLogprobHead
+        self,
+        causal_lm: Any,
+        *,
+        chunk_tokens: int,
+        chunk_vocab: int,
+        head: type[TokenLogprobHead] = TokenLogprobHead,
+        float32_head: bool = False,
     ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
@@ -171,6 +189,7 @@ class PolicyModule(RowModule):
             chunk_tokens=chunk_tokens,
             chunk_vocab=chunk_vocab,
             logits=logit_transform(causal_lm.config),
+            float32=float32_head,
         )
 
     def forward(

@@ -47,6 +47,7 @@ def rank_spec(
         trust_remote_code=config.model.trust_remote_code,
         frozen=total_updates is None,
         imports=config.import_,
+        float32_head=config.model.head_dtype == "float32",
     )
 
 

@@ -52,8 +52,9 @@ def test_ranks_that_divide_matrices_keep_a_part_and_two_gathered_inputs_a_layer(
 
 @pytest.mark.parametrize("chunk_tokens", [64, 256])
 @pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("float32", [False, True])
 def test_logits_are_those_that_pytorch_tracks(
-    monkeypatch: pytest.MonkeyPatch, chunk_tokens: int, trained: bool
+    monkeypatch: pytest.MonkeyPatch, chunk_tokens: int, trained: bool, float32: bool
 ) -> None:
     """Real tensors, with blocks as on a GPU."""
     monkeypatch.setattr(blocks, "CPU_TILE", blocks.DEVICE_TILE)
@@ -65,11 +66,17 @@ def test_logits_are_those_that_pytorch_tracks(
     tracker.track_external(states, weight, targets)
     with tracker:
         logprobs, _ = token_logprobs(
-            states, weight, targets, temperature=1.0, chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab
+            states.float() if float32 else states,
+            weight,
+            targets,
+            temperature=1.0,
+            chunk_tokens=chunk_tokens,
+            chunk_vocab=chunk_vocab,
         )
         logprobs.sum().backward()
     (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     given = sum(each.numel() * each.element_size() for each in (states, weight, targets))
     shape = replace(load_model_shape(SHAPES / "Qwen2.5-0.5B-Instruct"), vocab_size=vocabulary, hidden_size=hidden)
-    planned = head_bytes(shape, tokens, width=2, chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab, trained=trained)
+    chunks = {"chunk_tokens": chunk_tokens, "chunk_vocab": chunk_vocab}
+    planned = head_bytes(shape, tokens, width=2, **chunks, trained=trained, products=4 if float32 else None)
     assert planned == pytest.approx(snapshot["Total"] - given, rel=0.15)

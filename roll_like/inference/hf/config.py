@@ -19,6 +19,7 @@ class HFConfig(EngineConfig):
         prompt_logprobs=True,
         top_logprobs=20,
         weight_changes=True,
+        float32_head=True,
     )
 
     type: Literal["hf"] = Field(default="hf", description="This engine.")

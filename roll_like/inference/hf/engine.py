@@ -128,6 +128,8 @@ class HFEngine(PolledEngine):
         )
         self._model = model.to(self._spec.device).requires_grad_(False).eval()
         self._weights = CheckpointWeights(self._model)
+        if self._spec.float32_head:
+            compute_in_float32(self._model.get_output_embeddings())
         if self._spec.returns_routes:
             self._router = RouterReplay(self._model, ROUTER_REPLAY)
         tokenizer = AutoTokenizer.from_pretrained(
@@ -406,6 +408,16 @@ def _kept_ids(logprobs_V: Tensor) -> IntArray:
     ids_M = torch.where(logprobs_V > -torch.inf)[0]
     kept: IntArray = ids_M[: 0 if len(ids_M) == len(logprobs_V) else None].numpy().astype(np.int32)
     return kept
+
+
+def compute_in_float32(head: Any) -> None:
+    """Let a linear layer compute its products in float32; its weights stay as they are."""
+
+    def forward(hidden: Tensor) -> Tensor:
+        bias = None if head.bias is None else head.bias.float()
+        return torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
+
+    head.forward = forward
 
 
 def draw(logprobs_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

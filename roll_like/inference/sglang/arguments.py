@@ -84,6 +84,8 @@ def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
         arguments["ep_size"] = spec.tensor_parallel_size
     if spec.returns_routes:
         arguments["enable_return_routed_experts"] = True
+    if spec.float32_head:
+        arguments["enable_fp32_lm_head"] = True
     if not config.cuda_graphs:
         arguments |= {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
     if config.sleeps(shares_gpus=spec.shares_gpus):

@@ -64,6 +64,7 @@ class SGLangConfig(PassedThrough, SleepingEngineConfig):
         pause=True,
         prompt_logprobs=True,
         weight_changes=True,
+        float32_head=True,
     )
     owned_engine_args: ClassVar[Mapping[str, str]] = OWNED_ENGINE_ARGS
     fixed_engine_args: ClassVar[Mapping[str, str]] = FIXED_ENGINE_ARGS

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY
+from roll_like.errors import ConfigError
 from roll_like.inference.settings import fields_of, package_folder, require_known
 from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
 from roll_like.models.vision import is_vision_model
@@ -27,6 +29,8 @@ STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 TELLS_KEPT = "roll_like_tells_kept"
 #: vLLM's number of the policy's adapter.
 ADAPTER_ID = 1
+#: Mappings of which this package sets some entries.
+_JOINED = {"additional_config", "hf_overrides"}
 #: Ranks that vLLM reserves room for.
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -59,6 +63,8 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         arguments |= (
             {"additional_config": {TELLS_KEPT: True}} if spec.device == "cpu" else {"return_sampling_mask": True}
         )
+    if spec.float32_head:
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
     if spec.adapter is not None:
         held: list[AdapterSpec | FrozenAdapter] = [spec.adapter, *spec.adapter.frozen]
         arguments |= {
@@ -68,7 +74,25 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
             "max_lora_rank": reserved_rank(max(each.rank for each in held)),
             "lora_target_modules": sorted({name for each in held for name in each.modules}),
         }
-    return {**arguments, **config.engine_args}
+    return {**arguments, **config.engine_args, **_joined(arguments, config.engine_args)}
+
+
+def _joined(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return mappings that both this package and `engine_args` give, with the entries of both.
+
+    Raises:
+        ConfigError: `engine_args` has something else there.
+    """
+    joined = {}
+    for name in _JOINED & ours.keys() & given.keys():
+        if not isinstance(given[name], Mapping):
+            raise ConfigError(
+                f"inference.engine_args.{name} is {given[name]!r}; a mapping was expected, to which "
+                f"{', '.join(ours[name])} is added",
+                fix="write it as a mapping, or leave it out",
+            )
+        joined[name] = {**given[name], **ours[name]}
+    return joined
 
 
 def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dict[str, Any]:

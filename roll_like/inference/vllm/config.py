@@ -76,6 +76,7 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
         prompt_logprobs=True,
         top_logprobs=20,  # of `max_logprobs`, as vLLM sets it
         weight_changes=True,
+        float32_head=True,
     )
 
     memory_key: ClassVar[str] = "kv_cache_gib"

@@ -204,7 +204,10 @@ class WorkerExtension:
             tensors.update(self._adapters.fingerprints(adapter, names, seed))
         head = output_head(model)
         if isinstance(head, VocabParallelEmbedding):
-            tensors[HEAD] = digest(head_columns(head, seed))
+            # in another precision than the model's, products are those of the matrix itself, not of a packed copy
+            config = self.model_runner.model_config
+            columns = head_columns if config.head_dtype == config.dtype else embedding_columns
+            tensors[HEAD] = digest(columns(head, seed))
             if HEAD not in names:
                 tied.update((HEAD, name) for name in names if layers.is_input(name))
         PROGRESS.note_memory()  # once a sync
