@@ -27,6 +27,7 @@ OWNED_ENGINE_ARGS = {
     "max_lora_rank": "training.lora.rank",
     "lora_target_modules": "training.lora.target_modules",
     "enable_return_routed_experts": "algorithm.router_replay",
+    "return_sampling_mask": "rollout.top_p, rollout.top_k or rollout.min_p",
     "enable_expert_parallel": "inference.expert_parallel",
 }
 #: vLLM's arguments that cannot be changed, and why.

@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.platforms import current_platform
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput, SamplingMaskLists
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from roll_like.inference.vllm.arguments import TELLS_KEPT
 
-_load, _sample = CPUModelRunner.load_model, CPUModelRunner.sample_tokens
+_load, _sample, _init = CPUModelRunner.load_model, CPUModelRunner.sample_tokens, Scheduler.__init__
 
 
 def tell_kept_tokens() -> None:
     """Let vLLM's CPU engines that are made in this process from now on tell what they kept, where they are to."""
     if current_platform.is_cpu():
         CPUModelRunner.load_model, CPUModelRunner.sample_tokens = load_model, sample_tokens
+        Scheduler.__init__ = init_scheduler
 
 
 def load_model(self: Any, *args: Any, **options: Any) -> None:
@@ -30,8 +32,6 @@ def load_model(self: Any, *args: Any, **options: Any) -> None:
     _load(self, *args, **options)
     if not self.vllm_config.additional_config.get(TELLS_KEPT):
         return
-    # read by the scheduler, which is made after the model; vLLM refuses it as an argument on CPU
-    self.model_config.return_sampling_mask = True
     draw = self.sampler.sample
 
     def drawn(*args: Any, **options: Any) -> Any:
@@ -40,6 +40,12 @@ def load_model(self: Any, *args: Any, **options: Any) -> None:
         return sampled, logprobs
 
     self.sampler.sample = drawn
+
+
+def init_scheduler(self: Any, *args: Any, **options: Any) -> None:
+    """Let the scheduler hand on what was kept, though the argument is refused on CPU. See `Scheduler`."""
+    _init(self, *args, **options)
+    self.return_sampling_mask |= bool(self.vllm_config.additional_config.get(TELLS_KEPT))
 
 
 def sample_tokens(self: Any, grammar_output: Any) -> Any:
