@@ -142,6 +142,11 @@ class EngineConfig(PluginConfig):
         del device
         return None
 
+    @property
+    def wants_seeds(self) -> bool:
+        """Whether settings make one seed give one sample whatever else is in the batch, which needs seeds."""
+        return False
+
     def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
         """Yield what cannot work on a run's hardware."""
         del resources

@@ -142,6 +142,12 @@ class SamplingRunConfig(RunConfig):
                 yield from window_violations(window, *self.longest_evaluated, "evaluated sample")
             yield from engine_violations(engine, self.resources)
             yield from head_violations(engine, self.model.head_dtype)
+            if engine.wants_seeds and not self.rollout.seeded:
+                yield Violation(
+                    ("inference", "deterministic"),
+                    "samples without seeds differ from run to run whatever the kernels compute; set rollout.seeded: "
+                    "true, or remove this",
+                )
             yield from adapter_violations(engine, lora, self.adapter_keys, alone=self.may_send_adapters)
         elif self.evaluation is not None:
             yield Violation(

@@ -521,3 +521,11 @@ def test_right_combinations_are_accepted(values: dict[str, Any]) -> None:
 def test_all_violations_are_reported_at_once() -> None:
     found = problems(changed(rollout__temperature=0, reference={}, model__dtype="float16"))
     assert set(found) == {"rollout.temperature", "reference", "model.dtype"}
+
+
+def test_one_seed_gives_one_sample_where_kernels_and_seeds_do() -> None:
+    assert RLVRConfig.from_values(changed(CUDA, inference__deterministic=True)).inference.wants_seeds
+    found = problems(changed(CUDA, inference__deterministic=True, rollout__seeded=False))
+    assert "samples without seeds differ from run to run" in found["inference.deterministic"]
+    found = problems(changed(inference={"type": "vllm", "deterministic": True}))
+    assert "for GPUs only; use inference.type: hf" in found["inference.deterministic"]

@@ -240,6 +240,23 @@ async def test_a_failed_start_says_why(tmp_path: Path) -> None:
         await HFEngine(HFConfig(), spec(tmp_path)).start()
 
 
+async def test_what_else_runs_changes_no_bit(tiny_model: Path) -> None:
+    """One seed gives one sample, whatever `max_running` puts beside it."""
+    found: list[dict[str, Generation]] = []
+    for running in (1, 3, 8):
+        engine = HFEngine(HFConfig(max_running=running), spec(tiny_model))
+        await engine.start()
+        try:
+            await engine.submit([request(f"{seed}", seed=seed) for seed in range(8)])
+            found.append(await collect(engine, 8))
+        finally:
+            await engine.close()
+    for name, one in found[0].items():
+        for others in found[1:]:
+            np.testing.assert_array_equal(others[name].token_ids, one.token_ids)
+            np.testing.assert_array_equal(others[name].logprobs, one.logprobs)
+
+
 @pytest.mark.parametrize(
     ("sampling", "kept"),
     [

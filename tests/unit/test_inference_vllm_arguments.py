@@ -102,3 +102,9 @@ def test_a_package_that_vllm_misses_is_to_be_installed(package: str, way_out: st
     assert f"No module named '{package}'" in error.message
     assert error.fix is not None
     assert error.fix.endswith(way_out)
+
+
+def test_batch_invariance_is_an_environment_variable() -> None:
+    config = VLLMConfig(deterministic=True)
+    assert vllm_environment(config, 1, "cuda")["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in vllm_environment(VLLMConfig(), 1, "cuda")

@@ -90,6 +90,11 @@ class SGLangConfig(PassedThrough, SleepingEngineConfig):
         """Share of a GPU's memory that SGLang takes, weights included."""
         return self.mem_fraction_static
 
+    @property
+    def wants_seeds(self) -> bool:
+        """Whether one seed is to give one sample."""
+        return self.deterministic
+
     def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
         """Yield a run on CPU, and an engine that stays awake and leaves a colocated trainer too little memory."""
         if resources.device == "cpu":

@@ -168,6 +168,7 @@ def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[st
             **common,
             # CUDA IPC handles are pickled on their way from the frontend to the engine's process
             "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+            **({"VLLM_BATCH_INVARIANT": "1"} if isinstance(config, VLLMConfig) and config.deterministic else {}),
             # A process that has only looked for GPUs cannot be forked to use one, and vLLM does not notice.
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.base import Fraction, PositiveFloat, PositiveInt
+from roll_like.config.base import Fraction, PositiveFloat, PositiveInt, Violation
 from roll_like.config.inference import WEIGHT_TRANSPORTS, EngineCapabilities, JudgeConfig
+from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.settings import PassedThrough, SleepingEngineConfig
 
 #: vLLM's arguments that a key of ours sets.
@@ -89,6 +90,27 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
         "engine has loaded. `false` sends whole weights that adapters are merged into. Default: adapters alone, "
         "if vLLM takes adapters in all layers that have one; `--check` says what is sent.",
     )
+
+    deterministic: bool = Field(
+        default=False,
+        description="Kernels whose results do not depend on the batch (vLLM's batch invariance): one seed gives one "
+        "sample whatever else is under way. Slower; on GPUs only.",
+    )
+
+    @property
+    def wants_seeds(self) -> bool:
+        """Whether one seed is to give one sample."""
+        return self.deterministic
+
+    def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
+        """Yield batch invariance on CPU."""
+        if self.deterministic and resources.device == "cpu":
+            yield Violation(
+                ("inference", "deterministic"),
+                "vLLM has kernels that do not depend on the batch for GPUs only; use inference.type: hf, which "
+                "computes each request by itself, or remove this",
+            )
+        yield from super().violations(resources)
 
     @property
     def sends_adapters(self) -> bool | None:
