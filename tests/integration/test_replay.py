@@ -61,7 +61,30 @@ def check_replay(directory: Path, config: Path, *changes: str) -> None:
 
 
 def test_answers_are_replayed(tmp_path: Path, tiny_model: Path) -> None:
-    check_replay(tmp_path, write_run(tmp_path, tiny_model, algorithm={"updates_per_step": 2}))
+    """Of a run that leaves tokens out: what was kept is trained with, written, resumed and read back."""
+    sampling = {"top_p": 0.7, "top_k": 100, "min_p": 0.01, "temperature": 0.9}
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_response_tokens": 12, **sampling}
+    check_replay(tmp_path, write_run(tmp_path, tiny_model, algorithm={"updates_per_step": 2}, rollout=rollout))
+    runs = tmp_path / "runs"
+    for number, step in enumerate(read_lines(runs / "tiny" / "metrics.jsonl"), start=1):
+        assert step["mismatch/logprob_difference_max"] < 1e-4
+        assert 1 < step["rollout/kept/mean"] <= step["rollout/kept/max"] <= 100
+        groups, _ = read_groups_and_values(tokens_stem(runs / "tiny", number))
+        for trajectory in (sample.trajectory for group in groups for sample in group.samples):
+            assert trajectory.kept is not None
+            np.testing.assert_array_equal(trajectory.kept.counts > 0, trajectory.sampled)
+    # without what was kept: another difference from the engine
+    for path in sorted((runs / "tiny" / "rollouts").glob("*.json")):
+        path.write_text(re.sub(r'\{"~KeptTokens":\{[^{}]*\{[^{}]*\}[^{}]*\{[^{}]*\}\}\}', "null", path.read_text()))
+    schedule = f"rollout.schedule={{type: replay, path: {runs / 'tiny'}}}"
+    code, output = run_here(tmp_path / "run.yaml", "steps=1", schedule, "name=others")
+    assert code != 0
+    assert "was recorded without the tokens that rollout.top_p and rollout.top_k and rollout.min_p kept" in output
+    whole = ("rollout.top_p=1", "rollout.top_k=0", "rollout.min_p=0")
+    code, output = run_here(tmp_path / "run.yaml", "steps=1", schedule, "name=whole", *whole)
+    assert code == 0, output
+    (step,) = read_lines(runs / "whole" / "metrics.jsonl")
+    assert step["mismatch/logprob_difference"] > 0.1
 
 
 def test_episodes_are_replayed(tmp_path: Path, tiny_model: Path) -> None:
