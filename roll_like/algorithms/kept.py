@@ -9,8 +9,8 @@ arXiv:2512.02556, section 3.1):
     ∂/∂z_nv   = g_n·(δ_v,target − p_nv) − e_n·p_nv·(log p_nv + entropy_n)     v ∈ S_n, for upstream g, e; 0 elsewhere
 
 S_n is usually small. So no block of logits is computed: each kept token is one product of a hidden state and a row of
-the output projection. A row of hidden states and one of the projection exist for at most as many tokens at a time as a
-block of the whole vocabulary has elements.
+the output projection, for at most as many tokens at a time as a block of the whole vocabulary has elements. Only where
+S_n are large, blocks are computed after all, and single logits taken from them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.logprobs import checked_cut, require_fitting, token_logprobs
 from roll_like.errors import EngineError
 from roll_like.types import PLAIN_LOGITS, LogitTransform
+
+#: Logits of some hidden states are computed as blocks where more than one in so many of them is wanted: on a CPU a pair
+#: takes about as long as this many logits of a block.
+BLOCK_PAIRS = 256
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -181,7 +185,10 @@ class _KeptLogprobs(torch.autograd.Function):
 
 
 class _Products:
-    """Logits of single pairs of a hidden state and a token, and their gradients, some pairs at a time."""
+    """Logits of single pairs of a hidden state and a token, and their gradients, some pairs at a time.
+
+    Pairs come in the order of their hidden states. Where some states have many each, whole blocks are computed instead.
+    """
 
     def __init__(
         self, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, ids_M: Tensor, rows_M: Tensor, cut: Cut
@@ -190,21 +197,43 @@ class _Products:
         self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
         self.temperature = cut.temperature / cut.logits.scale
         self.cap = None if cut.logits.cap is None else cut.logits.cap / cut.temperature
+        self._cut = cut
         tile = DEVICE_TILE if hidden_ND.is_cuda else CPU_TILE
         self._pairs = max(1, min(cut.chunk_tokens * cut.chunk_vocab, tile) // max(hidden_ND.shape[1], 1))
 
-    def _pieces(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _parts(self) -> Iterator[tuple[slice, slice, bool]]:
+        """Yield some hidden states, their pairs, and whether these are so many that blocks take less time."""
+        parts = self._cut.tokens(len(self.hidden_ND))
+        ends = torch.searchsorted(self.rows_M, self.rows_M.new_tensor([part.stop for part in parts])).tolist()
+        for rows, first, end in zip(parts, [0, *ends], ends, strict=False):
+            blocks = (end - first) * BLOCK_PAIRS > (rows.stop - rows.start) * len(self.weight_VD)
+            yield rows, slice(first, end), blocks
+
+    def _pieces(self, part: slice) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield some pairs: which, their hidden states and their rows of the output projection, wide, shape [P, D]."""
-        for pairs in slices(len(self.ids_M), self._pairs):
+        for piece in slices(part.stop - part.start, self._pairs):
+            pairs = slice(part.start + piece.start, part.start + piece.stop)
             weight_PD = self.weight_VD[self.ids_M[pairs]].to(self.hidden_ND.dtype)
             yield pairs, self.hidden_ND[self.rows_M[pairs]].to(self.wide), weight_PD.to(self.wide)
+
+    def _blocks(self, rows: slice, part: slice) -> Iterator[tuple[slice, Tensor, tuple[Tensor, Tensor]]]:
+        """Yield parts of the vocabulary: the pairs that are there, as indices, and their places in the block."""
+        ids, places = self.ids_M[part], self.rows_M[part] - rows.start
+        for columns in self._cut.vocabulary(len(self.weight_VD)):
+            inside = torch.where((ids >= columns.start) & (ids < columns.stop))[0]
+            yield columns, inside + part.start, (places[inside], ids[inside] - columns.start)
 
     def logits(self) -> Tensor:
         """Return final logits over the temperature, shape [M]; products are rounded as a matrix product's are."""
         logits_M = self.hidden_ND.new_empty(len(self.ids_M), dtype=self.wide)
-        for pairs, hidden_PD, weight_PD in self._pieces():
-            logits_M[pairs] = (hidden_PD.mul_(weight_PD)).sum(1)
-        logits_M = logits_M.to(self.hidden_ND.dtype).to(self.wide)
+        for rows, part, blocks in self._parts():
+            if not blocks:
+                for pairs, hidden_PD, weight_PD in self._pieces(part):
+                    logits_M[pairs] = (hidden_PD.mul_(weight_PD)).sum(1).to(self.hidden_ND.dtype).to(self.wide)
+                continue
+            for columns, pairs, places in self._blocks(rows, part):
+                weight_KD = self.weight_VD[columns].to(self.hidden_ND.dtype)
+                logits_M[pairs] = (self.hidden_ND[rows] @ weight_KD.t())[places].to(self.wide)
         if self.bias is not None:
             logits_M += self.bias[self.ids_M]
         logits_M /= self.temperature
@@ -223,11 +252,15 @@ class _Products:
             for each, need in zip(inputs, needed, strict=True)
         ]
         grad_hidden_ND, grad_weight_VD, grad_bias_V = totals
-        for pairs, hidden_PD, weight_PD in self._pieces():
-            if grad_hidden_ND is not None:
-                _add_rows(grad_hidden_ND, self.rows_M[pairs], weight_PD.mul_(gradient_M[pairs, None]))
-            if grad_weight_VD is not None:
-                _add_rows(grad_weight_VD, self.ids_M[pairs], hidden_PD.mul_(gradient_M[pairs, None]))
+        for rows, part, blocks in self._parts():
+            if blocks:
+                self._add_blocks(rows, part, gradient_M, grad_hidden_ND, grad_weight_VD)
+                continue
+            for pairs, hidden_PD, weight_PD in self._pieces(part):
+                if grad_hidden_ND is not None:
+                    _add_rows(grad_hidden_ND, self.rows_M[pairs], weight_PD.mul_(gradient_M[pairs, None]))
+                if grad_weight_VD is not None:
+                    _add_rows(grad_weight_VD, self.ids_M[pairs], hidden_PD.mul_(gradient_M[pairs, None]))
         if grad_bias_V is not None:
             grad_bias_V.index_add_(0, self.ids_M, gradient_M)
         found = [
@@ -235,6 +268,28 @@ class _Products:
             for total, each in zip(totals, inputs, strict=True)
         ]
         return found[0], found[1], found[2]
+
+    def _add_blocks(
+        self,
+        rows: slice,
+        part: slice,
+        gradient_M: Tensor,
+        grad_hidden_ND: Tensor | None,
+        grad_weight_VD: Tensor | None,
+    ) -> None:
+        """Add the gradients of some hidden states' pairs; each row of a block is over its largest gradient."""
+        hidden_CD, dtype = self.hidden_ND[rows], self.hidden_ND.dtype
+        largest_C = gradient_M.new_zeros(len(hidden_CD))
+        largest_C.scatter_reduce_(0, self.rows_M[part] - rows.start, gradient_M[part].abs(), "amax")
+        scale_C1 = torch.where(largest_C > 0, largest_C, 1.0)[:, None]
+        scaled_CD = (hidden_CD * scale_C1).to(dtype)
+        for columns, pairs, places in self._blocks(rows, part):
+            block_CK = hidden_CD.new_zeros(len(hidden_CD), columns.stop - columns.start)
+            block_CK[places] = (gradient_M[pairs] / scale_C1[places[0], 0]).to(dtype)
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[rows] += (block_CK @ self.weight_VD[columns].to(dtype)) * scale_C1
+            if grad_weight_VD is not None:
+                grad_weight_VD[columns] += block_CK.t() @ scaled_CD
 
 
 def _add_rows(total: Tensor, places_P: Tensor, rows_PD: Tensor) -> None:

@@ -70,8 +70,9 @@ def test_by_hand():
     assert (found[0].item(), found[1].item()) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("block_pairs", [0, 4, 1 << 30], ids=["pairs", "both", "blocks"])
 @pytest.mark.parametrize("entropy", [0.0, 0.6])
-@settings(same_cases, max_examples=60)
+@settings(same_cases, max_examples=30)
 @given(
     tokens=st.integers(0, 7),
     chunk=st.sampled_from([(1, 1), (3, 2), (100, 100)]),
@@ -80,7 +81,17 @@ def test_by_hand():
     ranks=st.sampled_from([1, 2, 3, 4]),
     seed=st.integers(0, 999),
 )
-def test_values_and_gradients_are_those_of_all_logits_at_once(entropy, tokens, chunk, with_bias, cap, ranks, seed):
+def test_values_and_gradients_are_those_of_all_logits_at_once(
+    block_pairs, entropy, tokens, chunk, with_bias, cap, ranks, seed
+):
+    module.BLOCK_PAIRS, usual = block_pairs, module.BLOCK_PAIRS
+    try:
+        compare(entropy, tokens, chunk, with_bias, cap, ranks, seed)
+    finally:
+        module.BLOCK_PAIRS = usual
+
+
+def compare(entropy, tokens, chunk, with_bias, cap, ranks, seed) -> None:
     hidden, weight, bias, targets, mask, kept = drawn(tokens, seed)
     logits = LogitTransform(scale=1.5, cap=cap)
     inputs = [each.clone().requires_grad_() for each in ((hidden, weight, bias) if with_bias else (hidden, weight))]
@@ -126,9 +137,11 @@ def test_the_gradient_of_a_nearly_certain_token_is_exact():
     assert weight.grad.flatten().tolist() == pytest.approx([-math.exp(-30), math.exp(-30)], rel=1e-5)
 
 
+@pytest.mark.parametrize("block_pairs", [0, 1 << 30])
 @pytest.mark.parametrize("whole", [False, True])
-def test_half_precision_is_rounded_as_products_are(whole):
+def test_half_precision_is_rounded_as_products_are(whole, block_pairs, monkeypatch):
     """With every token kept it is the distribution over the vocabulary, as near as bfloat16's products are."""
+    monkeypatch.setattr(module, "BLOCK_PAIRS", block_pairs)
     hidden, weight, _, targets, _, _ = drawn(40, 3)
     hidden, weight = ((each * 3).bfloat16().requires_grad_() for each in (hidden, weight))
     counts = torch.full((40,), 0 if whole else VOCABULARY)
@@ -148,12 +161,13 @@ def test_at_most_a_block_of_rows_exists_at_a_time(monkeypatch):
     sizes: list[int] = []
     pieces = module._Products._pieces
 
-    def counted(self: Any) -> Any:
-        for piece in pieces(self):
+    def counted(self: Any, part: slice) -> Any:
+        for piece in pieces(self, part):
             sizes.append(piece[1].numel())
             yield piece
 
     monkeypatch.setattr(module._Products, "_pieces", counted)
+    monkeypatch.setattr(module, "BLOCK_PAIRS", 0)
     kept_logprobs(hidden, weight, targets, kept, temperature=1.0, chunk_tokens=3, chunk_vocab=5)
     assert 0 < max(sizes) <= 3 * 5
 
