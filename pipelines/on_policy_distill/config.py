@@ -163,6 +163,14 @@ class OnPolicyDistillConfig(PromptConfig):
 
     def _teacher_violations(self) -> Iterator[Violation]:
         signal, temperature = self.distillation, self.rollout.temperature
+        for name, teacher in self.teachers.items() if self.rollout.truncation else ():
+            if teacher.other_tokenizer:
+                keys = " and ".join(f"rollout.{key}" for key in self.rollout.truncation)
+                yield Violation(
+                    ("teachers", name, "other_tokenizer"),
+                    f"{keys} leaves tokens of the student's vocabulary out, and the teacher has another one, over all of "
+                    "which it would be compared; remove these keys",
+                )
         for name, teacher in self.teachers.items() if signal.use == "loss" else ():
             if teacher.other_tokenizer:
                 yield Violation(

@@ -231,9 +231,9 @@ class _Products:
                 for pairs, hidden_PD, weight_PD in self._pieces(part):
                     logits_M[pairs] = (hidden_PD.mul_(weight_PD)).sum(1).to(self.hidden_ND.dtype).to(self.wide)
                 continue
-            for columns, pairs, places in self._blocks(rows, part):
+            for columns, at, places in self._blocks(rows, part):
                 weight_KD = self.weight_VD[columns].to(self.hidden_ND.dtype)
-                logits_M[pairs] = (self.hidden_ND[rows] @ weight_KD.t())[places].to(self.wide)
+                logits_M[at] = (self.hidden_ND[rows] @ weight_KD.t())[places].to(self.wide)
         if self.bias is not None:
             logits_M += self.bias[self.ids_M]
         logits_M /= self.temperature
@@ -283,9 +283,9 @@ class _Products:
         largest_C.scatter_reduce_(0, self.rows_M[part] - rows.start, gradient_M[part].abs(), "amax")
         scale_C1 = torch.where(largest_C > 0, largest_C, 1.0)[:, None]
         scaled_CD = (hidden_CD * scale_C1).to(dtype)
-        for columns, pairs, places in self._blocks(rows, part):
+        for columns, at, places in self._blocks(rows, part):
             block_CK = hidden_CD.new_zeros(len(hidden_CD), columns.stop - columns.start)
-            block_CK[places] = (gradient_M[pairs] / scale_C1[places[0], 0]).to(dtype)
+            block_CK[places] = (gradient_M[at] / scale_C1[places[0], 0]).to(dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[rows] += (block_CK @ self.weight_VD[columns].to(dtype)) * scale_C1
             if grad_weight_VD is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chat_templates import renderer
-from config_files import MINIMAL, changed
+from config_files import MINIMAL, ON_POLICY_DISTILL, changed
 from engine_thread import float_spec
 from test_config_rules import CUDA
 from test_rollout_replay import recorded, replaying
@@ -18,6 +18,8 @@ from tests_support import ragged_policy_samples, task, with_kept
 
 from roll_like.agents.conversation import Conversation
 from roll_like.algorithms.advantages.base import policy_samples
+from roll_like.algorithms.distillation.on_policy import with_prompt
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.model import check_kept
 from roll_like.config.training import TrainingConfig
@@ -200,3 +202,20 @@ def test_a_replay_needs_what_was_kept(tmp_path: Path) -> None:
     rollouts = ReplayedRollouts(config, config.replay, vocabulary=100, note=print)
     with pytest.raises(ConfigError, match=r"was recorded without the tokens that rollout\.top_p kept"):
         rollouts.collect(0)
+
+
+def test_a_teacher_with_another_prompt_normalises_over_the_same_tokens() -> None:
+    sample = with_kept(ragged_policy_samples())[0]
+    shown = with_prompt(sample, np.arange(9, dtype=np.int32))
+    assert sample.kept is not None
+    assert shown.kept is not None
+    counts = sample.kept.counts[sample.prompt_length :]
+    assert shown.kept.counts.tolist() == [0] * 9 + counts.tolist()
+    np.testing.assert_array_equal(shown.kept.ids, sample.kept.ids)
+
+
+def test_a_teacher_with_another_vocabulary_is_refused() -> None:
+    teachers = {"teachers": {"one": {"path": "org/teacher", "other_tokenizer": True}}}
+    OnPolicyDistillConfig.model_validate(changed(ON_POLICY_DISTILL, **teachers))
+    with pytest.raises(ConfigError, match=r"rollout\.top_p leaves tokens of the student's vocabulary out"):
+        OnPolicyDistillConfig.model_validate(changed(ON_POLICY_DISTILL, **teachers, rollout__top_p=0.9))

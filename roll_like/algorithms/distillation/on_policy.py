@@ -21,6 +21,7 @@ import torch
 
 from roll_like.algorithms.advantages.returns import discounted_returns
 from roll_like.algorithms.kl import KLEstimator, check_logprobs, divergence
+from roll_like.data.kept import joined_kept, kept_within
 from roll_like.types import FloatArray, IntArray, PolicySample, TrainingSample
 
 SampleT = TypeVar("SampleT", bound=PolicySample)
@@ -31,14 +32,16 @@ def with_prompt(sample: PolicySample, prompt_ids: IntArray) -> TrainingSample:
 
     Self-distillation (SDFT, arXiv:2601.19897; OPSD, arXiv:2601.18734; as in prime-rl and TRL) has a policy teach
     itself: with a demonstration in the prompt, it says of the tokens that it sampled without how likely it finds them.
-    The response's tokens are the same; images and routes of the student's prompt are left out.
+    The response's tokens are the same, and what they were drawn from; images and routes of the prompt are left out.
     """
-    response = slice(sample.prompt_length, None)
+    response = (sample.prompt_length, len(sample))
+    own = slice(*response)
     return TrainingSample(
-        token_ids=np.concatenate([prompt_ids, sample.token_ids[response]]).astype(np.int32),
-        loss_mask=np.concatenate([np.zeros(len(prompt_ids), bool), sample.loss_mask[response]]),
+        token_ids=np.concatenate([prompt_ids, sample.token_ids[own]]).astype(np.int32),
+        loss_mask=np.concatenate([np.zeros(len(prompt_ids), bool), sample.loss_mask[own]]),
         group_id=sample.group_id,
         prompt_length=len(prompt_ids),
+        kept=joined_kept([(None, len(prompt_ids)), (kept_within(sample.kept, *response), response[1] - response[0])]),
         origin=sample.origin,
     )
 
