@@ -168,8 +168,8 @@ class OnPolicyDistillConfig(PromptConfig):
                 keys = " and ".join(f"rollout.{key}" for key in self.rollout.truncation)
                 yield Violation(
                     ("teachers", name, "other_tokenizer"),
-                    f"{keys} leaves tokens of the student's vocabulary out, and the teacher has another one, over all of "
-                    "which it would be compared; remove these keys",
+                    f"{keys} leaves tokens of the student's vocabulary out, and the teacher has another one, of which "
+                    "none would be left out; remove these keys",
                 )
         for name, teacher in self.teachers.items() if signal.use == "loss" else ():
             if teacher.other_tokenizer:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from chat_templates import renderer
-from config_files import MINIMAL, ON_POLICY_DISTILL, changed
+from config_files import MINIMAL, changed
 from engine_thread import float_spec
+from test_config_effect import ON_POLICY_DISTILL
 from test_config_rules import CUDA
 from test_rollout_replay import recorded, replaying
 from tests_support import ragged_policy_samples, task, with_kept
