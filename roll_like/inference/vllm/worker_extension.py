@@ -124,6 +124,7 @@ class WorkerExtension:
     """Mixed into vLLM's worker class."""
 
     model_runner: Any
+    model_config: Any
     _adapters: HeldAdapters | None = None
 
     def accept_signals(self) -> None:
@@ -205,7 +206,7 @@ class WorkerExtension:
         head = output_head(model)
         if isinstance(head, VocabParallelEmbedding):
             # in another precision than the model's, products are those of the matrix itself, not of a packed copy
-            config = self.model_runner.model_config
+            config = self.model_config
             columns = head_columns if config.head_dtype == config.dtype else embedding_columns
             tensors[HEAD] = digest(columns(head, seed))
             if HEAD not in names:
