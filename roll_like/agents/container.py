@@ -28,6 +28,8 @@ from roll_like.errors import EnvError
 
 #: Longest start of a container, and longest command of an engine. Seconds.
 START_SECONDS = 60.0
+#: How long an engine may take to make a container whose command has been killed. Seconds.
+SETTLE_SECONDS = 3.0
 #: How often an engine is asked whether a container has started. Seconds.
 POLL_SECONDS = 0.05
 #: What a container's shell does: it waits for a line, then becomes the program.
@@ -59,6 +61,7 @@ class Container:
         self._name = name
         self._proxy = proxy
         self.folder = folder
+        self._ran = False
 
     @property
     def base_url(self) -> str:
@@ -143,9 +146,12 @@ class Container:
         """
         await run_engine(self._spec, "kill", self._name)
         until = time.monotonic() + START_SECONDS
+        # one that was never seen may still be made, by an engine that has been asked for it
+        settled = time.monotonic() + (0.0 if self._ran else SETTLE_SECONDS)
         while True:
             code, _, said = await run_engine(self._spec, "rm", "--force", self._name)
-            if code == 0 or re.search("no such container|no container with", said, re.IGNORECASE):
+            gone = code == 0 or re.search("no such container|no container with", said, re.IGNORECASE)
+            if gone and time.monotonic() > settled:
                 return
             if time.monotonic() > until:
                 raise EnvError(f"the container {self._name} could not be removed: {said}", fix="remove it by hand")
@@ -158,6 +164,7 @@ class Container:
                 while process.returncode is None:
                     code, found, _ = await run_engine(self._spec, "inspect", "--format={{.State.Pid}}", self._name)
                     if code == 0 and (pid := int(found)):
+                        self._ran = True
                         return pid
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError as error:

@@ -397,6 +397,27 @@ async def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch,
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(engine) in (one.info["cmdline"] or [])]
 
 
+async def test_a_container_that_is_made_after_its_command_was_killed_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "podman").write_text(
+        f"""#!/bin/sh
+cd {tmp_path}
+test "$1" = kill && {{ (sleep 0.5; touch made) </dev/null >/dev/null 2>&1 & }}
+test "$1" = rm && {{ echo Error: no such container >&2; rm made; }}
+"""
+    )
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(container, "SETTLE_SECONDS", 1.0)
+    async with Proxy(FakePolicy(CHATML, ["fox"]), CHATML) as proxy:
+        spec = ContainerSpec(type="podman", image="agent:1")
+        await container.Container(spec, "agent", proxy, str(tmp_path)).remove()
+    assert not (tmp_path / "made").exists()
+    await asyncio.sleep(0.6)
+    assert not (tmp_path / "made").exists()  # it was there, and went
+
+
 def test_a_container_that_an_engine_does_not_remove_at_once_is_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
