@@ -1,4 +1,4 @@
-"""Whole runs on Ray whose ranks divide matrices go as those of one rank, with all models that a run may train."""
+"""Whole runs on Ray whose ranks divide matrices go as those of one rank, also with a critic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hygiene import nothing_left
-from run_config import read_lines, run_here, write_dpo_run, write_reward_model_run, write_run, write_sft_run
+from run_config import read_lines, run_here, write_run, write_sft_run
 from safetensors.torch import load_file
 from tiny_model import make_tiny_model
 
@@ -37,8 +37,6 @@ def rlvr(folder: Path, model: Path, **changes: Any) -> Path:
 RUNS: dict[str, Callable[..., Path]] = {
     "rlvr": rlvr,
     "sft": write_sft_run,
-    "dpo": write_dpo_run,
-    "reward_model": write_reward_model_run,
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 from compatibility import CELLS, FAMILIES, PAGE, PAIRS, TESTED, Found, page_cells, tables
 from tiny_families import FAMILIES as MODELS
 
+from roll_like.models.tensor_plan import FAMILIES as DIVIDED
 from roll_like.registry import INFERENCE_ENGINES, TRAINING_BACKENDS
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
@@ -16,6 +17,12 @@ EXPECTED = {cell.key: f"refused: {cell.refused}" if cell.refused else TESTED for
 
 def test_the_page_has_what_the_test_runs() -> None:
     assert page_cells(PATH.read_text(encoding="utf-8")) == EXPECTED, "run `make compatibility`, which writes the tables"
+
+
+def test_every_family_whose_matrices_ranks_divide_has_a_row() -> None:
+    section = PATH.read_text(encoding="utf-8").partition("## Ranks that divide matrices")[2]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| ")]
+    assert rows[2:] == list(DIVIDED)
 
 
 def test_no_combination_runs_twice_and_all_engines_and_backends_are_there() -> None:
