@@ -28,13 +28,14 @@ IMPORTS = [
 ]
 
 
-def on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
+def on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2, timeout: float = TIMEOUT) -> list[Any]:
     """Call `function(rank, world_size, address, *arguments)` in a new process for each rank; return what they return.
 
     Args:
         function: Of a module; it and its arguments must pickle.
         arguments: Its further arguments.
         ranks: How many.
+        timeout: How long each may take. Seconds.
     """
     context = multiprocessing.get_context("forkserver")
     # the first call of a test session starts a process that imports; each rank is a fork of it
@@ -56,7 +57,7 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> l
     found = []
     try:
         for rank, pipe in enumerate(pipes):
-            assert pipe.poll(TIMEOUT), f"rank {rank} said nothing for {TIMEOUT} s"
+            assert pipe.poll(timeout), f"rank {rank} said nothing for {timeout} s"
             failure, result = pickle.loads(pipe.recv_bytes())
             assert failure is None, f"rank {rank}:\n{failure}"
             found.append(result)

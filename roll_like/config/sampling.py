@@ -35,7 +35,7 @@ from roll_like.config.rollout import (
 from roll_like.config.run import RunConfig
 from roll_like.config.training import CriticConfig, ReferenceConfig, TrainerConfig, budget_violations
 from roll_like.errors import ConfigError
-from roll_like.registry import ADVANTAGES, TRAINING_BACKENDS
+from roll_like.registry import ADVANTAGES
 
 
 class SamplingRunConfig(RunConfig):
@@ -428,11 +428,6 @@ class PolicyGradientConfig(SamplingRunConfig):
             yield Violation(
                 ("training", "compile"),
                 "layers are not compiled together with algorithm.router_replay; remove one of the two",
-            )
-        if self.replays_routes and not TRAINING_BACKENDS.get(self.training.backend).replays_routes:
-            yield Violation(
-                ("algorithm", "router_replay"),
-                f"the backend {self.training.backend} replays no routes; set it to false, or training.backend: fsdp2",
             )
         if reference is not None:
             yield from reference.violations(self.training, self.resources.own_devices("reference"))

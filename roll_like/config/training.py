@@ -466,7 +466,9 @@ class TrainingConfig(TrainerConfig):
         sizes, where there are ranks for them and a backend divides by nothing else.
         """
         sizes: dict[str, int] = {}
-        if TRAINING_BACKENDS.get(self.backend).divides_layers and workers % self.sharing == 0:
+        experts = self.pipeline_parallel * self.expert_parallel * self.expert_tensor_parallel
+        fits = workers % self.sharing == 0 and workers % experts == 0
+        if TRAINING_BACKENDS.get(self.backend).divides_layers and fits:
             sizes = {name: getattr(self, name) for name in PARALLEL_SIZES}
         return TrainingConfig(
             **sizes,

@@ -135,8 +135,6 @@ class TrainingBackend(ABC):
     orthogonalises: ClassVar[bool] = False
     #: Whether ranks can divide the layers (`pipeline_parallel`).
     divides_layers: ClassVar[bool] = False
-    #: Whether tokens can be computed with experts that are given (`algorithm.router_replay`).
-    replays_routes: ClassVar[bool] = True
     #: Whether its attention needs joined rows: `varlen` where `attention` is auto.
     joins_rows: ClassVar[bool] = False
 

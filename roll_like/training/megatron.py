@@ -11,6 +11,7 @@ those would begin (`NextStage`), and Megatron-Core's schedule sends the hidden s
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -21,6 +22,7 @@ from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
@@ -43,6 +45,8 @@ R = TypeVar("R")
 NEEDED = (0, 19, 2)
 #: Name of the folder of weights and optimizer within a checkpoint.
 TAG = "megatron"
+#: Name of the file beside it that says how experts were divided.
+_SIZES = "megatron.json"
 _INSTALL = "run scripts/megatron.sh and set PYTHONPATH to the .megatron folder that it makes"
 
 
@@ -66,7 +70,6 @@ class MegatronBackend(TrainingBackend):
     divides_matrices: ClassVar[bool] = True
     divides_layers: ClassVar[bool] = True
     joins_rows: ClassVar[bool] = True
-    replays_routes: ClassVar[bool] = False
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         if dtype == "float16":
@@ -237,6 +240,7 @@ class MegatronBackend(TrainingBackend):
         from roll_like.algorithms.divided import DividedVocabulary
         from roll_like.training.megatron_model import (
             Backbone,
+            Routes,
             attention_of,
             build_chunks,
             output_weight,
@@ -275,6 +279,9 @@ class MegatronBackend(TrainingBackend):
             if size > 1:
                 head.divided = DividedVocabulary.of(place.tensor, place.vocabulary)
         module.computed_by = self._backbone = Backbone(backbone.config)
+        if module.router is not None:
+            routes: Any = Routes(self._chunks)
+            module.router = self._backbone.routes = routes
         if self._settings.sequence_parallel > 1:
             from megatron.core import parallel_state
 
@@ -534,11 +541,16 @@ class MegatronBackend(TrainingBackend):
     def save(self, directory: str) -> None:
         """Write this rank's share of model and optimizer; ranks with other sizes can take it back."""
         from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+        # threads of this process write; for what they say Megatron-Core would start a process that nobody ends
+        filesystem_async._results_queue = Queue()
         folder = Path(directory) / TAG
         with self._on_device(), _plain_errors():
             if torch.distributed.get_rank() == 0:
                 folder.mkdir(exist_ok=True)
+                # written first: a checkpoint counts when all is written
+                (Path(directory) / _SIZES).write_text(json.dumps({"expert_parallel": self._settings.expert_parallel}))
             torch.distributed.barrier()
             dist_checkpointing.save(self._states(loading=False), str(folder))
 
@@ -552,6 +564,12 @@ class MegatronBackend(TrainingBackend):
                 f"{folder} is missing: the checkpoint was not written by training.backend: megatron"
             )
         self._whole = None
+        was = int(json.loads((Path(directory) / _SIZES).read_text())["expert_parallel"])
+        if (was > 1) != (self._settings.expert_parallel > 1):
+            raise RuntimeError(
+                f"it was written with expert_parallel: {was}, and Megatron-Core does not read the moments of divided "
+                f"experts where ranks do not divide them, or the reverse (found {self._settings.expert_parallel})"
+            )
         with self._on_device(), _plain_errors():
             state = dist_checkpointing.load(self._states(loading=True), str(folder))
             for index, chunk in enumerate(self._chunks):
@@ -567,9 +585,12 @@ class MegatronBackend(TrainingBackend):
             "chained_optim_avoid_prefix": True,
             "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         }
-        models = {
-            f"model{index}": chunk.sharded_state_dict(metadata=metadata) for index, chunk in enumerate(self._chunks)
-        }
+        models = {}
+        for index, chunk in enumerate(self._chunks):
+            last = chunk.post_process
+            chunk.post_process = last and chunk.output_layer is not None  # else it looks for an output projection
+            models[f"model{index}"] = chunk.sharded_state_dict(metadata=metadata)
+            chunk.post_process = last
         optimizer = self._optimizer.sharded_state_dict(models, is_loading=loading, metadata=metadata)
         return {**models, "optimizer": optimizer}
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from roll_like.config.training import TrainerConfig
 from roll_like.models.megatron_plan import head_width
+from roll_like.models.router import UNKNOWN
 from roll_like.training.joined import KERNELS, JoinedAttention, joined_attention, joined_attention_forward
 from roll_like.training.megatron_weights import Place
 from roll_like.training.segments import RowSegments
@@ -46,6 +47,91 @@ class States:
     last_hidden_state: Tensor
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """What a micro-batch's layers are told beside hidden states.
+
+    Attributes:
+        segments: What tokens may see.
+        routes_TMK: Experts of the tokens that this rank's experts layers see, of all M layers of the model; −1 where
+            the layers are to choose. None where they choose everywhere.
+    """
+
+    segments: RowSegments
+    routes_TMK: Tensor | None
+
+
+class Routes:
+    """The experts that a rank's layers take: given, or their own choice. What objectives call a router.
+
+    Args:
+        chunks: This rank's part of the model.
+    """
+
+    def __init__(self, chunks: Sequence[Any]) -> None:
+        self.given_TMK: Tensor | None = None
+        self._counts: Tensor | None = None  # of given experts: those that the layers would not have chosen, and all
+        for chunk in chunks:
+            for index, layer in enumerate(chunk.decoder.layers):
+                choice = Choice(self, index + first_layer(chunk))
+                layer.mlp.router.router_replay = choice
+                layer.register_forward_pre_hook(choice.enter, with_kwargs=True)
+
+    def give(self, routes_TMK: Tensor | None) -> None:
+        """Let the next forward pass use these experts, also where it is computed again (`RouterReplay.give`)."""
+        self.given_TMK, self._counts = routes_TMK, None
+
+    def own(self, more: int) -> Tensor | None:
+        """Return those of the tokens that this rank's experts layers see, after `more` tokens were filled up."""
+        if self.given_TMK is None:
+            return None
+        group = parallel_state.get_tensor_model_parallel_group()
+        filled_TMK = nn.functional.pad(self.given_TMK, (0, 0, 0, 0, 0, more), value=UNKNOWN)
+        own_TMK: Tensor = filled_TMK.chunk(group.size())[group.rank()]
+        return own_TMK
+
+    def disagreement(self, _: Any = None) -> tuple[float, int]:
+        """Return what `RouterReplay.disagreement` does, of the layers of this stage; all its ranks ask together."""
+        counts = torch.zeros(2, device=torch.cuda.current_device()) if self._counts is None else self._counts.float()
+        torch.distributed.all_reduce(counts, group=parallel_state.get_tensor_and_context_parallel_group())
+        other, given = counts.tolist()
+        return (other / given if given else 0.0), int(given)
+
+    def count(self, other: Tensor, given: Tensor) -> None:
+        """Count given experts, and those of them that a layer would not have chosen."""
+        counts = torch.stack([other.sum(), given.sum()])
+        self._counts = counts if self._counts is None else self._counts + counts
+
+
+class Choice:
+    """What chooses the experts in one layer; Megatron-Core asks it as it asks its own `RouterReplay`."""
+
+    def __init__(self, routes: Routes, layer: int) -> None:
+        self.layer_number: int | None = None  # Megatron-Core's own count
+        self._routes = routes
+        self._layer = layer
+        self._given_TK: Tensor | None = None
+
+    def enter(self, _: nn.Module, __: Any, told: dict[str, Any]) -> None:
+        """Take the routes of the micro-batch whose turn it is in this layer, also in a backward pass."""
+        routes_TMK = told["attention_bias"].routes_TMK
+        self._given_TK = None if routes_TMK is None else routes_TMK[:, self._layer]
+
+    def get_replay_topk(
+        self, scores_TE: Tensor, topk: int, num_groups: Any = None, group_topk: Any = None, default: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return scores and indices of the experts: the given ones with their own scores, else the best."""
+        best_TK, indices_TK = default(scores_TE, topk, num_groups=num_groups, group_topk=group_topk)
+        given_TK = self._given_TK
+        if given_TK is None:
+            return best_TK, indices_TK
+        known_TK = given_TK >= 0
+        missed_TK = known_TK & ~(given_TK[:, :, None] == indices_TK[:, None, :]).any(-1)
+        self._routes.count(missed_TK, known_TK)
+        chosen_TK = torch.where(known_TK, given_TK, indices_TK)
+        return scores_TE.gather(1, chosen_TK), chosen_TK
+
+
 class Norm(nn.RMSNorm):
     """An RMSNorm of part of the tokens or of part of the heads: tensor ranks add its gradients up."""
 
@@ -57,7 +143,7 @@ class Norm(nn.RMSNorm):
 class RowAttention(nn.Module):
     """Attention over joined rows (`joined.py`); Megatron-Core's own knows no prompts that samples share.
 
-    What tokens may see comes as `attention_bias`, which Megatron-Core keeps for layers that it computes again.
+    What tokens may see comes as `attention_bias` (`Rows`), which Megatron-Core keeps for layers that it computes again.
     """
 
     def __init__(
@@ -67,11 +153,9 @@ class RowAttention(nn.Module):
         self.kernel = KERNELS[kind]
         self.scale = softmax_scale or config.kv_channels**-0.5
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, attention_bias: RowSegments, **__: Any
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, attention_bias: Rows, **__: Any) -> Tensor:
         """Return the output of tokens [T, 1, H, D], shape [T, 1, H·D]; those beyond the rows' own get zeros."""
-        segments = attention_bias
+        segments = attention_bias.segments
         tokens = _own_tokens(segments)
         query, key, value = (each[:tokens].permute(1, 2, 0, 3) for each in (query, key, value))
         output_1THE = joined_attention_forward(
@@ -111,10 +195,12 @@ class Backbone:
     Attributes:
         config: The transformers model's.
         chunk: That chunk, within its wrapper for data parallelism where it is trained.
+        routes: The experts that layers are given; None where they always choose.
     """
 
     config: PretrainedConfig
     chunk: Any = None
+    routes: Routes | None = None
 
     def __call__(self, *, input_ids: Tensor, position_ids: Tensor, row_segments: RowSegments, **_: Any) -> States:
         """Return the last hidden states, shape [1, T, D].
@@ -131,7 +217,7 @@ class Backbone:
             input_ids=input_ids,
             position_ids=position_ids,
             attention_mask=None,
-            extra_block_kwargs={"attention_bias": row_segments},
+            extra_block_kwargs={"attention_bias": Rows(row_segments, self.routes.own(more) if self.routes else None)},
             output_processor=_last_states,
         )
         if not model.post_process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
+from test_training_megatron import FOLDER, INSTALLED
 from tests_support import ragged_policy_samples
 from tiny_families import make_family
 
@@ -45,6 +47,8 @@ def computed(
     rank: int, ranks: int, address: Any, model: str, settings: dict[str, Any], among: int
 ) -> tuple[list[Any], float]:
     """Log-probabilities of a rank's targets, and the norm of the gradient of their sum over all ranks."""
+    if settings.get("backend") == "megatron":
+        sys.path.append(str(FOLDER))
     training = TrainingConfig(workers=ranks, **settings)
     objective: Any = LanguageModelObjective(settings=training, replays_routes=True)
     trainer = TrainingRank(cpu_rank(objective, model), rank, ranks)
@@ -77,8 +81,19 @@ def computed(
         ),
         pytest.param({"backend": "deepspeed", "zero_stage": 1}, EXPERTS, marks=pytest.mark.slow),
         pytest.param({"attention": "varlen", "sequence_parallel": 2}, EXPERTS, marks=pytest.mark.slow),
+        *(
+            pytest.param(
+                {"backend": "megatron", "attention": "varlen", "gradient_checkpointing": True, f"{kind}_parallel": 2},
+                EXPERTS,
+                marks=[pytest.mark.slow, INSTALLED],
+            )
+            for kind in ("pipeline", "tensor")
+        ),
     ],
-    ids=["fsdp2", "divided experts", "a rank without tokens", "ZeRO-3", "ZeRO-1", "sequence parallel"],
+    ids=[
+        *("fsdp2", "divided experts", "a rank without tokens", "ZeRO-3", "ZeRO-1", "sequence parallel"),
+        *("megatron pipeline", "megatron tensor"),
+    ],
 )
 def test_two_ranks_compute_with_the_given_experts(tmp_path: Path, settings: dict[str, Any], among: int) -> None:
     path = make_family("qwen3_moe", tmp_path)

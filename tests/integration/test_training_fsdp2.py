@@ -39,11 +39,15 @@ def start(rank: int, ranks: int, address: Any, model: str, dtype: str, options: 
     return trainer
 
 
-def learn(trainer: TrainingRank, seed: int) -> dict[str, float]:
+def share_of(trainer: TrainingRank, seed: int) -> Share[Any]:
     engine: Any = SimpleNamespace(layout=trainer._objective.layout(trainer.world_size))
     (update,) = trainer._objective.updates(ragged_policy_samples(seed=seed), engine)
     place = trainer.rank // trainer._settings.sharing
-    share = Share(batches=update.shards[place], shared=update.shared)
+    return Share(batches=update.shards[place], shared=update.shared)
+
+
+def learn(trainer: TrainingRank, seed: int) -> dict[str, float]:
+    share = share_of(trainer, seed)
     assert trainer.world_size > 1 or len(share.batches) > 1
     report = reduce(trainer.forward_backward(share))
     return {**report, **reduce(trainer.optimizer_step())}

@@ -5,6 +5,7 @@ All layouts of as many ranks run in the same processes: importing Megatron-Core 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,16 @@ from typing import Any
 import pytest
 from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
-from test_training_fsdp2 import OPTIMIZER, Weights, close, largest_difference, learn, plain_loop, weights_of
+from test_training_fsdp2 import (
+    OPTIMIZER,
+    Weights,
+    close,
+    largest_difference,
+    learn,
+    plain_loop,
+    share_of,
+    weights_of,
+)
 from tiny_families import COMMON, make_family
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
@@ -23,11 +33,10 @@ from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
 
 FOLDER = Path(__file__).parents[2] / ".megatron"
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason="scripts/megatron.sh has not installed Megatron-Core"),
-]
+INSTALLED = pytest.mark.skipif(not FOLDER.is_dir(), reason="scripts/megatron.sh has not installed Megatron-Core")
+#: For all layouts one after the other. Seconds.
+TIMEOUT = 800
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT), INSTALLED]
 SHAPE = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
 TIED = {"tie_word_embeddings": True, "vocab_size": 401}  # ranks do not divide it evenly
 Options = dict[str, Any]
@@ -71,9 +80,14 @@ def start(rank: int, ranks: int, address: Any, model: str, options: Options) -> 
 
 
 def train(rank: int, ranks: int, address: Any, model: str, options: Options) -> tuple[Reports, Weights]:
-    """Three steps, with all states in host memory before the third."""
+    """Three steps; before the third one that is not finite, and all states in host memory."""
     trainer = start(rank, ranks, address, model, options)
     reports = [learn(trainer, 0), learn(trainer, 1)]
+    share, backend = share_of(trainer, 2), trainer._backend
+    backend.forward_backward(
+        share.batches, lambda batch: trainer._objective.loss(trainer._model, batch, share.shared)[0] * math.nan
+    )
+    assert not math.isfinite(backend.optimizer_step(1.0))
     for state in ("optimizer", "weights"):
         trainer.offload(state)  # type: ignore[arg-type]
     assert not any(each.untyped_storage().nbytes() for each in trainer._backend.tensors("weights") if each.numel() > 32)
@@ -90,6 +104,38 @@ def train_all(
 ) -> dict[str, tuple[Reports, Weights]]:
     sys.path.append(str(FOLDER))
     return {name: train(rank, ranks, address, model, options) for name, address, model, options in cases}
+
+
+#: What saves after two steps, and what takes the third.
+RESUMED: dict[str, tuple[str, Options, Options]] = {
+    "tensor to pipeline": ("qwen3", {"tensor_parallel": 2}, {"pipeline_parallel": 2}),
+    "data to tensor, tied": ("qwen2_tied", {}, {"tensor_parallel": 2}),
+    "whole optimizer": ("qwen3", {"pipeline_parallel": 2, "zero_stage": 0}, {"tensor_parallel": 2, "zero_stage": 0}),
+    "interleaved to data": ("qwen3", {"pipeline_parallel": 2, "virtual_pipeline": 2}, {}),
+    "experts": ("qwen3_moe", {"expert_parallel": 2}, {"expert_parallel": 2, "tensor_parallel": 2}),
+}
+
+
+def resume(
+    rank: int, ranks: int, addresses: Any, model: str, folder: str, before: Options, after: Options
+) -> tuple[Reports, Weights]:
+    """Two steps, a checkpoint, and a third step of ranks with other sizes."""
+    trainer = start(rank, ranks, addresses[0], model, before)
+    reports = [learn(trainer, 0), learn(trainer, 1)]
+    trainer.save(folder)
+    trainer.close()
+    trainer = start(rank, ranks, addresses[1], model, after)
+    trainer.load(folder)
+    assert trainer.updates == 2
+    reports.append(learn(trainer, 2))
+    found = weights_of(trainer)
+    trainer.close()
+    return reports, found
+
+
+def resume_all(rank: int, ranks: int, _: Any, cases: Sequence[Any]) -> dict[str, tuple[Reports, Weights]]:
+    sys.path.append(str(FOLDER))
+    return {name: resume(rank, ranks, *rest) for name, *rest in cases}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +157,7 @@ def trained(models: dict[str, Path]) -> dict[tuple[int, str], list[tuple[Reports
     found = {}
     for ranks, cases in CASES.items():
         given = [(name, ("127.0.0.1", free_port()), str(models[kind]), options) for name, kind, options in cases]
-        by_rank = on_ranks(train_all, given, ranks=ranks)
+        by_rank = on_ranks(train_all, given, ranks=ranks, timeout=TIMEOUT)
         found.update({(ranks, name): [each[name] for each in by_rank] for name, *_ in cases})
     return found
 
@@ -140,3 +186,19 @@ def test_updates_are_those_of_a_plain_loop(
         # ranks of one model say the same
         own = models[place // settings.sharing][0]
         assert [step["train/loss"] for step in reports] == [step["train/loss"] for step in own]
+
+
+def test_a_checkpoint_is_taken_by_ranks_with_other_sizes(
+    tmp_path: Path, models: dict[str, Path], expected: dict[str, Any]
+) -> None:
+    cases = []
+    for name, (kind, before, after) in RESUMED.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        addresses = [("127.0.0.1", free_port()) for _ in range(2)]
+        cases.append((name, addresses, str(models[kind]), str(folder), before, after))
+    for found in on_ranks(resume_all, cases, timeout=TIMEOUT):
+        for name, (reports, weights) in found.items():
+            _, norms, wanted = expected[RESUMED[name][0]]
+            assert close([step["train/grad_norm"] for step in reports], norms), name
+            assert largest_difference(weights, wanted) < 1e-5, name
