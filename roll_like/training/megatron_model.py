@@ -48,7 +48,7 @@ class States:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Rows:
+class LayerRows:
     """What a micro-batch's layers are told beside hidden states.
 
     Attributes:
@@ -73,7 +73,7 @@ class Routes:
         self._counts: Tensor | None = None  # of given experts: those that the layers would not have chosen, and all
         for chunk in chunks:
             for index, layer in enumerate(chunk.decoder.layers):
-                choice = Choice(self, index + first_layer(chunk))
+                choice = ExpertChoice(self, index + first_layer(chunk))
                 layer.mlp.router.router_replay = choice
                 layer.register_forward_pre_hook(choice.enter, with_kwargs=True)
 
@@ -103,7 +103,7 @@ class Routes:
         self._counts = counts if self._counts is None else self._counts + counts
 
 
-class Choice:
+class ExpertChoice:
     """What chooses the experts in one layer; Megatron-Core asks it as it asks its own `RouterReplay`."""
 
     def __init__(self, routes: Routes, layer: int) -> None:
@@ -143,7 +143,7 @@ class Norm(nn.RMSNorm):
 class RowAttention(nn.Module):
     """Attention over joined rows (`joined.py`); Megatron-Core's own knows no prompts that samples share.
 
-    What tokens may see comes as `attention_bias` (`Rows`), which Megatron-Core keeps for layers that it computes again.
+    What tokens may see comes as `attention_bias` (`LayerRows`): Megatron-Core keeps that for layers it computes again.
     """
 
     def __init__(
@@ -153,7 +153,9 @@ class RowAttention(nn.Module):
         self.kernel = KERNELS[kind]
         self.scale = softmax_scale or config.kv_channels**-0.5
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, attention_bias: Rows, **__: Any) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, attention_bias: LayerRows, **__: Any
+    ) -> Tensor:
         """Return the output of tokens [T, 1, H, D], shape [T, 1, H·D]; those beyond the rows' own get zeros."""
         segments = attention_bias.segments
         tokens = _own_tokens(segments)
@@ -217,7 +219,9 @@ class Backbone:
             input_ids=input_ids,
             position_ids=position_ids,
             attention_mask=None,
-            extra_block_kwargs={"attention_bias": Rows(row_segments, self.routes.own(more) if self.routes else None)},
+            extra_block_kwargs={
+                "attention_bias": LayerRows(row_segments, self.routes.own(more) if self.routes else None)
+            },
             output_processor=_last_states,
         )
         if not model.post_process:
@@ -342,7 +346,7 @@ def build_chunks(
         described: The same of `transformer_config`.
         attention: What computes attention over joined rows.
         inverse_frequencies: Of its rotary embeddings.
-        vocabulary: Rows of the embedding: its tokens, and what fills them up to what ranks divide.
+        vocabulary: LayerRows of the embedding: its tokens, and what fills them up to what ranks divide.
         tied: Whether the embedding is the output projection, too.
         head: Whether the model has an output projection.
     """

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
+from test_tensor_parallel import Case, objective_of, shards
 from test_training_fsdp2 import (
     OPTIMIZER,
     Weights,
@@ -28,9 +29,10 @@ from tiny_families import COMMON, make_family
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster.address import free_port
-from roll_like.config.training import TrainingConfig
-from roll_like.training.interface import RankSpec
+from roll_like.config.training import CriticConfig, TrainingConfig
+from roll_like.training.interface import RankSpec, Share
 from roll_like.training.rank import TrainingRank
+from roll_like.values import reduce
 
 FOLDER = Path(__file__).parents[2] / ".megatron"
 INSTALLED = pytest.mark.skipif(not FOLDER.is_dir(), reason="scripts/megatron.sh has not installed Megatron-Core")
@@ -202,3 +204,64 @@ def test_a_checkpoint_is_taken_by_ranks_with_other_sizes(
             _, norms, wanted = expected[RESUMED[name][0]]
             assert close([step["train/grad_norm"] for step in reports], norms), name
             assert largest_difference(weights, wanted) < 1e-5, name
+
+
+#: What other objectives learn from, on models with two layers.
+OBJECTIVES = (
+    Case("llama", kind="policy"),
+    Case("qwen3", kind="critic"),
+    Case("llama", kind="reward model"),
+    Case("qwen2", kind="distill"),
+    Case("qwen3", kind="distill top-k"),
+    Case("qwen3_moe", (("gradient_checkpointing", True),), kind="routes"),
+)
+#: What depends on how rows are laid out, and a share of values that is decided by a sum's last bit.
+LAID_OUT = ("train/computed_tokens", "train/padding_tokens", "train/padding_fraction", "critic/clip_fraction", "time/")
+
+
+def objectives(
+    rank: int, ranks: int, _: Any, models: Path, addresses: Sequence[Any], options: Options
+) -> list[tuple[Reports, Weights]]:
+    """Three updates of each objective, with a checkpoint in between."""
+    sys.path.append(str(FOLDER))
+    results = []
+    for case, address in zip(OBJECTIVES, addresses, strict=True):
+        section = (CriticConfig if case.kind == "critic" else TrainingConfig)(
+            **{"workers": ranks, "max_tokens_per_micro_batch": 64, **dict(case.settings), **options},
+            optimizer=OPTIMIZER,
+        )
+        trainer = TrainingRank(cpu_rank(objective_of(case, section), str(models / case.family)), rank, ranks)
+        trainer.start(address)
+        reports = []
+        for seed in range(3):
+            batches, shared = shards(trainer, case, seed)
+            report = trainer.forward_backward(Share(batches=batches, shared=shared))
+            found = reduce({**report, **trainer.optimizer_step()})
+            reports.append({name: each for name, each in found.items() if not name.startswith(LAID_OUT)})
+            if seed == 1:
+                folder = models / f"{case.kind} {options['backend']}"
+                folder.mkdir(exist_ok=True)
+                trainer.save(str(folder))
+                trainer.load(str(folder))
+        results.append((reports, {name: each.detach().clone() for name, each in trainer._parameters()}))
+        trainer.close()
+    return results
+
+
+@pytest.mark.parametrize("divided", ["tensor", "pipeline"])
+def test_every_objective_learns_what_it_learns_with_fsdp2(tmp_path: Path, divided: str) -> None:
+    for case in OBJECTIVES:
+        make_family(case.family, tmp_path / case.family)
+
+    def learned(ranks: int, options: Options) -> list[Any]:
+        addresses = [("127.0.0.1", free_port()) for _ in OBJECTIVES]
+        return on_ranks(objectives, tmp_path, addresses, options, ranks=ranks, timeout=TIMEOUT)
+
+    (expected,) = learned(1, {"backend": "fsdp2", "zero_stage": 3})
+    for found in learned(2, {"backend": "megatron", "zero_stage": 1, f"{divided}_parallel": 2}):
+        for case, (reports, weights), (wanted, whole) in zip(OBJECTIVES, found, expected, strict=True):
+            for report, want in zip(reports, wanted, strict=True):
+                assert report.keys() == want.keys(), case
+                if case.kind != "routes":  # the disagreement is that of a stage's layers
+                    assert report == pytest.approx(want, rel=1e-3, abs=1e-5), case
+            assert largest_difference(weights, whole) < 1e-5, case
