@@ -172,3 +172,31 @@ def test_livecodebench_is_asked_in_its_own_words(starter: str, tmp_path: Path) -
         "### Answer: (use the provided format with backticks)\n\n"
     )
     assert turns(prompt) == [{"role": "system", "content": system}, {"role": "user", "content": asked}]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "reference", "values"),
+    [
+        # what a model thinks before it answers is not read
+        ("gsm8k", "<think>The answer is 5. The answer is 7.</think>The answer is 36.", "36", (1.0, 1.0)),
+        ("gpqa", "<think>Answer: A maybe. Answer: B</think>\nAnswer: C", "C", (1.0, 1.0)),
+        # other forms than the one that is asked for
+        ("gsm8k", "**Answer: \\$18 per day.**", "18", (0.0, 1.0)),
+        ("gsm8k", " So the profit is $70,000.", "70000", (0.0, 1.0)),
+        ("gpqa", "Antwort:\n\nAnswer: C", "C", (1.0, 1.0)),
+        ("mmlu_pro", "answer is: **A**", "A", (0.0, 1.0)),
+        ("math500", "Thus the answer is \\[ \\boxed{42} \\]", "42", (1.0, 1.0)),
+        ("aime24", "\\boxed{033}", "33", (1.0, 1.0)),
+        ("aime25", "the answer is \\(\\boxed{70}\\).</answer>", "70", (1.0, 1.0)),
+    ],
+)
+def test_answers_that_other_evaluations_have_misread(
+    name: str, answer: str, reference: str, values: tuple[float, ...]
+) -> None:
+    found = []
+    for reward in graders(BenchmarkUse(name=name)).values():
+        [outcome] = reward.score([given_completion(answer, messages=[], answer=reference, metadata={})])  # type: ignore[misc]
+        assert isinstance(outcome, RewardResult)
+        found.append(outcome.value)
+        reward.close()
+    assert tuple(found) == values
