@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory
 from roll_like.values import Metrics, reduce
 
+R = TypeVar("R")
 VOCABULARY = 12
 LIMIT = 24
 LR = 2.0
@@ -69,6 +70,9 @@ class BigramBackend:
         for batch in batches:
             loss_of(batch).backward()
         self._summed = True
+
+    def forward_only(self, batches: Sequence[BatchT], result_of: Callable[[BatchT], R]) -> list[R]:
+        return [result_of(batch) for batch in batches]
 
     def optimizer_step(self, learning_rate: float) -> float:
         assert self._summed

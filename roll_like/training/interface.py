@@ -133,8 +133,8 @@ class Objective(ABC, Generic[StepT, BatchT]):
         """Return what the model says of a micro-batch's targets, without gradient; plain arrays that travel."""
         raise NotImplementedError(f"{type(self).__name__} has a loss only")
 
-    def score_energies(self, model: RankModel, batch: BatchT) -> FloatArray:
-        """Return ‖∇ log π(y)‖² in the logits of every target y, shape [N]; language models alone have it."""
+    def colder(self, model: RankModel, batch: BatchT) -> FloatArray:
+        """Return the log-probability of every target at half of the temperature, shape [N]; of language models."""
         raise NotImplementedError(f"{type(self).__name__} is no language model")
 
     def bind(self, shared: Any, device: torch.device) -> Any:  # noqa: ARG002 - what objectives may need

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from roll_like.config.algorithm import ROUTER_REPLAY
@@ -83,16 +84,25 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         logprobs_N: FloatArray = self.logprobs(model, batch)[0].cpu().numpy()
         return logprobs_N
 
-    def score_energies(self, model: RankModel, batch: BatchT) -> FloatArray:
-        """Return 1 − 2π(y) + Σ_v π(v)² of every target y, shape [N]: the squared norm of ∇ log π(y) in the logits.
+    def colder(self, model: RankModel, batch: BatchT) -> FloatArray:
+        """Return the log-probability of every target at half of the temperature, shape [N]."""
+        logprobs_N: FloatArray = model(batch, self.temperature / 2)[0].cpu().numpy()
+        return logprobs_N
 
-        Two forward passes and no further kernel: at half of the temperature log π'(y) = 2·log π(y) − log Σ_v π(v)².
-        """
-        logprobs_N = self.logprobs(model, batch)[0].double()
-        colder_N = model(batch, self.temperature / 2)[0].double()
-        collision_N = (2 * logprobs_N - colder_N).exp()
-        energies_N: FloatArray = (1 - 2 * logprobs_N.exp() + collision_N).clamp(min=0).float().cpu().numpy()
-        return energies_N
+
+def score_energies(logprobs_N: FloatArray, colder_N: FloatArray) -> FloatArray:
+    """Return 1 − 2π(y) + Σ_v π(v)² of targets y, shape [N]: the squared norm of ∇ log π(y) in the logits.
+
+    No whole distribution is needed: at half of the temperature log π'(y) = 2·log π(y) − log Σ_v π(v)².
+
+    Args:
+        logprobs_N: log π(y).
+        colder_N: log π'(y).
+    """
+    wide_N = logprobs_N.astype(np.float64)
+    energies_N = 1 - 2 * np.exp(wide_N) + np.exp(2 * wide_N - colder_N)
+    bounded_N: FloatArray = np.maximum(energies_N, 0).astype(np.float32)
+    return bounded_N
 
 
 def load_language_model(spec: RankSpec[Any], settings: TrainerConfig) -> Any:

@@ -48,6 +48,7 @@ from roll_like.training.backbone import joins_rows
 from roll_like.training.backend import State, TrainingBackend, whole_shape
 from roll_like.training.host_copies import HostCopies
 from roll_like.training.interface import RankModel, RankSpec, Share
+from roll_like.training.language_model import score_energies
 from roll_like.training.layout import MicroBatch
 from roll_like.training.optimizer import learning_rate
 from roll_like.training.policy import RowModule
@@ -196,7 +197,11 @@ class TrainingRank:
     @torch.no_grad()
     def score_energies(self, batches: Sequence[MicroBatch]) -> list[Any]:
         """Return ‖∇ log π‖² in the logits at each micro-batch's targets, of a language model."""
-        return self._passed(batches, lambda batch: self._objective.score_energies(self._model, batch))
+        passes = (
+            self._passed(batches, lambda batch: self._objective.forward(self._model, batch)),
+            self._passed(batches, lambda batch: self._objective.colder(self._model, batch)),
+        )
+        return [score_energies(*found) for found in zip(*passes, strict=True)]
 
     @shared_phase
     @torch.no_grad()
