@@ -77,6 +77,7 @@ def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, obje
 def some_slow(script: Path) -> Any:
     """Return a parameter of the script, marked slow if it is one of those that take longest."""
     slow = script.stem in {
+        "service_load",
         "async_learning",
         "async_rollouts",
         "attention",

@@ -26,7 +26,7 @@ def main() -> None:
     tokenizer_utils.register_tokenizer(options["model_name"], lambda: tokenizer)
     module: Any = {"sl": sl_loop, "rl": rl_loop}[recipe]
     if recipe == "rl":
-        rl_loop.get_reward = lambda response, answer: min(response.count(answer), 4) / 4
+        rl_loop.get_reward = lambda response, answer: min(response.count(answer), 12) / 12
     module.main(module.Config(log_path=str(folder / recipe), **options))
 
 
