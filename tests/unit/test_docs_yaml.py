@@ -24,6 +24,7 @@ from roll_like.data.tasks import load_tasks
 from roll_like.errors import RollLikeError
 from roll_like.registry import PIPELINES, REWARDS
 from roll_like.service.config import load_service_config
+from roll_like.training import megatron
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -56,7 +57,9 @@ NOT_CONFIGURATIONS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder like the repository's root, as far as configurations refer to it."""
+    """A folder like the repository's root, as far as configurations refer to it; every backend is installed."""
+    monkeypatch.setattr(megatron, "find_spec", lambda _: object())
+    monkeypatch.setattr(megatron, "version", lambda _: ".".join(map(str, megatron.NEEDED)))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     return tmp_path
