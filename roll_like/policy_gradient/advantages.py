@@ -39,7 +39,8 @@ class Advantages:
     Args:
         estimator: The registered estimator, with its critic if it needs one.
         algorithm: The `algorithm` section.
-        kl: Coefficient of the KL penalty; `kl.use: reward` subtracts it here, token by token.
+        kl: Coefficient of the KL penalty. With `kl.use: reward` the estimator gets it, token by token, and subtracts it
+            from the rewards (`penalised_rewards` and `action_rewards` in `algorithms/advantages/base.py`).
         reference: The model that the penalty compares with.
         max_response_tokens: `rollout.max_response_tokens`.
         warmup_steps: Steps in which only the critic learns.

@@ -9,6 +9,9 @@ A checkpoint is written under a temporary name, synced to disk and renamed. A di
 killed run left half-written never has a final name; one that the disk damaged fails its checksums,
 and the one before it is used. One that was made in memory (`snapshots`) is complete there already,
 and is copied.
+
+What each part writes is listed in docs/architecture.md, "A checkpoint"; `RunState.write_checkpoint`
+(`run/state.py`) asks them.
 """
 
 from __future__ import annotations
