@@ -85,6 +85,8 @@ def training_table() -> str:
         name: ", ".join(sorted(TRAINING_BACKENDS.get(name).divided(settings_of(name, zero_stage=stages(name)[-1]))))
         for name in names
     }
+    for name in (each for each in names if TRAINING_BACKENDS.get(each).divides_layers):
+        divided[name] = "optimizer; weights and gradients by the parallel sizes"
     memory = [
         [f"`zero_stage: {stage}`", *(_gib(name, stage) if stage in stages(name) else "–" for name in names)]
         for stage in STAGES

@@ -117,7 +117,7 @@ class ServiceCore:
             await asyncio.sleep(TIDY_SECONDS)
             try:
                 await self.state.on_ranks(self._trainer.park_idle, self.state.config.idle_seconds)
-            except RollLikeError:
+            except (OSError, RollLikeError):
                 _log.exception("idle models could not be put on disk; it is tried again")
 
     def status(self) -> ServiceStatus:

@@ -209,7 +209,7 @@ class ModelsTrainer:
         """Write a copy where the disk has room; what was asked for is done either way."""
         try:
             self._copy(model)
-        except CheckpointError:
+        except (OSError, CheckpointError):
             _log.exception("no copy of the model %s could be written; it is tried again at its next request", model)
 
     def _copy(self, model: str) -> None:

@@ -85,8 +85,9 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         return logprobs_N
 
     def colder(self, model: RankModel, batch: BatchT) -> FloatArray:
-        """Return the log-probability of every target at half of the temperature, shape [N]."""
-        logprobs_N: FloatArray = model(batch, self.temperature / 2)[0].cpu().numpy()
+        """Return the log-probability of every target at half of the temperature, among what was kept, shape [N]."""
+        kept = () if batch.kept is None else (kept_ids(batch.kept, model.device),)
+        logprobs_N: FloatArray = model(batch, self.temperature / 2, *kept)[0].cpu().numpy()
         return logprobs_N
 
 

@@ -47,6 +47,8 @@ NEEDED = (0, 19, 2)
 TAG = "megatron"
 #: Name of the file beside it that says how experts were divided.
 _SIZES = "megatron.json"
+#: What groups of the optimizer have from the configuration.
+_OPTIONS = ("betas", "eps", "weight_decay")
 _INSTALL = "run scripts/megatron.sh and set PYTHONPATH to the .megatron folder that it makes"
 
 
@@ -574,7 +576,10 @@ class MegatronBackend(TrainingBackend):
             state = dist_checkpointing.load(self._states(loading=True), str(folder))
             for index, chunk in enumerate(self._chunks):
                 chunk.load_state_dict(state[f"model{index}"])
+            configured = [{key: group[key] for key in _OPTIONS} for group in self._optimizer.param_groups]
             self._optimizer.load_state_dict(state["optimizer"])
+            for group, options in zip(self._optimizer.param_groups, configured, strict=True):
+                group.update(options)  # Megatron-Core takes those of the checkpoint
 
     def _states(self, *, loading: bool) -> dict[str, Any]:
         from megatron.core import parallel_state

@@ -356,6 +356,9 @@ class TrainingRank:
             adapters: Whether they have the frozen weights, and are sent adapters alone.
         """
         self._sends_adapters, self._base_is_known = adapters, False
+        if self._sender is not None:  # the way to engines of which one was replaced; it may keep a model's memory
+            self._sender.close()
+            self._sender = None
         self._sender = transfer.connect(self, self.rank)
 
     @shared_phase

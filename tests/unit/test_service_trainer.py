@@ -183,6 +183,18 @@ def test_a_client_that_never_steps_has_a_journal_that_does_not_grow(
     assert trainer.step("a", settings(1.0)) == 500 * 6  # the gradient was in the copy
 
 
+def test_a_disk_that_takes_no_copy_does_not_fail_what_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_module, "JOURNAL_BYTES", 10)
+    (tmp_path / "copies").touch()  # no folder can be made in it
+    trainer = trainer_of(MortalRanks(), tmp_path, [])
+    trainer.create("a", None)
+    trainer.train("a", losses, datum(1, 2, 3), backward=True)
+    assert "no copy of the model a could be written" in caplog.text
+    assert trainer.step("a", settings(1.0)) == 6
+
+
 def test_idle_models_are_on_disk_until_they_are_asked_for(tmp_path: Path) -> None:
     ranks = MortalRanks()
     trainer = trainer_of(ranks, tmp_path, [])
