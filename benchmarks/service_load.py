@@ -217,13 +217,17 @@ async def measured(service: RunningService, key: str, requests: int, calls: int)
     }
 
 
+def parser() -> Options:
+    arguments = Options(__doc__, requests=120, calls=5, engine="hf")
+    arguments.add_argument("--requests", type=int, default=1000, help="requests of both models together")
+    arguments.add_argument("--calls", type=int, default=100, help="calls whose time is measured")
+    arguments.add_argument("--engine", default="vllm", help="inference.type")
+    return arguments
+
+
 def main() -> None:
     """Start a service with a tiny random model, load it, and print what was seen."""
-    options = Options(__doc__, requests=120, calls=5, engine="hf")
-    options.add_argument("--requests", type=int, default=1000, help="requests of both models together")
-    options.add_argument("--calls", type=int, default=100, help="calls whose time is measured")
-    options.add_argument("--engine", default="vllm", help="inference.type")
-    arguments = options.parse_args()
+    arguments = parser().parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         inference = {"type": arguments.engine, "max_running": 16}

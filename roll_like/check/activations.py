@@ -117,7 +117,11 @@ def head_bytes(
     block = rows * columns * block_width + 2 * 4 * min(rows * columns, DEVICE_TILE)
     if block_width > width:  # hidden states, and one block's part of the weight
         block += (tokens + columns) * shape.hidden_size * block_width
-    gradient = 0
-    if trained:  # summed in float32, then in the weight's precision; one block's part
-        gradient = shape.embedding_parameters * (4 + width) + columns * shape.hidden_size * block_width
-    return block + gradient + 2 * tokens * shape.hidden_size * width
+    at_end = 0
+    if trained:
+        # summed in float32, with one block's part, which is held instead of the weight's where that was widened
+        part = width if block_width > width else 4 + width
+        block += 4 * shape.embedding_parameters + part * columns * shape.hidden_size
+        # and in the end copied to the weight's precision, when there is no block any more
+        at_end = (4 + width) * shape.embedding_parameters if width < 4 else 0
+    return max(block, at_end) + 2 * tokens * shape.hidden_size * width

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,8 @@ def test_vllm_is_given_all_of_it(tokenizer: Any) -> None:
     stops = Stops(tokenizer, ids(tokenizer, "<|eot_id|>"))
     sampling = Sampling(max_tokens=4, stop=("<|eom_id|>", "x<|user|>"))
     request = GenerateRequest(request_id="a", prompt_ids=np.zeros(1, np.int32), sampling=sampling, seed=None)
-    params = _sampling_params(request, stops.of(sampling.stop))
+    spec: Any = SimpleNamespace(returns_kept=False, device="cpu")
+    params = _sampling_params(request, stops.of(sampling.stop), spec)
     assert set(params.stop_token_ids) == {tokenizer.eos_token_id, *ids(tokenizer, "<|eot_id|>", "<|eom_id|>")}
     assert (params.stop, params.skip_special_tokens, params.detokenize) == (["x<|user|>"], False, True)
 

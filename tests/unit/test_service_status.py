@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from roll_like import cli
+from roll_like.metrics import sinks
 from roll_like.metrics.names import METRICS
 from roll_like.metrics.trackers import TensorBoardTracker
 from roll_like.run.folder import locked
@@ -47,6 +48,7 @@ def test_figures_are_written_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     logged: list[Any] = []
+    monkeypatch.setattr(sinks, "PATIENCE", 0.0)
     monkeypatch.setattr(TensorBoardTracker, "start", lambda self, **_: "id")
     monkeypatch.setattr(TensorBoardTracker, "log", lambda self, step, values: logged.append((step, values)) or 1 / 0)
     monkeypatch.setattr(TensorBoardTracker, "close", lambda self, status: logged.append(status))

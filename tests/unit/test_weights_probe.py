@@ -132,6 +132,7 @@ def test_the_trainer_computes_them_at_temperature_1_and_without_dropout(tiny_mod
         device="cpu",
         frozen=True,
         seed=0,
+        float32_head=False,
     )
     module: Any = objective.load(spec).train()
     model = RankModel(module=module, forward=module, device=torch.device("cpu"))
