@@ -496,21 +496,33 @@ def _measure(arguments: argparse.Namespace) -> int:
     changed |= {"temperature": arguments.temperature, "max_response_tokens": arguments.max_response_tokens}
     uses = chosen_benchmarks(arguments.benchmark, arguments.data, changed)
     with quick_imports():
+        from roll_like.metrics.files import replace_text
         from roll_like.run.measure import benchmark_config, measure_models, result_tables, results_json
 
+    config = benchmark_config(arguments.config, arguments.overrides, uses, arguments.model[0])
+    output = arguments.output
+    if output is not None:
+        if output.resolve() in (Path(model).resolve() for model in arguments.model):
+            raise ConfigError(f"-o {output}: a --model is there", fix="name a file of its own for the results")
+        output.parent.mkdir(parents=True, exist_ok=True)
     models = []
-    for measured in measure_models(
-        benchmark_config(arguments.config, arguments.overrides, uses, arguments.model[0]), arguments.model
-    ):
-        models.append(measured)
-        text = json.dumps(results_json(models), allow_nan=False)
-        if arguments.output is not None:  # what is measured is kept if a later model fails
-            arguments.output.parent.mkdir(parents=True, exist_ok=True)
-            arguments.output.write_text(text + "\n", encoding="utf-8")
-    console = Console(highlight=False)
-    for table in result_tables(models):
-        console.print(table)
-    print(text if arguments.output is None else f"written: {arguments.output}")
+    try:
+        for measured in measure_models(config, arguments.model):
+            models.append(measured)
+            if output is not None:  # before anything is compared
+                replace_text(output, json.dumps({"models": [one.as_json() for one in models]}, allow_nan=False) + "\n")
+    finally:  # what is measured is kept if a later model fails
+        if models:
+            Console(highlight=False).print(*result_tables(models))
+            text = json.dumps(results_json(models), allow_nan=False)
+            try:
+                if output is not None:
+                    replace_text(output, text + "\n")
+            except OSError:
+                output = None
+                raise
+            finally:
+                print(text if output is None else f"written: {output}")
     return OK
 
 

@@ -96,6 +96,7 @@ class BenchmarkSampling(ConfigModel):
 
     temperature: Annotated[float, Field(ge=0, le=100)] = Field(default=0.0, description="Sampling temperature.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
+    top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
     samples_per_prompt: PositiveInt = Field(default=1, description="k of avg@k, pass@k and maj@k.")
     max_prompt_tokens: PositiveInt = Field(description="A longer prompt is an error. Tokens.")
     max_response_tokens: PositiveInt = Field(description="Longest answer. Tokens.")
@@ -201,6 +202,9 @@ class BenchmarkUse(ConfigModel):
         default=None, description="Sampling temperature; default: the benchmark's."
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="Default: the benchmark's.")
+    top_k: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Keep the k likeliest tokens; 0 keeps all. Default: the benchmark's."
+    )
     samples_per_prompt: PositiveInt | None = Field(
         default=None, description="k of avg@k, pass@k and maj@k; default: the benchmark's."
     )
@@ -249,14 +253,18 @@ class BenchmarkUse(ConfigModel):
     @property
     def changed_keys(self) -> dict[str, Any]:
         """What is not as the protocol says, by key. No prompt is cut, so its limit changes nothing."""
+        own = {**self.benchmark.sampling.model_dump(), "form": self.benchmark.form, "limit": None}
         changed = {**self._sampling_keys, "limit": self.limit, "form": self.form}
-        return {key: value for key, value in changed.items() if value is not None and key != "max_prompt_tokens"}
+        return {
+            key: value for key, value in changed.items() if value not in (None, own[key]) and key != "max_prompt_tokens"
+        }
 
     @property
     def _sampling_keys(self) -> dict[str, Any]:
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
+            "top_k": self.top_k,
             "samples_per_prompt": self.samples_per_prompt,
             "max_prompt_tokens": self.max_prompt_tokens,
             "max_response_tokens": self.max_response_tokens,

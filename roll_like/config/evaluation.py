@@ -69,6 +69,18 @@ class EvaluationSchedule(ScheduleConfig):
             )
 
 
+#: Keys of the answers to an evaluation's own sources, and what changes the same of a benchmark.
+_OF_BENCHMARKS = {
+    **{
+        key: f"set `{key}` of each benchmark"
+        for key in ("temperature", "top_p", "top_k", "samples_per_prompt", "max_response_tokens")
+    },
+    "max_tasks": "set `limit` of each benchmark",
+    "stop": "set `sampling.stop` in a benchmark's YAML file",
+    "min_p": "bound the benchmarks by their `top_p` or `top_k`",
+}
+
+
 class EvaluationConfig(EvaluationSchedule):
     """How progress is measured on tasks that are not trained on."""
 
@@ -106,7 +118,16 @@ class EvaluationConfig(EvaluationSchedule):
 
     def violations(self, key: str) -> Iterator[Violation]:
         """Yield what keeps the evaluation at a key from measuring something."""
-        yield from super().violations(key)
+        if self.sources or not self.benchmarks:
+            yield from super().violations(key)
+        else:
+            yield from ScheduleConfig.violations(self, key)
+            for name in self.changed(*_OF_BENCHMARKS):
+                yield Violation(
+                    (key, name),
+                    f"has no effect: it is for {key}.sources, and there are none; add some, or remove it and "
+                    f"{_OF_BENCHMARKS[name]}",
+                )
         if not (self.sources or self.benchmarks):
             yield Violation((key,), "it measures nothing; set sources, or benchmarks: [gsm8k]")
         for name in repeated(use.label for use in self.benchmarks):

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
 from roll_like.config.base import PluginConfig, Steps, Violation
-from roll_like.config.benchmarks import BenchmarkUse
+from roll_like.config.benchmarks import BenchmarkSampling, BenchmarkUse
 from roll_like.config.data import DataConfig, DataSource
 from roll_like.config.evaluation import EvaluationConfig, EvaluationSchedule
 from roll_like.config.inference import (
@@ -82,13 +82,16 @@ class SamplingRunConfig(RunConfig):
     @property
     def unbounded_sampling(self) -> tuple[str, ...]:
         """Keys that would bound what tokens are drawn from, of what is sampled at random without a bound."""
-        sections = {"rollout": self.rollout, "evaluation": self.evaluation}
-        unbounded = [
-            f"{key}.top_k"
-            for key, section in sections.items()
-            if section is not None and section.top_k == 0 and section.temperature > 0
-        ]
-        return (*unbounded, *self.adapter_keys)
+        sections: dict[str, GroupRolloutConfig | EvaluationSchedule | BenchmarkSampling]
+        sections = {"rollout": self.rollout, **self.evaluated_sampling}
+        return tuple(
+            f"{key}.top_k" for key, section in sections.items() if section.top_k == 0 and section.temperature > 0
+        )
+
+    @property
+    def evaluated_sampling(self) -> dict[str, EvaluationSchedule | BenchmarkSampling]:
+        """How evaluated samples are drawn, by the key that says so."""
+        return {} if self.evaluation is None else {"evaluation": self.evaluation}
 
     @property
     def adapter_keys(self) -> tuple[str, ...]:
@@ -169,6 +172,17 @@ class RewardedRunConfig(SamplingRunConfig):
     def base_judges(self) -> tuple[int, ...]:
         """Places in `rewards.use` of the rewards that ask the base model in the policy's engines."""
         return tuple(self.rewards.asking(BASE_JUDGE_URL))
+
+    @property
+    def unbounded_sampling(self) -> tuple[str, ...]:
+        """The same, and judges in the policy's engines that do not answer greedily; they have no bound to set."""
+        judges = (
+            f"rewards.use.{index}.judges.{place}.temperature"
+            for index in self.base_judges
+            for place, judge in enumerate(getattr(self.rewards.use[index], "judges", ()))
+            if judge.url == BASE_JUDGE_URL and judge.temperature > 0
+        )
+        return (*super().unbounded_sampling, *judges)
 
     @property
     def adapter_keys(self) -> tuple[str, ...]:
@@ -315,6 +329,12 @@ class PromptRunConfig(RewardedRunConfig):
         """The names of the rewards of each domain that names its own; each benchmark is one."""
         of_benchmarks = {use.domain: tuple(map(reported_name, use.rewards())) for use in self.benchmarks}
         return {**{name: domain.rewards for name, domain in self.domains.items()}, **of_benchmarks}
+
+    @property
+    def evaluated_sampling(self) -> dict[str, EvaluationSchedule | BenchmarkSampling]:
+        """How answers to the evaluation's own tasks, where it has some, and to each benchmark are drawn, by key."""
+        own = super().evaluated_sampling if self.evaluation is not None and self.evaluation.sources else {}
+        return {**own, **{f"evaluation.benchmarks.{index}": use.sampling for index, use in enumerate(self.benchmarks)}}
 
     @property
     def benchmarks(self) -> tuple[BenchmarkUse, ...]:

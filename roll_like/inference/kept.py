@@ -25,7 +25,7 @@ def refuse_untold_kept(config: SamplingRunConfig) -> None:
     rollout = config.rollout
     keys = " and ".join(f"rollout.{key}: {getattr(rollout, key):g}" for key in rollout.truncation)
     whole = ", ".join(f"rollout.{key}: {type(rollout).model_fields[key].default:g}" for key in rollout.truncation)
-    missing = ", ".join(f"{key}: 512" for key in config.unbounded_sampling if key.endswith(".top_k"))
+    missing = ", ".join(f"{key}: {512 if key.endswith('.top_k') else 0}" for key in config.unbounded_sampling)
     raise ConfigError(
         f"{keys} leaves tokens out when answers are sampled, and the trainer has to normalise over those that were "
         "kept: else importance ratios and KL terms compare different distributions, and no weight corrects for tokens "

@@ -149,7 +149,7 @@ class EnginePlugin:
 
         Args:
             config: The `inference` section.
-            unbounded: Keys of what is sampled without a `top_k`.
+            unbounded: Keys to change of what is sampled at random without a `top_k`.
             device: `cpu` or `cuda`.
         """
         del config, unbounded, device

@@ -130,7 +130,8 @@ def start_inference(
     """
     refuse_unserved_images(config.inference.type, model.path)
     refuse_unknown_routes(config, model.path)
-    refuse_untold_kept(config)
+    if follows:  # without a trainer, nobody needs them
+        refuse_untold_kept(config)
     devices, device = config.resources.devices_of("inference"), config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
@@ -150,7 +151,7 @@ def start_inference(
         shares_gpus=engines_share_gpus(config.resources),
         adapter=None if adapter is None else replace(adapter, named=adapters),
         returns_routes=config.replays_routes,
-        returns_kept=config.replays_kept,
+        returns_kept=follows and config.replays_kept,
         float32_head=config.model.head_dtype == "float32",
         stop_ids=tuple(sorted(renderer.stop_ids)),
         kept_tokens=renderer.kept_tokens,

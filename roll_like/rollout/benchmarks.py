@@ -34,13 +34,18 @@ class MeanInterval:
     high: float
     tasks: int
 
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain JSON; what is not known is null."""
+        return _without_nan(asdict(self))
+
 
 def interval(values: Sequence[float]) -> MeanInterval:
-    """Return the mean of values in [0, 1], one a task, with Wilson's score interval for its effective sample size.
+    """Return the mean of values, one a task; of values in [0, 1] with Wilson's interval for its effective sample size.
 
     The effective size is p(1 − p) over the variance of the mean: the number of tasks where each value is 0 or 1, and
     more where values are means of several answers. Unlike the normal interval it holds for few tasks, and is not empty
-    where all values are equal (Wilson 1927; for few tasks Bowyer et al. 2025, arXiv:2503.01747).
+    where all values are equal (Wilson 1927; for few tasks Bowyer et al. 2025, arXiv:2503.01747). Other scores have no
+    bounds that are known, so theirs is the normal interval.
 
     >>> round(interval([1.0] * 9 + [0.0]).low, 4)
     0.5958
@@ -48,6 +53,8 @@ def interval(values: Sequence[float]) -> MeanInterval:
     count = len(values)
     if not count:
         return MeanInterval(math.nan, math.nan, math.nan, 0)
+    if not _within_bounds(values):
+        return _normal_interval(values)
     mean = float(np.mean(values))
     variance = float(np.var(values)) / count  # of 0 and 1 this is p(1 - p)/n
     size = max(mean * (1 - mean) / variance, count) if variance > 0 else count
@@ -56,11 +63,25 @@ def interval(values: Sequence[float]) -> MeanInterval:
     return MeanInterval(mean, max(middle - half, 0.0), min(middle + half, 1.0), count)
 
 
+def _within_bounds(values: Iterable[float]) -> bool:
+    return all(0 <= value <= 1 for value in values)
+
+
+def _normal_interval(values: Sequence[float]) -> MeanInterval:
+    """Return the mean with the interval of its standard error; one value has none."""
+    count, mean = len(values), float(np.mean(values))
+    if count < 2:
+        return MeanInterval(mean, math.nan, math.nan, count)
+    half = _Z * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return MeanInterval(mean, mean - half, mean + half, count)
+
+
 def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -> MeanInterval:
     """Return the mean of second − first over the tasks that both have, with its interval.
 
     Two pairs are added for the interval: a half with +1, a half with −1, two halves with 0 (Agresti and Min 2005).
-    Without them models that agree on 30 tasks would be equal for certain.
+    Without them models that agree on 30 tasks would be equal for certain. Where scores leave [0, 1], it is the normal
+    interval of the differences.
 
     >>> paired_difference({"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0, "c": 0.0}).value
     0.5
@@ -69,6 +90,8 @@ def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -
     if not shared:
         return MeanInterval(math.nan, math.nan, math.nan, 0)
     differences = np.array([second[task] - first[task] for task in shared])
+    if not _within_bounds(scores[task] for scores in (first, second) for task in shared):
+        return _normal_interval(list(differences))
     values, weights = np.append(differences, [1.0, -1.0, 0.0]), np.append(np.ones(len(shared)), [0.5, 0.5, 1.0])
     centre = float(np.average(values, weights=weights))
     error = math.sqrt(float(np.average((values - centre) ** 2, weights=weights)) / (len(shared) + 2))
@@ -101,7 +124,7 @@ class BenchmarkResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain JSON; a figure over no task is null."""
-        figures = {name: _without_nan(asdict(one)) for name, one in self.figures.items()}
+        figures = {name: one.as_json() for name, one in self.figures.items()}
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("name", "figures")}
         return {"benchmark": self.name, "figures": figures, **_without_nan(values)}
 
@@ -177,7 +200,7 @@ def benchmark_sampling(use: BenchmarkUse) -> Sampling:
     return Sampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        top_k=0,
+        top_k=sampling.top_k,
         max_tokens=sampling.max_response_tokens,
         stop=sampling.stop,
     )

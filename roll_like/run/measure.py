@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 from rich.table import Table
+from rich.text import Text
 
 from roll_like.config.base import ConfigModel
 from roll_like.config.benchmarks import FOLDER, BenchmarkUse
@@ -39,7 +40,7 @@ class MeasuredModel:
     Attributes:
         name: What the command called it.
         results: One for each benchmark.
-        protocols: The protocol of each benchmark, by name, with what was changed of it.
+        protocols: Of each benchmark, by name: its protocol, the form in which it was asked, and what was changed.
     """
 
     name: str
@@ -67,7 +68,7 @@ class MeasuredModel:
                     name=model["model"],
                     results=[BenchmarkResult.from_json(one) for one in model["benchmarks"]],
                     protocols={
-                        one["benchmark"]: {key: one[key] for key in ("protocol", "changed")}
+                        one["benchmark"]: {key: one[key] for key in ("protocol", "form", "changed")}
                         for one in model["benchmarks"]
                     },
                 )
@@ -142,17 +143,20 @@ def measure_models(config: PromptRunConfig, models: Sequence[str]) -> Iterator[M
     """Yield what each model reaches: directories, hub ids, GGUF files, checkpoints, or files of earlier results.
 
     Raises:
-        ConfigError: A benchmark for chats is asked of a model without a chat template.
+        ConfigError: A benchmark for chats is asked of a model without a chat template, or a file holds no results.
     """
+    earlier = {model: MeasuredModel.read(Path(model)) for model in models if Path(model).suffix == ".json"}
     for model in models:
-        if Path(model).suffix == ".json":
-            yield from MeasuredModel.read(Path(model))
+        if model in earlier:
+            yield from earlier[model]
             continue
         with _directory_of(model) as directory:
             asked = _in_its_window(_in_its_form(config.evaluating(directory), model), model)
             _, collected = asked.pipeline_class().measure(asked, directory)
         yield MeasuredModel(
-            name=model, results=benchmark_results(collected, asked.benchmarks), protocols=_protocols(asked.benchmarks)
+            name=model,
+            results=benchmark_results(collected, asked.benchmarks),
+            protocols=_protocols(config.benchmarks, asked.benchmarks),
         )
 
 
@@ -212,8 +216,13 @@ def _asking(config: PromptRunConfig, uses: Iterable[BenchmarkUse]) -> PromptRunC
     return config.model_copy(update={"evaluation": evaluation})
 
 
-def _protocols(uses: Iterable[BenchmarkUse]) -> dict[str, dict[str, Any]]:
-    return {use.label: {"protocol": use.benchmark.protocol, "changed": use.changed_keys} for use in uses}
+def _protocols(uses: Sequence[BenchmarkUse], asked: Sequence[BenchmarkUse]) -> dict[str, dict[str, Any]]:
+    """Return what the results say of each benchmark: what was wanted of it, and the form it was asked in."""
+    forms = ["completion" if (use.form or use.benchmark.form) == "completion" else "chat" for use in asked]
+    return {
+        use.label: {"protocol": use.benchmark.protocol, "form": form, "changed": use.changed_keys}
+        for use, form in zip(uses, forms, strict=True)
+    }
 
 
 def result_tables(models: Sequence[MeasuredModel]) -> Iterator[Table]:
@@ -237,56 +246,61 @@ def result_tables(models: Sequence[MeasuredModel]) -> Iterator[Table]:
     table.add_column("benchmark")
     for model in models[1:]:
         table.add_column(model.name, justify="right", overflow="fold")
-    rows: dict[str, list[str]] = {}
-    for other in models[1:]:
+    rows: dict[str, dict[int, str]] = {}
+    reasons = []
+    for place, other in enumerate(models[1:]):
         for entry in score_differences(models[0], other):
-            rows.setdefault(entry["benchmark"], []).append(
-                f"{entry['value']:+.3f} [{entry['low']:+.3f}, {entry['high']:+.3f}]"
-            )
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+            rows.setdefault(entry["benchmark"], {})[place] = _difference_cell(entry)
+            if entry["reason"] is not None:
+                reasons.append(f"{other.name}, {entry['benchmark']}: {entry['reason']}")
+    for name, row in rows.items():
+        table.add_row(name, *(row.get(place, "–") for place in range(len(models) - 1)))
+    if reasons:
+        table.caption, table.caption_justify = Text("\n".join(reasons)), "left"
     yield table
 
 
 def _cell(found: MeanInterval | None) -> str:
     if found is None or math.isnan(found.value):
         return "–"
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    return f"{found.value:.3f}" + ("" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]")
+
+
+def _difference_cell(entry: Mapping[str, Any]) -> str:
+    if entry["value"] is None:
+        return "–"
+    return f"{entry['value']:+.3f}" + ("" if entry["low"] is None else f" [{entry['low']:+.3f}, {entry['high']:+.3f}]")
 
 
 def score_differences(first: MeasuredModel, other: MeasuredModel) -> list[dict[str, Any]]:
     """Return the difference of two models' scores in each benchmark that both were measured on.
 
-    Raises:
-        ConfigError: They were measured in different ways.
+    Where they cannot be compared, its `value` is None and `reason` says why.
     """
     theirs = {one.name: one for one in other.results}
     found = []
-    for one in first.results:
-        if one.name not in theirs:
-            continue
-        ours, their = first.protocols[one.name], other.protocols[one.name]
-        unequal = {key for key in (*ours["changed"], *their["changed"]) if key != "limit"}
-        wrong = sorted(key for key in unequal if ours["changed"].get(key) != their["changed"].get(key))
-        if ours["protocol"] != their["protocol"] or wrong:
-            raise ConfigError(
-                f"{first.name} and {other.name} were measured on {one.name} in different ways: "
-                f"{', '.join(wrong) or 'the protocol'} differs",
-                fix="measure both by one command",
-            )
-        difference = paired_difference(one.tasks, theirs[one.name].tasks)
-        found.append(
-            {
-                "benchmark": one.name,
-                "from": first.name,
-                "to": other.name,
-                "value": difference.value,
-                "low": difference.low,
-                "high": difference.high,
-                "tasks": difference.tasks,
-            }
-        )
+    for one in (one for one in first.results if one.name in theirs):
+        reason = _measured_otherwise(first.protocols[one.name], other.protocols[one.name])
+        difference = paired_difference(one.tasks if reason is None else {}, theirs[one.name].tasks)
+        if reason is None and not difference.tasks:
+            reason = "no task was scored for both"
+        place = {"benchmark": one.name, "from": first.name, "to": other.name}
+        found.append({**place, **difference.as_json(), "reason": reason})
     return found
+
+
+def _measured_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """Return what was measured in different ways; None where scores can be compared."""
+    same = {"limit"}  # scores are compared over the tasks that both have
+    if ours["form"] == theirs["form"]:
+        same.add("form")
+    keys = {"protocol": (ours["protocol"], theirs["protocol"])}
+    keys |= {
+        key: (ours["changed"].get(key), theirs["changed"].get(key))
+        for key in sorted({*ours["changed"], *theirs["changed"]} - same)
+    }
+    unequal = [key for key, (one, another) in keys.items() if one != another]
+    return f"measured in different ways ({', '.join(unequal)}); measure both by one command" if unequal else None
 
 
 def results_json(models: Sequence[MeasuredModel]) -> dict[str, Any]:

@@ -156,6 +156,33 @@ def test_a_run_has_room_for_its_benchmarks() -> None:
         RLVRConfig.model_validate({**MINIMAL, "evaluation": {"benchmarks": ["gsm8k", "gsm8k"]}})
 
 
+@pytest.mark.parametrize(
+    ("changes", "instead"),
+    [
+        ({"temperature": 0.5}, "set `temperature` of each benchmark"),
+        ({"temperature": 0}, "set `temperature` of each benchmark"),
+        ({"top_p": 0.9}, "set `top_p` of each benchmark"),
+        ({"top_k": 9}, "set `top_k` of each benchmark"),
+        ({"min_p": 0.1}, "bound the benchmarks by their `top_p` or `top_k`"),
+        ({"stop": ["x"]}, "set `sampling.stop` in a benchmark's YAML file"),
+        ({"samples_per_prompt": 2}, "set `samples_per_prompt` of each benchmark"),
+        ({"max_tasks": 2}, "set `limit` of each benchmark"),
+        ({"max_response_tokens": 2}, "set `max_response_tokens` of each benchmark"),
+    ],
+)
+def test_keys_of_an_evaluation_s_own_sources_need_some(changes: dict[str, Any], instead: str) -> None:
+    [key] = changes
+    with pytest.raises(ConfigError) as raised:
+        RLVRConfig.model_validate({**MINIMAL, "evaluation": {"benchmarks": ["gsm8k"], **changes}})
+    message = str(raised.value)
+    assert f"evaluation.{key}: has no effect: it is for evaluation.sources, and there are none" in message
+    assert f"remove it and {instead}" in message
+    assert "are equal" not in message
+    sources = [{"rows": [{"prompt": "."}]}]
+    both = {"benchmarks": ["gsm8k"], "sources": sources, "samples_per_prompt": 1, **changes}
+    RLVRConfig.model_validate({**MINIMAL, "evaluation": both})
+
+
 def test_places_of_a_command_line() -> None:
     assert chosen_benchmarks(["gsm8k,ifeval"], ["ifeval=/data"], {"limit": 3, "form": None}) == [
         {"name": "gsm8k", "limit": 3},

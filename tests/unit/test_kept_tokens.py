@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -33,7 +36,9 @@ from roll_like.inference.kept import told_kept
 from roll_like.inference.vllm.arguments import engine_arguments, known_arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import drawing
+from roll_like.models.load import resolve_model
 from roll_like.models.modules import load_causal_lm
+from roll_like.policy_gradient import start
 from roll_like.rollout.replay import ReplayedRollouts
 from roll_like.rollout.scheduler import _trajectory
 from roll_like.training.interface import RankModel
@@ -158,7 +163,7 @@ def test_engines_that_do_not_tell_what_they_kept_are_refused_before_the_run() ->
 
 def test_vllm_needs_a_bound_on_gpus() -> None:
     (refused,) = findings(CUDA, inference={"type": "vllm"}, rollout__top_p=0.9)
-    assert "only where every request has a top_k, which is missing: rollout.top_k" in refused
+    assert "only where every request is greedy or has a top_k, which is missing: rollout.top_k" in refused
     assert "or set rollout.top_k: 512" in refused
     assert findings(CUDA, inference={"type": "vllm"}, rollout__top_p=0.9, rollout__top_k=512) == []
     evaluation: dict[str, Any] = {"sources": [{"path": "data/eval.jsonl"}], "every": 1}
@@ -167,6 +172,41 @@ def test_vllm_needs_a_bound_on_gpus() -> None:
     assert "which is missing: evaluation.top_k" in refused
     assert findings(CUDA, **bounded, evaluation={**evaluation, "top_k": 512}) == []
     assert findings(CUDA, **bounded, evaluation={**evaluation, "temperature": 0, "samples_per_prompt": 1}) == []
+    evaluation = {"benchmarks": ["gsm8k", "aime24"]}  # the first is greedy, and nothing else is evaluated
+    (refused,) = findings(CUDA, **bounded, evaluation=evaluation)
+    assert "which is missing: evaluation.benchmarks.1.top_k" in refused
+    assert "or set evaluation.benchmarks.1.top_k: 512" in refused
+    evaluation = {"benchmarks": ["gsm8k", {"name": "aime24", "top_k": 512}]}
+    assert findings(CUDA, **bounded, evaluation=evaluation) == []
+
+
+def test_what_is_sampled_beside_the_policy_needs_no_bound_of_its_own() -> None:
+    bounded = {"inference": {"type": "vllm", "max_model_len": 2048}, "rollout__top_k": 512, "training__lora": {}}
+    evaluation = {"sources": [{"path": "data/eval.jsonl"}], "top_k": 512, "base_model": True}
+    assert findings(CUDA, **bounded, evaluation=evaluation) == []
+    judge: dict[str, Any] = {"type": "llm_judge", "judges": [{"url": "base", "model": "base"}], "rubric": "?"}
+    assert findings(CUDA, **bounded, rewards={"use": [judge]}) == []  # greedy
+    judge["judges"][0]["temperature"] = 0.5
+    (refused,) = findings(CUDA, **bounded, rewards={"use": [judge]})
+    assert refused.endswith("or set rewards.use.0.judges.0.temperature: 0")
+
+
+def test_a_model_that_is_only_measured_needs_no_bound(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {
+        "inference": {"type": "vllm"},
+        "rollout__top_p": 0.9,
+        "model": {"path": str(tiny_model)},
+    }
+    config = RLVRConfig.model_validate(changed(CUDA, **settings))
+    cluster, resources = MagicMock(), Mock()
+    monkeypatch.setattr(start, "Cluster", cluster)
+    with ExitStack() as stack:
+        begin = partial(start.start_inference, config, resolve_model(config.model), resources, stack, Mock())
+        with pytest.raises(ConfigError, match=r"which is missing: rollout\.top_k"):
+            begin()
+        begin(follows=False)
+    _, spec = cluster.call_args.kwargs["arguments"](0)
+    assert not spec.returns_kept
 
 
 def test_vllm_is_asked_for_them(tiny_model: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.table import Table
 from tests_support import group, task
 
+from roll_like import RLVRConfig, cli
 from roll_like.config.benchmarks import BenchmarkUse
 from roll_like.config.evaluation import EvaluationConfig
 from roll_like.errors import ConfigError
@@ -25,9 +27,10 @@ from roll_like.rollout.benchmarks import (
 )
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import evaluation_metrics
+from roll_like.run import measure
 from roll_like.run.measure import MeasuredModel, result_tables, results_json, score_differences
 from roll_like.types import Failure, Group, Scored
-from roll_like.values import Mean, reduce
+from roll_like.values import Mean, Metric, reduce
 
 USE = BenchmarkUse.model_validate({"name": "gsm8k", "temperature": 1.0, "samples_per_prompt": 2})
 
@@ -82,6 +85,19 @@ def test_the_difference_covers_the_truth_for_few_tasks() -> None:
         found = paired_difference(first, second)
         inside += found.low <= 0.3 <= found.high
     assert 0.93 <= inside / trials <= 0.98
+
+
+def test_scores_outside_0_and_1_have_a_normal_interval() -> None:
+    for values in ([3.0, 1.0, 2.0, 2.0], [-3.0, -1.0, -2.0, -2.0], [1.5, -0.5, 0.5, 0.5]):  # the last one's mean is 0.5
+        found, half = interval(values), 1.959964 * math.sqrt(2 / 3) / 2  # variance 2/(4 - 1), 4 tasks
+        mean = sum(values) / 4
+        assert (found.low, found.value, found.high) == pytest.approx((mean - half, mean, mean + half))
+    first, second = {"a": 0.0, "b": -1.0, "c": 0.5}, {"a": 5.0, "b": 3.0, "c": 2.5}
+    found, half = paired_difference(first, second), 1.959964 * math.sqrt(7 / 3 / 3)  # 5, 4 and 2: variance 7/3
+    assert (found.low, found.value, found.high) == pytest.approx((11 / 3 - half, 11 / 3, 11 / 3 + half))
+    assert interval([2.0]).as_json() == {"value": 2.0, "low": None, "high": None, "tasks": 1}
+    one = measured([[2.0, 2.0]])
+    assert json.loads(json.dumps(one.as_json(), allow_nan=False))["figures"]["avg@2"]["low"] is None
 
 
 def test_figures_are_over_tasks() -> None:
@@ -162,11 +178,17 @@ def test_a_benchmark_s_sampling_may_be_changed() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop) == (0.6, 0.95, 100, ())
     assert use.changed_keys == {"samples_per_prompt": 8, "max_response_tokens": 100}
     assert BenchmarkUse(name="aime24").changed_keys == {}
+    assert benchmark_sampling(BenchmarkUse(name="aime24", top_k=20)).top_k == 20
+    assert BenchmarkUse(name="aime24", top_k=20).changed_keys == {"top_k": 20}
+    assert BenchmarkUse(name="aime24", form="chat", temperature=0.6, top_k=0, samples_per_prompt=64).changed_keys == {}
+    assert BenchmarkUse(name="gsm8k", form="completion", limit=1).changed_keys == {"form": "completion", "limit": 1}
 
 
-def model(name: str, rewards: Sequence[Sequence[float]], **changed: object) -> MeasuredModel:
-    protocols = {"gsm8k": {"protocol": "p", "changed": changed}}
-    return MeasuredModel(name=name, results=[measured(rewards)], protocols=protocols)
+def model(
+    name: str, rewards: Sequence[Sequence[float]], asked_in: str = "chat", benchmark: str = "gsm8k", **changed: object
+) -> MeasuredModel:
+    protocols = {benchmark: {"protocol": "p", "form": asked_in, "changed": changed}}
+    return MeasuredModel(name=name, results=[replace(measured(rewards), name=benchmark)], protocols=protocols)
 
 
 def test_models_are_compared_in_tables_and_json(tmp_path: Path) -> None:
@@ -184,9 +206,112 @@ def test_models_are_compared_in_tables_and_json(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_otherwise_is_not_compared(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a and b were measured on gsm8k in different ways: temperature differs"):
-        score_differences(model("a", [[1, 1]]), model("b", [[1, 1]], temperature=0.1))
-    assert score_differences(model("a", [[1, 1]]), model("b", [[1, 1]], limit=1))[0]["value"] == 0
+    first = model("a", [[1, 1]])
+    [entry] = score_differences(first, model("b", [[1, 1]], temperature=0.1))
+    assert (entry["value"], entry["low"], entry["high"], entry["tasks"]) == (None, None, None, 0)
+    assert entry["reason"] == "measured in different ways (temperature); measure both by one command"
+    [entry] = score_differences(first, model("b", [[1, 1]], limit=1))
+    assert (entry["value"], entry["reason"]) == (0, None)
     (tmp_path / "other.json").write_text('{"eval/avg": 1}')
     with pytest.raises(ConfigError, match="expected what `roll-like eval --benchmark"):
         MeasuredModel.read(tmp_path / "other.json")
+
+
+def test_a_form_that_was_not_asked_for_is_no_change() -> None:
+    plain = model("base", [[1, 1]], asked_in="completion")
+    assert score_differences(plain, model("chat", [[1, 1]]))[0]["value"] == 0
+    asked_so = model("b", [[1, 1]], asked_in="completion", form="completion")
+    assert score_differences(plain, asked_so)[0]["value"] == 0
+    [entry] = score_differences(model("chat", [[1, 1]]), asked_so)
+    assert (entry["value"], str(entry["reason"])[:36]) == (None, "measured in different ways (form); m")
+
+
+def cells(table: Table) -> list[list[str]]:
+    return [list(map(str, column.cells)) for column in table.columns]
+
+
+def test_differences_stand_with_their_models() -> None:
+    several = [[1, 1], [0, 0]]
+    first = model("a", several)
+    first = replace(
+        first,
+        results=[*first.results, *model("a", several, benchmark="ifeval").results],
+        protocols={**first.protocols, **model("a", several, benchmark="ifeval").protocols},
+    )
+    last = model("c", several, benchmark="ifeval")
+    otherwise = model("d", several, benchmark="ifeval", top_p=0.5)
+    [_, table] = result_tables([first, model("b", several), last, otherwise])
+    names, *found = cells(table)
+    assert names == ["gsm8k", "ifeval"]
+    assert [[cell[:6] for cell in column] for column in found] == [["+0.000", "–"], ["–", "+0.000"], ["–", "–"]]
+    assert str(table.caption) == "d, ifeval: measured in different ways (top_p); measure both by one command"
+
+
+def test_a_difference_over_no_task_is_null() -> None:
+    found = json.loads(json.dumps(results_json([model("a", [[1, 1]]), model("b", [])]), allow_nan=False))
+    [entry] = found["differences"]
+    assert (entry["value"], entry["tasks"], entry["reason"]) == (None, 0, "no task was scored for both")
+
+
+class FakePipeline:
+    """Answers one task of gsm8k rightly."""
+
+    @staticmethod
+    def measure(config: RLVRConfig, directory: str) -> tuple[dict[str, Metric], Collected]:
+        asked.append((config.benchmarks[0].form, directory))
+        if directory == "broken":
+            raise ConfigError("it is broken")
+        return {}, collected([group(task(0, source="benchmark/gsm8k"), [1.0])])
+
+
+asked: list[tuple[str | None, str]] = []
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked.clear()
+    monkeypatch.setattr(RLVRConfig, "pipeline_class", lambda self: FakePipeline)
+    monkeypatch.setattr(measure, "has_chat_template", lambda config: config.path != "base")
+    monkeypatch.setattr(measure, "_in_its_window", lambda config, model: config)
+
+
+def test_a_model_without_a_chat_template_is_compared(
+    fake: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "new" / "results.json"
+    arguments = ["eval", "--benchmark", "gsm8k", "--model", "base", "--model", "instruct", "-o", str(output)]
+    assert cli.main(arguments) == 0, capsys.readouterr().err
+    assert asked == [("completion", "base"), (None, "instruct")]
+    found = json.loads(output.read_text())
+    assert [(one["benchmarks"][0]["form"], one["benchmarks"][0]["changed"]) for one in found["models"]] == [
+        ("completion", {}),
+        ("chat", {}),
+    ]
+    assert (found["differences"][0]["value"], found["differences"][0]["reason"]) == (0, None)
+
+
+def test_what_is_measured_is_kept(
+    fake: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["eval", "--benchmark", "gsm8k", "--model", "a", "--model", "broken"]
+    assert cli.main(command) == 2
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["models"][0]["model"] == "a"
+    output = tmp_path / "results.json"
+    assert cli.main([*command, "-o", str(output)]) == 2
+    kept = output.read_text()
+    assert json.loads(kept)["models"][0]["model"] == "a"
+    asked.clear()
+    for wrong in (
+        str(output),
+        str(tmp_path / "missing.json"),
+    ):  # read before anything is measured, and not written over
+        assert cli.main([*command[:-1], wrong, "-o", str(output)]) == 2
+    assert (asked, output.read_text()) == ([], kept)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no comparison")
+
+    monkeypatch.setattr(measure, "results_json", broken)
+    with pytest.raises(RuntimeError, match="no comparison"):
+        cli.main(["eval", "--benchmark", "gsm8k", "--model", "b", "-o", str(output)])
+    assert json.loads(output.read_text())["models"][0]["model"] == "b"  # written before it was compared

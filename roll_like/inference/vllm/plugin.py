@@ -116,7 +116,10 @@ class VLLMPlugin(EnginePlugin):
         del config
         if device == "cpu" or not unbounded:
             return None
-        return f"vLLM tells them on GPUs only where every request has a top_k, which is missing: {', '.join(unbounded)}"
+        return (
+            "vLLM tells them on GPUs only where every request is greedy or has a top_k, which is missing: "
+            f"{', '.join(unbounded)}"
+        )
 
     @classmethod
     def check(cls, config: EngineConfig, resources: ResourcesConfig) -> Iterator[Finding]:
