@@ -124,7 +124,7 @@ def driver_seconds(groups: list[Group[Scored]], tokens: int, repetitions: int) -
     samples: list[PolicySample] = []
     weights: list[FloatArray] = []
     for name in ADVANTAGES.names():
-        shaping = {} if name == "gdpo" else SHAPING
+        shaping = {} if name == "gdpo" or ADVANTAGES.get(name).nonnegative_rewards else SHAPING
         algorithm = AlgorithmConfig.model_validate(
             {
                 "advantage": name,

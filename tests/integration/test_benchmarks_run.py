@@ -82,6 +82,7 @@ def some_slow(script: Path) -> Any:
         "async_rollouts",
         "attention",
         "data_check",
+        "delta_sync",
         "env_manager",
         "head_dtype",
         "kept_tokens",

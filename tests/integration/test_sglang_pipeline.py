@@ -12,6 +12,7 @@ from sglang_engine import stand_in
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
+@pytest.mark.slow
 def test_rlvr_samples_with_sglang_and_probes_every_sync(tmp_path: Path, tiny_model: Path) -> None:
     config = write_run(
         tmp_path,

@@ -219,8 +219,8 @@ def test_a_frozen_base_moves_with_its_adapters(
     ("workers", "zero_stage", "backend"),
     [
         pytest.param(1, 0, "deepspeed", marks=pytest.mark.slow),
-        (2, 3, "deepspeed"),
-        pytest.param(2, 3, "fsdp2", marks=pytest.mark.slow),
+        pytest.param(2, 3, "deepspeed", marks=pytest.mark.slow),
+        (2, 3, "fsdp2"),
     ],
 )
 def test_no_tensor_holds_memory_while_states_are_in_host_memory(

@@ -61,6 +61,7 @@ class CountingEngine(HFEngine):
 '''
 
 
+@pytest.mark.slow
 def test_a_users_engine_samples_and_takes_weights(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "users_engine.py").write_text(ENGINE)
     (tmp_path / "counting_engine.py").write_text(COUNTING)

@@ -202,7 +202,7 @@ def case(family: str, kind: str, *, alone: bool = False, slow: bool = True, **tr
         case("qwen2_5_vl", "hf", workers=2, zero_stage=2),
         case("qwen2_5_vl", "hf", lora=LORA | {"quantization": "nf4"}),
         case("qwen3_vl", "hf", backend="fsdp2", workers=2, zero_stage=3, gradient_checkpointing=True),
-        case("qwen2_5_vl", "vllm", alone=True, slow=False),
+        case("qwen2_5_vl", "vllm", alone=True),
         case("qwen2_5_vl", "vllm"),
         case("qwen3_vl", "vllm", alone=True),
         case("qwen3_vl", "hf", lora=LORA | {"quantization": "nf4"}),

@@ -149,7 +149,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize(
     "layouts",
-    [DEEPSPEED, FSDP2, pytest.param(FURTHER, marks=pytest.mark.slow)],
+    [pytest.param(DEEPSPEED, marks=pytest.mark.slow), FSDP2, pytest.param(FURTHER, marks=pytest.mark.slow)],
     ids=["DeepSpeed", "FSDP2", "further stages"],
 )
 def test_a_rank_without_images_takes_part(folder: Path, layouts: list[dict[str, Any]]) -> None:

@@ -160,7 +160,7 @@ def test_the_built_ins_are_there_beside_packages_of_the_same_names(installed: Pa
     }
     assert found["reward"] == set(PROJECT["entry-points"]["roll_like.rewards"])
     assert {"grpo", "rloo"} <= found["advantage estimator"]
-    assert {"mlflow", "tensorboard", "wandb"} == found["metrics tracker"]
+    assert {"mlflow", "prometheus", "swanlab", "tensorboard", "trackio", "wandb"} == found["metrics tracker"]
 
 
 def test_a_users_package_of_such_a_name_is_theirs(installed: Path, users_folder: Path) -> None:
