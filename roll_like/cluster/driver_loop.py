@@ -135,10 +135,15 @@ class DriverLoop:
             task.add_done_callback(lambda ended: _hand_over(ended, outcome))
 
         def stop() -> None:
-            tasks[0].cancel()  # `start` has run: callbacks run in order
+            if tasks:  # `start` has run if it was to: callbacks run in order
+                tasks[0].cancel()
+            else:
+                work.close()
+                outcome.set_exception(asyncio.CancelledError())
 
-        self._loop.call_soon_threadsafe(start)
         try:
+            # a signal may raise in here, too, when the loop has already begun
+            self._loop.call_soon_threadsafe(start)
             return outcome.result()
         except BaseException:
             if not outcome.done():  # the exception is the calling thread's own

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,35 @@ def test_a_signal_cuts_the_wait_short_and_lets_the_coroutine_clean_up(loop: Driv
             loop.run(wait())
     assert cleaned == ["driver-loop"]
     assert loop.run(asyncio.sleep(0, "usable afterwards")) == "usable afterwards"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_signal_while_work_is_handed_over_ends_the_work(
+    loop: DriverLoop, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """The loop may have begun before the thread that asks is back from the call that hands the work over."""
+    ended = threading.Event()
+    hand_over = loop._loop.call_soon_threadsafe
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    def interrupted(callback: Any, *arguments: Any) -> None:
+        monkeypatch.setattr(loop._loop, "call_soon_threadsafe", hand_over)
+        if begun:
+            hand_over(callback, *arguments)
+            loop.run(asyncio.sleep(0.01))
+        raise StopRequested("SIGTERM")
+
+    work = wait()
+    monkeypatch.setattr(loop._loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(StopRequested):
+        loop.run(work)
+    assert ended.is_set() == begun
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
 def test_another_thread_ends_a_wait_until_its_cause_is_gone(loop: DriverLoop) -> None:
