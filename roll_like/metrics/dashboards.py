@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
-from roll_like.metrics.trackers import Status, flatten_params, optional_module
+from roll_like.metrics.trackers import LibraryRunTracker, Status, flatten_params, optional_module
 from roll_like.registry import TRACKERS
 
 
@@ -23,14 +23,13 @@ class TrackioConfig(PluginConfig):
 
 
 @TRACKERS.register("trackio")
-class TrackioTracker:
+class TrackioTracker(LibraryRunTracker):
     """Logs to Trackio, whose steps are the training steps."""
 
     Config = TrackioConfig
 
     def __init__(self, config: TrackioConfig) -> None:
         self._config = config
-        self._run: Any = None
 
     def start(
         self,
@@ -44,7 +43,7 @@ class TrackioTracker:
         """Begin or continue a run."""
         trackio = optional_module("trackio", "trackio")
         self._run = trackio.init(
-            project=self._config.project or str(params.get("pipeline", "roll_like")),
+            project=self.project(self._config.project, params),
             name=run_name,
             space_id=self._config.space,
             config=flatten_params(params),
@@ -54,13 +53,6 @@ class TrackioTracker:
             auto_log_cpu=False,
         )
         return run_name
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step's values."""
-        self._run.log(dict(values), step=step)
-
-    def artifact(self, path: Path) -> None:
-        """Files stay in the run's folder."""
 
     def close(self, status: Status) -> None:  # noqa: ARG002 - runs of Trackio have no status
         """Write what is buffered."""
@@ -80,14 +72,13 @@ class SwanLabConfig(PluginConfig):
 
 
 @TRACKERS.register("swanlab")
-class SwanLabTracker:
+class SwanLabTracker(LibraryRunTracker):
     """Logs to SwanLab, whose steps are the training steps."""
 
     Config = SwanLabConfig
 
     def __init__(self, config: SwanLabConfig) -> None:
         self._config = config
-        self._run: Any = None
 
     def start(
         self,
@@ -102,7 +93,7 @@ class SwanLabTracker:
         swanlab = optional_module("swanlab", "swanlab")
         run_id = resume_id or uuid.uuid4().hex[:21]
         self._run = swanlab.init(
-            project=self._config.project or str(params.get("pipeline", "roll_like")),
+            project=self.project(self._config.project, params),
             workspace=self._config.workspace,
             name=run_name,
             config=dict(params),
@@ -112,13 +103,6 @@ class SwanLabTracker:
             resume="allow" if resume_id else None,
         )
         return run_id
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step's values."""
-        self._run.log(dict(values), step=step)
-
-    def artifact(self, path: Path) -> None:
-        """Files stay in the run's folder."""
 
     def close(self, status: Status) -> None:
         """End the run; one that was stopped is aborted, one that failed crashed."""

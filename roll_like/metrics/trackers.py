@@ -362,6 +362,24 @@ class TensorBoardTracker:
         self._writer.close()
 
 
+class LibraryRunTracker:
+    """The part that is the same for every library whose run takes a step's figures by `log`."""
+
+    _run: Any = None
+
+    @staticmethod
+    def project(configured: str | None, params: Mapping[str, Any]) -> str:
+        """Return the project of a run: that of the pipeline where none is configured."""
+        return configured or str(params.get("pipeline", "roll_like"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log one step's values."""
+        self._run.log(dict(values), step=step)
+
+    def artifact(self, path: Path) -> None:
+        """Files stay in the run's folder."""
+
+
 class WandbConfig(PluginConfig):
     """Weights & Biases."""
 
@@ -374,14 +392,13 @@ class WandbConfig(PluginConfig):
 
 
 @TRACKERS.register("wandb")
-class WandbTracker:
+class WandbTracker(LibraryRunTracker):
     """Logs to Weights & Biases, whose own steps are the training steps."""
 
     Config = WandbConfig
 
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
-        self._run: Any = None
 
     def start(
         self,
@@ -397,7 +414,7 @@ class WandbTracker:
         run_id = resume_id or uuid.uuid4().hex[:12]
         online = self._config.mode == "online"
         self._run = wandb.init(
-            project=self._config.project or str(params.get("pipeline", "roll_like")),
+            project=self.project(self._config.project, params),
             entity=self._config.entity,
             name=run_name,
             id=run_id,
@@ -412,10 +429,6 @@ class WandbTracker:
             ),
         )
         return run_id
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step's values."""
-        self._run.log(dict(values), step=step)
 
     def artifact(self, path: Path) -> None:
         """Keep a copy of a file with the run: what lies in its folder is uploaded."""
