@@ -89,7 +89,7 @@ class TeacherScorer:
     def _told(
         self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]
     ) -> tuple[list[FloatArray], list[IntArray]]:
-        """Return what teachers say of the samples' tokens, and the stretch of each sampled token (`TeacherView`)."""
+        """Return what teachers say of the samples' tokens, and the stretch of each sampled token (`ShownSample`)."""
         tasks = {group.task.task_id: group.task for group in groups}
         of_samples = [tasks[sample.group_id.rsplit("#", 1)[0]] for sample in samples]
         engines = self._engines if self.policy is None else {POLICY: self.policy}
@@ -99,9 +99,9 @@ class TeacherScorer:
             view = self._views.get(name, SameTokens())
             chosen = [index for index, own in enumerate(names) if own == name]
             shown = [view.shown(samples[index], of_samples[index]) for index in chosen]
-            logprobs = engine.logprobs(shown) if shown else []
-            for index, seen, logprobs_T in zip(chosen, shown, logprobs, strict=True):
-                found[index] = view.told(samples[index], seen, logprobs_T)
+            logprobs = engine.logprobs([each.scored for each in shown]) if shown else []
+            for index, each, logprobs_T in zip(chosen, shown, logprobs, strict=True):
+                found[index] = view.told(samples[index], each, logprobs_T), each.spans
         return [found[index][0] for index in range(len(samples))], [found[index][1] for index in range(len(samples))]
 
 

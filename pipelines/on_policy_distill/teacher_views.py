@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,17 +15,28 @@ from roll_like.errors import ConfigError
 from roll_like.types import FloatArray, IntArray, PolicySample, Task, TrainingSample
 
 
+class ShownSample(NamedTuple):
+    """A sample as a teacher sees it.
+
+    Attributes:
+        scored: What the teacher scores.
+        spans: The stretch of each token that the student sampled, shape [S].
+        answer_spans: The stretch of each token of the answer in what the teacher scores.
+    """
+
+    scored: TrainingSample
+    spans: IntArray
+    answer_spans: IntArray
+
+
 class TeacherView(Protocol):
     """How one teacher sees samples."""
 
-    def shown(self, sample: PolicySample, task: Task) -> TrainingSample:
+    def shown(self, sample: PolicySample, task: Task) -> ShownSample:
         """Return what the teacher scores for a sample."""
 
-    def told(self, sample: PolicySample, shown: TrainingSample, logprobs_T: FloatArray) -> tuple[FloatArray, IntArray]:
-        """Return what it says of the sample's own tokens, shape [T]; and the stretch of each sampled token, [S].
-
-        A stretch's log-probability is the sum over its tokens.
-        """
+    def told(self, sample: PolicySample, shown: ShownSample, logprobs_T: FloatArray) -> FloatArray:
+        """Return what it says of the sample's own tokens, shape [T]; a stretch has the sum over its tokens."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +49,15 @@ class SameTokens:
 
     demonstrations: Demonstrations | None = None
 
-    def shown(self, sample: PolicySample, task: Task) -> TrainingSample:
-        """Return the sample, after the prompt that the teacher reads."""
-        return sample if self.demonstrations is None else with_prompt(sample, self.demonstrations.prompt_ids(task))
+    def shown(self, sample: PolicySample, task: Task) -> ShownSample:
+        """Return the sample, after the prompt that the teacher reads; every token is a stretch."""
+        scored = sample if self.demonstrations is None else with_prompt(sample, self.demonstrations.prompt_ids(task))
+        spans = np.arange(sample.trained_tokens, dtype=np.int32)
+        return ShownSample(scored, spans, spans)
 
-    def told(self, sample: PolicySample, shown: TrainingSample, logprobs_T: FloatArray) -> tuple[FloatArray, IntArray]:
-        """Return the same figures; every token is a stretch."""
-        own_T = logprobs_T if shown is sample else after_own_prompt(sample, shown, logprobs_T)
-        return own_T, np.arange(sample.trained_tokens, dtype=np.int32)
+    def told(self, sample: PolicySample, shown: ShownSample, logprobs_T: FloatArray) -> FloatArray:
+        """Return the same figures."""
+        return logprobs_T if shown.scored is sample else after_own_prompt(sample, shown.scored, logprobs_T)
 
 
 class OtherTokens:
@@ -73,28 +85,29 @@ class OtherTokens:
         self._student, self._teacher, self._end = student, teacher, teacher.turn_end
         self._demonstrations = demonstrations
 
-    def shown(self, sample: PolicySample, task: Task) -> TrainingSample:
+    def shown(self, sample: PolicySample, task: Task) -> ShownSample:
         """Return the prompt and the answer's text in the teacher's tokens."""
         if self._demonstrations is not None:
             prompt_ids = self._demonstrations.prompt_ids(task)
         else:
             prompt_ids = self._teacher.encode(self._teacher.render(task.messages, ()))
-        response_ids, _ = self._answer(sample)
-        return TrainingSample(
+        response_ids, spans = self._answer(sample)
+        scored = TrainingSample(
             token_ids=np.concatenate([prompt_ids, response_ids]).astype(np.int32),
             loss_mask=np.arange(len(prompt_ids) + len(response_ids)) >= len(prompt_ids),
             group_id=sample.group_id,
             prompt_length=len(prompt_ids),
         )
+        return ShownSample(scored, *spans)
 
-    def told(self, sample: PolicySample, shown: TrainingSample, logprobs_T: FloatArray) -> tuple[FloatArray, IntArray]:
+    def told(self, sample: PolicySample, shown: ShownSample, logprobs_T: FloatArray) -> FloatArray:
         """Return the teacher's log-probability of each stretch at its last token, 0 at its others."""
-        _, (ours_S, theirs_S) = self._answer(sample)
-        of_spans = np.bincount(theirs_S, weights=logprobs_T[shown.prompt_length :], minlength=int(ours_S.max()) + 1)
+        ours_S, of_answer = shown.spans, logprobs_T[shown.scored.prompt_length :]
+        of_spans = np.bincount(shown.answer_spans, weights=of_answer, minlength=int(ours_S.max()) + 1)
         own_T = np.zeros(len(sample.token_ids), np.float32)
         last_S = np.flatnonzero(np.diff(ours_S, append=-1))
         own_T[np.flatnonzero(sample.loss_mask)[last_S]] = of_spans[ours_S[last_S]]
-        return own_T, ours_S
+        return own_T
 
     def _answer(self, sample: PolicySample) -> tuple[IntArray, tuple[IntArray, IntArray]]:
         """Return an answer in the teacher's tokens, and the stretches of the student's and of the teacher's."""

@@ -82,7 +82,8 @@ def answered(student: Renderer, text: str, *, ends: bool) -> PolicySample:
 def test_a_teacher_is_compared_over_stretches(text: str, ends: bool) -> None:
     student, teacher = renderer_of("SmolLM2"), renderer_of("Qwen3, thinking off")
     view, sample = OtherTokens(student, teacher), answered(student, text, ends=ends)
-    shown = view.shown(sample, task())
+    found = view.shown(sample, task())
+    shown, spans, _ = found
     prompt = teacher.render(task().messages, ())
     end = teacher.decode([teacher.turn_end]) if ends else ""
     assert teacher.decode(shown.token_ids) == prompt + text + end
@@ -90,7 +91,7 @@ def test_a_teacher_is_compared_over_stretches(text: str, ends: bool) -> None:
     # the teacher gives the n-th token of the answer −n nats
     response = len(shown.token_ids) - shown.prompt_length
     logprobs = np.concatenate([np.zeros(shown.prompt_length), -np.arange(1, response + 1)]).astype(np.float32)
-    told, spans = view.told(sample, shown, logprobs)
+    told = view.told(sample, found, logprobs)
     assert told.sum() == pytest.approx(-response * (response + 1) / 2)
     assert not told[:2].any()
     advantages = teacher_advantages([sample], [told], spans=[spans])[0][2:]
@@ -106,10 +107,11 @@ def test_a_teacher_is_compared_over_stretches(text: str, ends: bool) -> None:
 def test_a_teacher_with_the_same_tokens_is_compared_token_by_token() -> None:
     student = renderer_of("SmolLM2")
     view, sample = OtherTokens(student, student), answered(student, TEXTS[2], ends=True)
-    shown = view.shown(sample, task())
+    found = view.shown(sample, task())
+    shown, spans, _ = found
     assert shown.token_ids[shown.prompt_length :].tolist() == sample.token_ids[2:].tolist()
     logprobs = np.random.default_rng(0).normal(-2, 1, len(shown.token_ids)).astype(np.float32)
-    told, spans = view.told(sample, shown, logprobs)
+    told = view.told(sample, found, logprobs)
     # several tokens of one character are one stretch
     assert teacher_advantages([sample], [told], spans=[spans])[0].sum() < 0
     assert told.sum() == pytest.approx(logprobs[shown.prompt_length :].sum(), abs=1e-3)
