@@ -18,8 +18,8 @@ from roll_like.config.evaluation import EvaluationConfig
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.metrics import is_solved, majority, pass_at_k
-from roll_like.types import Group, Scored, StopReason
+from roll_like.rollout.metrics import task_values
+from roll_like.types import StopReason
 from roll_like.values import Last, Metric, reduce
 
 _Z = 1.959964
@@ -161,11 +161,9 @@ def _result(collected: Collected, use: BenchmarkUse) -> BenchmarkResult:
     k = use.sampling.samples_per_prompt
     tasks = {group.task.task_id: float(np.mean([one.reward for one in group.samples])) for group in groups}
     figures = {f"avg@{k}": interval(list(tasks.values()))}
-    whole = [group for group in groups if len(group.samples) >= k]
-    for j in (*(2**power for power in range(k.bit_length()) if 2**power < k), k) if k > 1 else ():
-        figures[f"pass@{j}"] = interval([_pass(group, j) for group in whole])
-    if k > 1 and any(sample.answer is not None for sample in samples):
-        figures[f"maj@{k}"] = interval([_majority(group) for group in whole])
+    if k > 1:
+        voting = {use.domain} if any(sample.answer is not None for sample in samples) else ()
+        figures |= {name: interval(values) for name, values in task_values(groups, k, voting).items()}
     names = dict.fromkeys(name for sample in samples for name in sample.rewards)
     for name in names:
         of_tasks = [float(np.mean([one.rewards[name] for one in group.samples])) for group in groups]
@@ -183,15 +181,6 @@ def _result(collected: Collected, use: BenchmarkUse) -> BenchmarkResult:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
-
-
-def _pass(group: Group[Scored], j: int) -> float:
-    right = list(map(is_solved, group.samples))
-    return pass_at_k(len(right), sum(right), j)
-
-
-def _majority(group: Group[Scored]) -> float:
-    return majority([sample.answer for sample in group.samples], list(map(is_solved, group.samples)))
 
 
 def benchmark_sampling(use: BenchmarkUse) -> Sampling:

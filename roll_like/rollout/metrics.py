@@ -42,7 +42,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     if samples:
         rewards = np.array([sample.reward for sample in samples])
         metrics["rollout/reward/std"] = Mean(float(rewards.std()), len(samples))
-        passed = [any(map(is_solved, group.samples)) for group in groups]
+        passed = [any(map(_solved, group.samples)) for group in groups]
         metrics["rollout/reward/pass"] = Mean(float(np.mean(passed)), len(groups))
     domains = _by_domain(groups)
     for domain, members in domains.items() if len(domains) > 1 else ():
@@ -295,29 +295,38 @@ def majority(answers: Sequence[str | None], solved: Sequence[bool]) -> float:
 
 
 def _task_metrics(prefix: str, groups: Sequence[Group[Scored]], k: int, voting: Collection[str]) -> dict[str, Metric]:
-    """Return pass@j and, for sources whose answers can vote, maj@k; of the tasks that have at least k samples.
+    """Return the means of `task_values`, of figures that a task has; names begin with the prefix."""
+    return {
+        f"{prefix}/{name}": Mean(float(np.mean(values)), len(values))
+        for name, values in task_values(groups, k, voting).items()
+        if values
+    }
+
+
+def task_values(groups: Sequence[Group[Scored]], k: int, voting: Collection[str]) -> dict[str, list[float]]:
+    """Return pass@j for j = 1, 2, 4, … and k, and maj@k for sources whose answers can vote; one value a task.
+
+    Only tasks with at least k samples have values.
 
     Args:
-        prefix: What the names begin with.
         groups: One a task.
         k: Samples that each task was given.
         voting: Sources of which a reward compares the answers.
     """
-    solved = [(group, list(map(is_solved, group.samples))) for group in groups if len(group.samples) >= k]
-    metrics: dict[str, Metric] = {}
-    for j in (*(2**power for power in range(k.bit_length()) if 2**power < k), k) if solved else ():
-        estimates = [pass_at_k(len(right), sum(right), j) for _, right in solved]
-        metrics[f"{prefix}/pass@{j}"] = Mean(float(np.mean(estimates)), len(estimates))
-    scores = [
-        majority([sample.answer for sample in group.samples], right)
-        for group, right in solved
-        if group.task.source in voting
-    ]
-    if scores and k > 1:  # of one sample there is no majority
-        metrics[f"{prefix}/maj@{k}"] = Mean(float(np.mean(scores)), len(scores))
-    return metrics
+    solved = [(group, list(map(_solved, group.samples))) for group in groups if len(group.samples) >= k]
+    values = {
+        f"pass@{j}": [pass_at_k(len(right), sum(right), j) for _, right in solved]
+        for j in (*(2**power for power in range(k.bit_length()) if 2**power < k), k)
+    }
+    if voting and k > 1:  # of one sample there is no majority
+        values[f"maj@{k}"] = [
+            majority([sample.answer for sample in group.samples], right)
+            for group, right in solved
+            if group.task.source in voting
+        ]
+    return values
 
 
-def is_solved(sample: Scored) -> bool:
+def _solved(sample: Scored) -> bool:
     """Whether its environment reports success; without a report, whether the reward is (nearly) 1."""
     return bool(sample.details.get("success", sample.reward >= SOLVED))
