@@ -251,30 +251,22 @@ class BenchmarkUse(ConfigModel):
         return f"{PREFIX}{self.label}"
 
     @property
+    def asked_form(self) -> Literal["any", "chat", "completion"]:
+        """How it asks; `any`: in a chat where the model has a chat template, else by plain text."""
+        return self.form or self.benchmark.form
+
+    @property
     def changed_keys(self) -> dict[str, Any]:
         """What is not as the protocol says, by key. No prompt is cut, so its limit changes nothing."""
         own = {**self.benchmark.sampling.model_dump(), "form": self.benchmark.form, "limit": None}
-        changed = {**self._sampling_keys, "limit": self.limit, "form": self.form}
-        return {
-            key: value for key, value in changed.items() if value not in (None, own[key]) and key != "max_prompt_tokens"
-        }
-
-    @property
-    def _sampling_keys(self) -> dict[str, Any]:
-        return {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "samples_per_prompt": self.samples_per_prompt,
-            "max_prompt_tokens": self.max_prompt_tokens,
-            "max_response_tokens": self.max_response_tokens,
-        }
+        changed = self.model_dump(include=own.keys() - {"max_prompt_tokens"}, exclude_none=True)
+        return {key: value for key, value in changed.items() if value != own[key]}
 
     @property
     def sampling(self) -> BenchmarkSampling:
         """How answers are sampled."""
-        changed = {key: value for key, value in self._sampling_keys.items() if value is not None}
-        return self.benchmark.sampling.model_copy(update=changed)
+        own = self.benchmark.sampling
+        return own.model_copy(update=self.model_dump(include=set(type(own).model_fields), exclude_none=True))
 
     @property
     def longest(self) -> int:

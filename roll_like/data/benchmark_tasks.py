@@ -67,7 +67,7 @@ def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Tas
     written = list(written_prompts(use, key))
     if not written:
         raise DataError(f"{use.data().place} holds no rows", fix=f"correct {key}.path")
-    chat = (use.form or use.benchmark.form) != "completion"
+    chat = use.asked_form != "completion"
     pieces = [_text_of(prompt, renderer, row.origin) if chat else prompt.text for row, prompt in written]
     encoded = renderer.encode_pieces([(text, True) for text in pieces]) if chat else _plain_tokens(renderer, pieces)
     answer = use.benchmark.answer

@@ -175,7 +175,7 @@ def _in_its_form(config: PromptRunConfig, model: str) -> PromptRunConfig:
     """Return the configuration with plain text for benchmarks of any form, where the model has no chat template."""
     if has_chat_template(config.model):
         return config
-    for_chats = [use.label for use in config.benchmarks if (use.form or use.benchmark.form) == "chat"]
+    for_chats = [use.label for use in config.benchmarks if use.asked_form == "chat"]
     if for_chats:
         raise ConfigError(
             f"{model} has no chat template, and {', '.join(for_chats)} asks in a chat",
@@ -218,7 +218,7 @@ def _asking(config: PromptRunConfig, uses: Iterable[BenchmarkUse]) -> PromptRunC
 
 def _protocols(uses: Sequence[BenchmarkUse], asked: Sequence[BenchmarkUse]) -> dict[str, dict[str, Any]]:
     """Return what the results say of each benchmark: what was wanted of it, and the form it was asked in."""
-    forms = ["completion" if (use.form or use.benchmark.form) == "completion" else "chat" for use in asked]
+    forms = ["completion" if use.asked_form == "completion" else "chat" for use in asked]
     return {
         use.label: {"protocol": use.benchmark.protocol, "form": form, "changed": use.changed_keys}
         for use, form in zip(uses, forms, strict=True)
