@@ -97,7 +97,7 @@ class Math(Reward):
         return [_outcome(result, request[0]) for result, request in zip(results, requests, strict=True)]
 
     def cases(self) -> Sequence[RewardCase]:
-        """Return a sum, with answers in the usual forms; none for math-verify, whose verdicts are its own."""
+        """Return a sum, with answers in the usual forms; none for math-verify, which may grade them otherwise."""
         if self.config.compare == "math_verify":
             return ()
         boxed = ("6 × 7 = 42, so \\boxed{42}.", "\\boxed{42} it is. I hope this helps 7 days a week!")

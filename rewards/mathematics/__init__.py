@@ -1,4 +1,4 @@
-"""Reading and comparing mathematical answers: text → reading → verdict. Used by `rewards.math_child`.
+"""Reading and comparing mathematical answers: text → reading → equal or not. Used by `rewards.math_child`.
 
 - `text`: one spelling for characters and LaTeX commands that mean the same
 - `response`: where a response's final answer stands

@@ -1,4 +1,4 @@
-r"""The verdict on one response: reads the reference answer, finds and reads the response's, and compares them."""
+r"""Grades one response: reads the reference answer, finds and reads the response's, and compares them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST = 2_000
 def grade(
     reference: str, response: str | None, boxed: bool, tolerance: float = 0.0, compare: str = "mathematics"
 ) -> Verdict:
-    """Return the verdict on a response; on the reference answer alone if `response` is None.
+    """Return whether a response's answer is right; if `response` is None, only whether the reference can be read.
 
     Args:
         reference: The row's answer.
@@ -50,7 +50,10 @@ def grade(
 
 
 def _of_math_verify(reference: str, response: str | None) -> Verdict:
-    """Return math-verify's verdict; a reference without delimiters is LaTeX. Its own time-outs need signals."""
+    """Return how math-verify grades a response; it reads a reference without delimiters as LaTeX.
+
+    Its time-outs are off: they would set the alarm that ends this process (`rewards.math_child`).
+    """
     import math_verify
 
     gold = math_verify.parse(reference if _DELIMITED.search(reference) else f"${reference}$", parsing_timeout=None)
