@@ -23,7 +23,7 @@ from torch import Tensor
 
 #: Keys of a bucket's description: which one it is, of which send; and what changed in it.
 KEPT, CHANGES = "kept", "changes"
-#: What an engine holds that has no copy, or one of which nobody knows what is in it.
+#: The token of an engine that has no complete copy of any send.
 NOTHING = ""
 #: Integers of the sizes of all precisions: numbers are compared bit by bit.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -33,7 +33,7 @@ SendKind = Literal["full", "delta"]
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """Return a tensor's numbers as integers, flat and in host memory."""
+    """Return a tensor's numbers as integers, flat and in host memory: a view, if they are there and contiguous."""
     return tensor.detach().reshape(-1).cpu().view(_BITS[tensor.element_size()])
 
 
@@ -56,26 +56,23 @@ def take_changes(old: Tensor, new: Tensor) -> tuple[np.ndarray[Any, Any], np.nda
     return places.numpy().astype(width), values.numpy().view(np.uint8)
 
 
-def apply_changes(memory: Any, info: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+def apply_changes(kept: Sequence[Tensor], changes: Mapping[str, Any]) -> None:
     """Write what changed into an engine's copy of a bucket.
 
     Args:
-        memory: The copy; it can be written to.
-        info: The bucket's description.
+        kept: The copy's tensors, contiguous and in host memory.
         changes: What `pack_changes` returned.
     """
     position = value = 0
-    for index, count in enumerate(changes["counts"]):
+    for tensor, count in zip(kept, changes["counts"], strict=True):
         if not count:
             continue
-        dtype: torch.dtype = getattr(torch, info["dtype_names"][index])
-        size = dtype.itemsize
-        numel = int(torch.Size(info["shapes"][index]).numel())
-        bits = torch.frombuffer(memory, dtype=_BITS[size], count=numel, offset=info["offsets"][index])
+        bits = bits_of(tensor)
+        size = count * bits.element_size()
         places = torch.from_numpy(changes["positions"][position : position + count].astype(np.int64))
-        values = changes["values"][value : value + count * size].copy()
-        bits[places] = torch.from_numpy(values).view(_BITS[size])
-        position, value = position + count, value + count * size
+        values = changes["values"][value : value + size].copy()
+        bits[places] = torch.from_numpy(values).view(bits.dtype)
+        position, value = position + count, value + size
 
 
 def pack_changes(found: Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> dict[str, Any]:

@@ -76,6 +76,11 @@ class BucketInfo:
     offsets: list[int]
     checksums: list[str]
 
+    @property
+    def layout(self) -> list[tuple[str, str, list[int]]]:
+        """Name, precision and shape of each tensor."""
+        return list(zip(self.names, self.dtype_names, self.shapes, strict=True))
+
 
 class SharedMemory:
     """A piece of anonymous shared memory that this process writes to.
@@ -100,6 +105,15 @@ class SharedMemory:
         os.close(self.fd)
 
 
+def _of_size(size: int, memory: SharedMemory | None) -> SharedMemory:
+    """Return memory of this size: the given one, or another in its place."""
+    if memory is None or memory.size != size:
+        if memory is not None:
+            memory.close()
+        memory = SharedMemory(size)
+    return memory
+
+
 def bucket_size(tensors: Sequence[tuple[str, Tensor]]) -> int:
     """Return the bytes that a bucket of these tensors takes."""
     return max(sum(_aligned(tensor) for _, tensor in tensors), _ALIGNMENT)
@@ -116,14 +130,15 @@ def fill_bucket(memory: SharedMemory, tensors: Sequence[tuple[str, Tensor]]) -> 
     for _, tensor in tensors:
         offsets.append(at)
         at += _aligned(tensor)
+    layout = _layout(tensors)
     return BucketInfo(
         node=own_node(),
         pid=os.getpid(),
         fd=memory.fd,
         size=max(at, _ALIGNMENT),
-        names=[name for name, _, _ in _layout(tensors)],
-        dtype_names=[dtype for _, dtype, _ in _layout(tensors)],
-        shapes=[shape for _, _, shape in _layout(tensors)],
+        names=[name for name, _, _ in layout],
+        dtype_names=[dtype for _, dtype, _ in layout],
+        shapes=[shape for _, _, shape in layout],
         offsets=offsets,
         checksums=[_copy(memory.view, offset, tensor) for offset, (_, tensor) in zip(offsets, tensors, strict=True)],
     )
@@ -196,6 +211,11 @@ def with_content(info: BucketInfo, memory: SharedMemory) -> dict[str, Any]:
     return {**vars(info), "pid": 0, "fd": 0, CONTENT: content}
 
 
+def _description(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `BucketInfo` out of what travelled."""
+    return {key: value for key, value in payload.items() if key not in (CONTENT, CHANGES, KEPT)}
+
+
 class LocalBuckets:
     """Buckets that came with their content, in shared memory of this machine: an engine's own processes read it.
 
@@ -220,8 +240,7 @@ class LocalBuckets:
             memory = SharedMemory(info["size"])
             self._memory.append(memory)
             memory.view.write(info[CONTENT].data)
-        rest = {key: value for key, value in info.items() if key not in (CONTENT, CHANGES, KEPT)}
-        return rest | {"node": own_node(), "pid": os.getpid(), "fd": memory.fd}
+        return _description(info) | {"node": own_node(), "pid": os.getpid(), "fd": memory.fd}
 
     def _keep(self, info: Mapping[str, Any], token: str, number: int) -> SharedMemory:
         """Write what came of a bucket over what is kept of it; nobody knows what is held until all have come."""
@@ -233,12 +252,10 @@ class LocalBuckets:
                     f"an inference engine was sent changes of weight bucket {number}, and does not have the bucket",
                     fix="set inference.weight_sync: full, and report this",
                 )
-            apply_changes(memory.view, info, info[CHANGES])
+            bucket = BucketInfo(**_description(info))
+            apply_changes([_view(memory.view, bucket, index) for index in range(len(bucket.names))], info[CHANGES])
             return memory
-        if memory is None or memory.size != info["size"]:
-            if memory is not None:
-                memory.close()
-            memory = self._kept[number] = SharedMemory(info["size"])
+        memory = self._kept[number] = _of_size(info["size"], memory)
         memory.view.seek(0)
         memory.view.write(info[CONTENT].data)
         return memory
@@ -289,7 +306,7 @@ class SharedMemorySender:
         self._rank = rank
         self._kept: list[SharedMemory] = []
         self._plan = SendPlan(transfer.sync if transfer.by_value else "full", transfer.full_every)
-        self._sent: list[tuple[SharedMemory, BucketInfo]] = []  # as engines keep it, bucket by bucket
+        self._sent: dict[int, tuple[SharedMemory, BucketInfo]] = {}  # as engines keep it, bucket by bucket
 
     def send(self, seed: int) -> SendReport:
         """Gather on every rank; write and announce buckets on rank 0."""
@@ -332,24 +349,20 @@ class SharedMemorySender:
         What changed travels alone where that is less. The second is None where nothing was compared.
         """
         size = bucket_size(tensors)
-        if number == len(self._sent):
-            memory = SharedMemory(size)
-            self._sent.append((memory, fill_bucket(memory, tensors)))
-            return with_content(self._sent[number][1], memory), None
-        memory, before = self._sent[number]
-        if not changes or _layout(tensors) != list(zip(before.names, before.dtype_names, before.shapes, strict=True)):
-            if memory.size != size:
-                memory.close()
-                memory = SharedMemory(size)
-            self._sent[number] = (memory, fill_bucket(memory, tensors))
-            return with_content(self._sent[number][1], memory), None
+        last = self._sent.get(number)
+        if not changes or last is None or _layout(tensors) != last[1].layout:
+            memory = _of_size(size, None if last is None else last[0])
+            info = fill_bucket(memory, tensors)
+            self._sent[number] = memory, info
+            return with_content(info, memory), None
+        memory, before = last
         found, checksums = [], []
         for index, (_, tensor) in enumerate(tensors):
             kept = _view(memory.view, before, index)
             found.append(take_changes(bits_of(kept), bits_of(tensor)))
             checksums.append(checksum(kept))
         info = replace(before, checksums=checksums)
-        self._sent[number] = (memory, info)
+        self._sent[number] = memory, info
         packed = pack_changes(found)
         if changes_bytes(packed) >= size:
             return with_content(info, memory), packed["counts"]
@@ -360,7 +373,7 @@ class SharedMemorySender:
         while self._kept:
             self._kept.pop().close()
         while self._sent:
-            self._sent.pop()[0].close()
+            self._sent.popitem()[1][0].close()
 
 
 class _Send:
