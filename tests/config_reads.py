@@ -30,7 +30,7 @@ VALIDATORS = {"field_validator", "model_validator"}
 #: Modules that only run, and those that are imported in processes of vLLM or where there are GPUs.
 ELSEWHERE = (
     *("__main__", "_main", "assert_process"),
-    *("worker_extension", "vllm.experts", "vllm.adapters", "vllm.rotary", "head_kernels"),
+    *("worker_extension", "vllm.experts", "vllm.adapters", "vllm.kept", "vllm.rotary", "head_kernels"),
     *("megatron_model", "megatron_optimizer"),
 )
 #: Attributes by which plugins reach their settings.
