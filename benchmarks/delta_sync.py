@@ -1,4 +1,4 @@
-"""Weight syncs of which only changed values travel, against full ones: seconds, bytes, and the share that changed.
+"""Weight syncs that send only changed values, against full ones: seconds, bytes, and the share that changed.
 
     python benchmarks/delta_sync.py                     # the quickstart's model
     python benchmarks/delta_sync.py --lr 1e-5 1e-6      # rates of the updates between two syncs
@@ -9,12 +9,12 @@ documentation. The receiver is a process of its own that does what an engine's p
 buckets, writes changes into them, compares every checksum and copies the tensors. Both ways send the same weights, in
 turns, over
 
-    shared memory       the trainer's buckets are mapped: one can leave out nothing that would travel
+    shared memory       the trainer's buckets are mapped and nothing travels, so there are full syncs only
     tcp                 a socket on the loopback device
-    tcp, slow           the same, with pauses as long as so many bytes take at `--mbit`
+    tcp, slow           the same, with a pause before each bucket: the time that its bytes take at `--mbit`
     ray                 an actor on this machine, through Ray's object store: the relay between machines
 
-A send is gathering, comparing, copying, sending and all of the receiver's work; of each the median.
+The time of a sync includes gathering, comparing, copying, sending and all of the receiver's work. Medians are shown.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from common import ROOT, Options, add_common_arguments, environment_of, finish, quickstart, say
 
-SLOW = "tcp, slow"
+MAPPED, SLOW = "shared memory", "tcp, slow"
+SYNCS: tuple[Literal["full", "delta"], ...] = ("full", "delta")
 
 
 def parser() -> Options:
-    arguments = Options(__doc__, repetitions=1, lr=[1e-5], tokens=32, over=["shared memory", "tcp"])
+    arguments = Options(__doc__, repetitions=1, lr=[1e-5], tokens=32, over=[MAPPED, "tcp"])
     add_common_arguments(arguments, repetitions=3)
     arguments.add_argument("--model", help="directory of a model; default: the quickstart's")
     arguments.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5], help="rates of AdamW")
     arguments.add_argument("--tokens", type=int, default=256, help="tokens of an update")
     arguments.add_argument("--mbit", type=float, default=1000.0, help="of the slow connection, per second")
-    arguments.add_argument("--over", nargs="+", default=["shared memory", "tcp", SLOW, "ray"], help="connections")
+    arguments.add_argument("--over", nargs="+", default=[MAPPED, "tcp", SLOW, "ray"], help="connections")
     return arguments
 
 
@@ -196,16 +197,11 @@ def main(options: argparse.Namespace) -> None:
         trainee = Trainee(path, rate, options.tokens)
         ends: list[tuple[str, str, Any, Any]] = []
         for over in options.over:
-            for mode in ("full", "delta"):
+            by_value = over != MAPPED
+            for mode in SYNCS if by_value else SYNCS[:1]:
                 engines: Any = connected(over, options.mbit)
-                by_value = over != "shared memory"
-                transfer = SharedMemoryTransfer(
-                    engines, by_value=by_value, sync=mode if by_value else "full", full_every=10**6
-                )
-                if by_value or mode == "full":
-                    ends.append((over, mode, engines, transfer.connect(trainee, rank=0)))
-                else:
-                    engines.close()
+                transfer = SharedMemoryTransfer(engines, by_value=by_value, sync=mode, full_every=10**6)
+                ends.append((over, mode, engines, transfer.connect(trainee, rank=0)))
         seconds: dict[tuple[str, str], list[float]] = {(over, mode): [] for over, mode, _, _ in ends}
         shares: list[float] = []
         sizes: dict[str, int] = {}
@@ -233,14 +229,14 @@ def main(options: argparse.Namespace) -> None:
             "changed_share": share,
             "full_bytes": sizes["full"],
             "delta_bytes": sizes["delta"],
-            **{f"{over}, {mode}": medians(taken) for (over, mode), taken in seconds.items()},
+            **{f"{over}, {mode}": median_of(taken) for (over, mode), taken in seconds.items()},
         }
         for (over, mode), taken in seconds.items():
-            say(f"{over}, {mode}: {medians(taken):.3f} s")
+            say(f"{over}, {mode}: {median_of(taken):.3f} s")
     finish(options, {"benchmark": "delta_sync", "model": path.name, "mbit": options.mbit, **figures})
 
 
-def medians(seconds: Sequence[float]) -> float:
+def median_of(seconds: Sequence[float]) -> float:
     return round(statistics.median(seconds), 4)
 
 
