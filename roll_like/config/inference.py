@@ -111,12 +111,13 @@ class EngineConfig(PluginConfig):
 
     weight_sync: Literal["auto", "full", "delta"] = Field(
         default="auto",
-        description="What travels where weights go through Ray, to engines on other machines: all (`full`), or values "
-        "that have changed (`delta`), for a copy of the weights in host memory on both sides. `auto`: what takes less "
-        "time here. In shared memory, between GPUs and of adapters everything is sent.",
+        description="What is sent to engines on other machines, through Ray: all weights (`full`), or only changed "
+        "values (`delta`), which keeps a copy of the weights in host memory on both sides. `auto` measures both and "
+        "goes on with the faster one. In shared memory, between GPUs, and of adapters everything is sent.",
     )
     full_sync_every: PositiveInt = Field(
-        default=20, description="Of so many weight syncs one is full; also any after an engine or the trainer started."
+        default=20,
+        description="Every so many weight syncs, one is full. So is the first after an engine or the trainer started.",
     )
 
     @property

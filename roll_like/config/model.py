@@ -65,9 +65,9 @@ class ModelConfig(ConfigModel):
     )
     head_dtype: Literal["float32"] | None = Field(
         default=None,
-        description="`float32`: the output layer's products are computed in float32 by trainer and engines, where the "
-        "model is in another precision; its weights stay in that. Their log-probabilities are closer then. Default: "
-        "the model's precision.",
+        description="`float32`: trainer and engines compute the output layer in float32 even if the model is in "
+        "another precision, which its weights keep. That brings their log-probabilities closer together. Default: the "
+        "model's precision.",
     )
     date: datetime.date | None = Field(
         default=None,

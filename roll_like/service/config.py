@@ -75,8 +75,7 @@ class ServiceConfig(NamedConfig):
     )
     trackers: tuple[Annotated[PluginConfig, PluginSetting(TRACKERS)], ...] = Field(
         default=(),
-        description="Where figures go beside `metrics.jsonl`: any of `mlflow`, `tensorboard`, `wandb`, or a registered "
-        "one.",
+        description="Where figures go beside `metrics.jsonl`: any of those that runs have as `metrics.trackers`.",
     )
     max_request_mib: PositiveInt = Field(default=64, description="Largest body of a request. MiB.")
     max_models: PositiveInt = Field(
@@ -85,10 +84,10 @@ class ServiceConfig(NamedConfig):
     max_loaded_models: PositiveInt = Field(
         default=16,
         description="Models in the trainer's memory at a time, each with its optimizer. If more are asked for, those "
-        "that were unused for longest go to disk until they are asked for again.",
+        "that were unused for longest go to disk, until their next request.",
     )
     idle_seconds: PositiveFloat = Field(
-        default=600.0, description="A model that was not asked for so long goes to disk too. Seconds."
+        default=600.0, description="A model without requests for this long goes to disk too. Seconds."
     )
     max_loras: PositiveInt = Field(
         default=8,

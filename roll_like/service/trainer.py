@@ -107,7 +107,7 @@ class ModelsTrainer:
         return history is not None and history.loaded
 
     def park_idle(self, seconds: float) -> None:
-        """Have models on disk only that nobody has asked for so long."""
+        """Move models to disk that had no request for so many seconds."""
         until = time.monotonic() - seconds
         for model, history in self._histories.items():
             if history.loaded and history.used < until:
@@ -183,7 +183,7 @@ class ModelsTrainer:
     # ---- models on disk ------------------------------------------------------------------------
 
     def _used(self, model: str) -> _History:
-        """Have ranks have a model, and return how it came about."""
+        """Load a model if it is on disk only, note that it is used, and return its history."""
         history = self._histories[model]
         if not history.loaded:
             self._make_room()
@@ -193,12 +193,13 @@ class ModelsTrainer:
         return history
 
     def _make_room(self) -> None:
-        """Let ranks have one model fewer than they may."""
+        """Park models until there is room for one more."""
         loaded = sorted((each.used, model) for model, each in self._histories.items() if each.loaded)
         for _, model in loaded[: max(0, len(loaded) + 1 - self._max_loaded)]:
             self._park(model)
 
     def _park(self, model: str) -> None:
+        """Move a model to disk."""
         history = self._histories[model]
         if history.since:
             self._copy(model)
@@ -236,7 +237,7 @@ class ModelsTrainer:
         for again in history.since:
             again()
 
-    # ---- the same, without a thought of failures -----------------------------------------------
+    # ---- the same, without recovery from failures ----------------------------------------------
 
     def _train(self, model: str, losses: TargetLosses, data: Sequence[Datum], backward: bool) -> list[DatumOutput]:
         shards = datum_batches(data, self._engine.layout)
