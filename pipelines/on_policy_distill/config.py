@@ -103,8 +103,8 @@ class OnPolicyDistillConfig(PromptConfig):
         if self.benchmarks:
             yield Violation(
                 ("evaluation", "benchmarks"),
-                "teachers score the answers of this pipeline's evaluation, and those of benchmarks are not theirs to "
-                "score; remove it, and measure the trained model by `roll-like eval --benchmark`",
+                "this pipeline's evaluation has teachers score the answers, and benchmarks have graders instead; "
+                "remove it, and measure the trained model by `roll-like eval --benchmark`",
             )
         yield from self._reward_violations()
         yield from self._teacher_violations()
@@ -163,18 +163,18 @@ class OnPolicyDistillConfig(PromptConfig):
 
     def _teacher_violations(self) -> Iterator[Violation]:
         signal, temperature = self.distillation, self.rollout.temperature
-        for name, teacher in self.teachers.items() if self.rollout.truncation else ():
-            if teacher.other_tokenizer:
+        for name in (name for name, teacher in self.teachers.items() if teacher.other_tokenizer):
+            path = ("teachers", name, "other_tokenizer")
+            if self.rollout.truncation:
                 keys = " and ".join(f"rollout.{key}" for key in self.rollout.truncation)
                 yield Violation(
-                    ("teachers", name, "other_tokenizer"),
+                    path,
                     f"{keys} leaves tokens of the student's vocabulary out, and the teacher has another one, of which "
                     "none would be left out; remove these keys",
                 )
-        for name, teacher in self.teachers.items() if signal.use == "loss" else ():
-            if teacher.other_tokenizer:
+            if signal.use == "loss":
                 yield Violation(
-                    ("teachers", name, "other_tokenizer"),
+                    path,
                     "it is compared over stretches of several tokens, and a loss looks at each token alone; set "
                     "distillation.use: advantage",
                 )
