@@ -12,10 +12,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from roll_like.agents.container import POLL_SECONDS, START_SECONDS, WAIT, Container, absolute_mount, run_engine
+from roll_like.agents.container import WAIT, Container, absolute_mount, limit_options, run_engine
 from roll_like.agents.episode import ContainerSpec
 from roll_like.cluster.guardian import remove_folder
-from roll_like.errors import EnvError
 
 #: Nothing of this machine is in it that is not named: no variables, folders or processes.
 CONTAINED = ("--cleanenv", "--containall", "--no-eval", "--no-mount=cwd,hostfs,bind-paths")
@@ -61,22 +60,9 @@ class ApptainerContainer(Container):
     async def remove(self) -> None:
         """Do nothing: it has ended with its first process."""
 
-    async def _started(self, process: asyncio.subprocess.Process) -> int | None:
-        """Wait until it has the network that is entered; return a process in it, or None if it ended."""
-        if self._spec.network == "host":
-            return process.pid
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                while process.returncode is None:
-                    if (pid := _inside(process.pid)) is not None:
-                        return pid
-                    await asyncio.sleep(POLL_SECONDS)
-        except TimeoutError as error:
-            raise EnvError(
-                f"a container of {self._spec.image!r} did not start within {START_SECONDS:g} s",
-                fix="look whether Apptainer works: run the image by hand",
-            ) from error
-        return None
+    async def _process_inside(self, process: asyncio.subprocess.Process) -> int | None:
+        """Return a process in the network that is entered; None where there is none yet."""
+        return process.pid if self._spec.network == "host" else _inside(process.pid)
 
 
 def _options(spec: ContainerSpec, folder: str) -> list[str]:
@@ -88,12 +74,7 @@ def _options(spec: ContainerSpec, folder: str) -> list[str]:
     options = [*CONTAINED, f"--workdir={folder}", f"--overlay={folder}/{OVERLAY}"]
     options += ["--net", "--network=none"] if spec.network == "none" else []
     options += [f"--bind={mount}" for mount in map(absolute_mount, spec.mounts)]
-    if spec.memory_gib is not None:
-        memory = f"{round(spec.memory_gib * 2**30)}"
-        options += [f"--memory={memory}", f"--memory-swap={memory}"]
-    if spec.cpus is not None:
-        options.append(f"--cpus={spec.cpus:g}")
-    return [*options, *spec.options]
+    return [*options, *limit_options(spec), *spec.options]
 
 
 def _inside(pid: int) -> int | None:

@@ -89,11 +89,7 @@ class Container:
         options += [f"--volume={mount}" for mount in map(absolute_mount, spec.mounts)]
         if directory is not None:
             options.append(f"--workdir={directory}")
-        if spec.memory_gib is not None:
-            memory = f"{round(spec.memory_gib * 2**30)}b"
-            options += [f"--memory={memory}", f"--memory-swap={memory}"]
-        if spec.cpus is not None:
-            options.append(f"--cpus={spec.cpus:g}")
+        options += limit_options(spec)
         start = ["--entrypoint=sh", spec.image, "-c", WAIT, "sh", *command]
         return [spec.type, "run", *options, *spec.options, *start], {**os.environ, **theirs}
 
@@ -158,21 +154,28 @@ class Container:
             await asyncio.sleep(POLL_SECONDS)  # Docker says so while it removes one itself
 
     async def _started(self, process: asyncio.subprocess.Process) -> int | None:
-        """Wait until it runs; return the process in it, as this machine numbers it, or None if it ended."""
+        """Wait until it runs; return a process in it, as this machine numbers it, or None if it ended."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 while process.returncode is None:
-                    code, found, _ = await run_engine(self._spec, "inspect", "--format={{.State.Pid}}", self._name)
-                    if code == 0 and (pid := int(found)):
-                        self._ran = True
+                    if (pid := await self._process_inside(process)) is not None:
                         return pid
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError as error:
             raise EnvError(
                 f"a container of {self._spec.image!r} did not start within {START_SECONDS:g} s",
-                fix="look whether the engine works: run the image by hand",
+                fix=f"look whether {self._spec.type} works: run the image by hand",
             ) from error
         return None
+
+    async def _process_inside(self, process: asyncio.subprocess.Process) -> int | None:
+        """Return a process in it, as this machine numbers it; None where there is none yet."""
+        del process
+        code, found, _ = await run_engine(self._spec, "inspect", "--format={{.State.Pid}}", self._name)
+        if code != 0 or not (pid := int(found)):
+            return None
+        self._ran = True
+        return pid
 
     async def _listener(self, pid: int) -> socket.socket:
         """Return a socket that listens in the network namespace of a process."""
@@ -227,6 +230,17 @@ async def run_engine(spec: ContainerSpec, *arguments: str) -> tuple[int, str, st
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     return process.returncode or 0, out.decode(errors="replace").strip(), said.decode(errors="replace").strip()
+
+
+def limit_options(spec: ContainerSpec) -> list[str]:
+    """Return the options of a container's limits, which all engines call the same. Memory is in bytes."""
+    options = []
+    if spec.memory_gib is not None:
+        memory = round(spec.memory_gib * 2**30)
+        options += [f"--memory={memory}", f"--memory-swap={memory}"]
+    if spec.cpus is not None:
+        options.append(f"--cpus={spec.cpus:g}")
+    return options
 
 
 def absolute_mount(mount: str) -> str:
