@@ -249,7 +249,9 @@ class DataConfig(ConfigModel):
     max_prompt_tokens: PositiveInt = Field(default=512, description="Longer prompts are left out, and counted. Tokens.")
     shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
     curriculum: Annotated[PluginConfig, PluginSetting(CURRICULA)] | None = Field(
-        default=None, description="Which tasks are attempted when their turn comes; all by default."
+        default=None,
+        description="Decides by a task's solve rate whether it is attempted or skipped when its turn comes; by default "
+        "none is skipped.",
     )
 
     @model_validator(mode="after")

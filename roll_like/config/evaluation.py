@@ -45,7 +45,8 @@ class EvaluationSchedule(ScheduleConfig):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
     top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
     min_p: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0, description="Keep tokens at least this part as likely as the likeliest; 0 keeps all."
+        default=0.0,
+        description="Keep tokens whose probability is at least this share of the likeliest token's; 0 keeps all.",
     )
     max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Strings that end an evaluated response.")

@@ -22,7 +22,8 @@ class SamplingConfig(ConfigModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus; 1 keeps all tokens.")
     top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
     min_p: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0, description="Keep tokens at least this part as likely as the likeliest; 0 keeps all."
+        default=0.0,
+        description="Keep tokens whose probability is at least this share of the likeliest token's; 0 keeps all.",
     )
     max_response_tokens: PositiveInt = Field(default=512, description="Longer responses are cut. Tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Strings that end a response.")

@@ -19,7 +19,7 @@ Attention = Literal["auto", "dense", "varlen", "flex", "cudnn"]
 JOINING: tuple[Attention, ...] = ("varlen", "flex", "cudnn")
 
 
-#: Elements of the matrices that Muon has a rank orthogonalise between two exchanges, or one matrix that is larger.
+#: Most matrix elements that a rank orthogonalises for Muon between two exchanges, unless one matrix has more.
 MUON_ROUND = 2**25
 #: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
 DecayRate = Annotated[float, Field(ge=0, lt=1)]

@@ -35,7 +35,7 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: Nucleus; 1 keeps all tokens.
         top_k: Keep the k likeliest tokens; 0 keeps all.
-        min_p: Keep tokens at least this part as likely as the likeliest; 0 keeps all.
+        min_p: Keep tokens whose probability is at least this share of the likeliest token's; 0 keeps all.
         max_tokens: Longest response, in tokens.
         stop: Strings that end a response.
         stop_ids: Tokens that end it, in the place of those that end the model's responses; None for these.

@@ -1,8 +1,8 @@
 """The trainer of a service, from the driver: models over one base, one request after the other.
 
 When a rank dies, all are started again, and each model becomes what its last finished request had made of it: it is
-read from a copy on disk, and what was asked since then is computed once more. Models that nobody has asked for lately
-are in such a copy only, until they are asked for.
+read from a copy on disk, and what was asked since then is computed once more. Models without recent requests
+are in such a copy only, until their next request.
 """
 
 from __future__ import annotations

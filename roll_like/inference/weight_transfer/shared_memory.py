@@ -243,7 +243,7 @@ class LocalBuckets:
         return _description(info) | {"node": own_node(), "pid": os.getpid(), "fd": memory.fd}
 
     def _keep(self, info: Mapping[str, Any], token: str, number: int) -> SharedMemory:
-        """Write what came of a bucket over what is kept of it; nobody knows what is held until all have come."""
+        """Write what came of a bucket over what is kept of it; `held` is empty until all have come."""
         self.held, self._coming = NOTHING, token
         memory = self._kept.get(number)
         if CHANGES in info:
