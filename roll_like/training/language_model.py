@@ -75,9 +75,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
 
     def logprobs(self, model: RankModel, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of every target, in nats, shape [N]; among what was kept, if told."""
-        kept = () if batch.kept is None else (kept_ids(batch.kept, model.device),)
-        result: tuple[Tensor, Tensor] = model(batch, self.temperature, *kept)
-        return result
+        return _logprobs(model, batch, self.temperature)
 
     def forward(self, model: RankModel, batch: BatchT) -> Any:
         """Return the log-probability of every target, shape [N]."""
@@ -86,9 +84,14 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
 
     def colder(self, model: RankModel, batch: BatchT) -> FloatArray:
         """Return the log-probability of every target at half of the temperature, among what was kept, shape [N]."""
-        kept = () if batch.kept is None else (kept_ids(batch.kept, model.device),)
-        logprobs_N: FloatArray = model(batch, self.temperature / 2, *kept)[0].cpu().numpy()
+        logprobs_N: FloatArray = _logprobs(model, batch, self.temperature / 2)[0].cpu().numpy()
         return logprobs_N
+
+
+def _logprobs(model: RankModel, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    kept = () if batch.kept is None else (kept_ids(batch.kept, model.device),)
+    result: tuple[Tensor, Tensor] = model(batch, temperature, *kept)
+    return result
 
 
 def score_energies(logprobs_N: FloatArray, colder_N: FloatArray) -> FloatArray:
