@@ -71,50 +71,62 @@ def kept_logprobs(
         ConfigError: A setting is out of range.
         EngineError: A target or a kept token is not in the vocabulary, a target was not kept, or shapes do not fit.
     """
-    options: dict[str, Any] = {"temperature": temperature, "chunk_tokens": chunk_tokens, "chunk_vocab": chunk_vocab}
-    options |= {"bias": bias, "logits": logits, "divided": divided}
+    cut = checked_cut(temperature, chunk_tokens, chunk_vocab, logits)
+    require_fitting(hidden_ND, weight_VD, targets_N, bias, divided)
+    _require_fitting_kept(kept, targets_N, len(weight_VD) if divided is None else divided.size)
     whole_N = kept.counts_N == 0
     if not bool(whole_N.any()):
-        return _among_kept(hidden_ND, weight_VD, targets_N, kept, **options)
-    everything = token_logprobs(hidden_ND[whole_N], weight_VD, targets_N[whole_N], **options)
+        return _among_kept(hidden_ND, weight_VD, bias, targets_N, kept, cut, divided)
+    everything = token_logprobs(
+        hidden_ND[whole_N],
+        weight_VD,
+        targets_N[whole_N],
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        chunk_vocab=chunk_vocab,
+        bias=bias,
+        logits=logits,
+        divided=divided,
+    )
     if bool(whole_N.all()):
         return everything
-    some = _among_kept(hidden_ND[~whole_N], weight_VD, targets_N[~whole_N], kept.select(~whole_N), **options)
-    order_N = torch.cat([torch.where(whole_N)[0], torch.where(~whole_N)[0]]).argsort()
+    own_N = ~whole_N
+    some = _among_kept(hidden_ND[own_N], weight_VD, bias, targets_N[own_N], kept.select(own_N), cut, divided)
+    order_N = torch.cat([torch.where(whole_N)[0], torch.where(own_N)[0]]).argsort()
     logprobs_N, entropy_N = (torch.cat(both)[order_N] for both in zip(everything, some, strict=True))
     return logprobs_N, entropy_N
+
+
+def _require_fitting_kept(kept: KeptIds, targets_N: Tensor, vocabulary: int) -> None:
+    """Raise an EngineError where numbers do not fit, or a kept token is not in the vocabulary."""
+    tokens = int(kept.counts_N.sum())
+    if len(kept.counts_N) != len(targets_N) or tokens != len(kept.ids_M):
+        raise EngineError(
+            f"{len(targets_N)} targets came with what was kept for {len(kept.counts_N)}, {len(kept.ids_M)} tokens in "
+            f"all; expected {tokens} tokens"
+        )
+    if not tokens:
+        return
+    low, high = (int(each) for each in kept.ids_M.aminmax())
+    if low < 0 or high >= vocabulary:
+        raise EngineError(
+            f"the engine kept tokens from {low} to {high}, and the model has a vocabulary of {vocabulary}",
+            fix="use the tokenizer that belongs to model.path",
+        )
 
 
 def _among_kept(
     hidden_ND: Tensor,
     weight_VD: Tensor,
+    bias: Tensor | None,
     targets_N: Tensor,
     kept: KeptIds,
-    *,
-    temperature: float,
-    chunk_tokens: int,
-    chunk_vocab: int,
-    bias: Tensor | None,
-    logits: LogitTransform,
+    cut: Cut,
     divided: DividedVocabulary | None,
 ) -> tuple[Tensor, Tensor]:
-    cut = checked_cut(temperature, chunk_tokens, chunk_vocab, logits)
-    require_fitting(hidden_ND, weight_VD, targets_N, bias, divided)
-    ids_M, counts_N = kept.ids_M.long(), kept.counts_N.long()
-    if len(counts_N) != len(targets_N) or int(counts_N.sum()) != len(ids_M):
-        raise EngineError(
-            f"{len(targets_N)} targets came with what was kept for {len(counts_N)}, {len(ids_M)} tokens in all; "
-            f"expected {int(counts_N.sum())} tokens"
-        )
-    size = len(weight_VD) if divided is None else divided.size
-    if len(ids_M) and not (int(ids_M.min()) >= 0 and int(ids_M.max()) < size):
-        raise EngineError(
-            f"the engine kept tokens from {int(ids_M.min())} to {int(ids_M.max())}, and the model has a vocabulary of "
-            f"{size}",
-            fix="use the tokenizer that belongs to model.path",
-        )
+    """Return log-probability and entropy of targets of which each has kept tokens."""
     logprobs_N, entropy_N, times_N = _KeptLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias, ids_M, counts_N, targets_N.long(), cut, divided
+        hidden_ND, weight_VD, bias, kept.ids_M.long(), kept.counts_N.long(), targets_N.long(), cut, divided
     )
     if not bool((times_N == 1).all()):
         place = int((times_N != 1).nonzero()[0])
