@@ -116,8 +116,7 @@ def shards_of(name: str, parameter: Tensor) -> Iterator[MatrixPiece]:
 
     local, first = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     rows, columns = local[-2], parameter.shape[-1]
-    if local[-1] != columns:
-        raise NotImplementedError(f"{name}: its columns are divided: {parameter.placements}")
+    assert local[-1] == columns, f"columns of {name} are divided, which the rules of `optimizer.muon` do not let pass"
     stacked = parameter.ndim == 3
     for index in range(parameter.shape[0] if stacked else 1):
         place = index - first[0] if stacked else 0
