@@ -1,8 +1,8 @@
-"""Ranks that divide a vocabulary as threads of one process: collectives in microseconds."""
+"""Ranks that divide a vocabulary as threads of one process (collectives in microseconds), and what they find."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Barrier
@@ -51,3 +51,41 @@ def on_threads(function: Callable[[DividedVocabulary], R], *, ranks: int, vocabu
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(call, range(ranks)))
+
+
+def compare_with_ranks(
+    compute: Callable[[Sequence[Tensor], DividedVocabulary], tuple[Tensor, Tensor]],
+    inputs: Sequence[Tensor],
+    wanted: tuple[Tensor, Tensor],
+    upstream: Tensor,
+    *,
+    ranks: int,
+) -> None:
+    """Compare log-probabilities, entropies and their gradients of ranks with those of one with the whole vocabulary.
+
+    Args:
+        compute: From a rank's own hidden states, output projection and perhaps bias.
+        inputs: The whole ones, of which `wanted` was computed.
+        wanted: Log-probabilities and entropies.
+        upstream: Their gradients, shape [2, N]; where all of the entropies' are 0 they get none.
+        ranks: How many divide the vocabulary.
+    """
+
+    def gradients(found: tuple[Tensor, Tensor], of: Sequence[Tensor]) -> Any:
+        total = (found[0] * upstream[0]).sum() + ((found[1] * upstream[1]).sum() if upstream[1].any() else 0.0)
+        return torch.autograd.grad(total, of)
+
+    def of_rank(divided: DividedVocabulary) -> Any:
+        parts = [inputs[0], *(each[divided.own] for each in inputs[1:])]
+        own = [each.detach().clone().requires_grad_() for each in parts]
+        found = compute(own, divided)
+        return found, gradients(found, own)
+
+    wanted_grads = gradients(wanted, inputs)
+    results = on_threads(of_rank, ranks=ranks, vocabulary=len(inputs[1]))
+    for found, grads in results:
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(grads[0], wanted_grads[0])
+        assert torch.equal(found[0], results[0][0][0])  # every rank the same bits
+    for place in range(1, len(inputs)):
+        torch.testing.assert_close(torch.cat([grads[place] for _, grads in results]), wanted_grads[place])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from distillation_samples import distillation_loss, make_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from vocabulary_threads import on_threads
+from vocabulary_threads import compare_with_ranks, on_threads
 
 from roll_like.algorithms.distillation.objective import distillation_losses
 from roll_like.algorithms.distillation.teacher import teacher_topk
@@ -56,13 +57,9 @@ def test_log_probabilities(entropy, size, chunk, tokens, with_bias, cap, seed):
     logits = LogitTransform(scale=1.5, cap=cap)
     inputs = [each.clone().requires_grad_() for each in ((hidden, weight, bias) if with_bias else (hidden, weight))]
     wanted = plain(inputs[0], inputs[1], inputs[2] if with_bias else None, targets, logits)
-    total = (wanted[0] * upstream[0]).sum() + (wanted[1] * upstream[1]).sum()
-    wanted_grads = torch.autograd.grad(total, inputs)
 
-    def of_rank(divided: DividedVocabulary) -> Any:
-        own = [hidden.clone(), weight[divided.own].clone(), *([bias[divided.own].clone()] if with_bias else [])]
-        own = [each.requires_grad_() for each in own]
-        found = token_logprobs(
+    def compute(own: Sequence[Tensor], divided: DividedVocabulary) -> tuple[Tensor, Tensor]:
+        return token_logprobs(
             own[0],
             own[1],
             targets,
@@ -73,16 +70,8 @@ def test_log_probabilities(entropy, size, chunk, tokens, with_bias, cap, seed):
             logits=logits,
             divided=divided,
         )
-        total = (found[0] * upstream[0]).sum() + ((found[1] * upstream[1]).sum() if entropy else 0.0)
-        return found, torch.autograd.grad(total, own)
 
-    results = on_threads(of_rank, ranks=ranks, vocabulary=vocabulary)
-    for found, grads in results:
-        torch.testing.assert_close(found, wanted)
-        torch.testing.assert_close(grads[0], wanted_grads[0])
-        assert torch.equal(found[0], results[0][0][0])  # every rank the same bits
-    for place in range(1, len(inputs)):
-        torch.testing.assert_close(torch.cat([grads[place] for _, grads in results]), wanted_grads[place])
+    compare_with_ranks(compute, inputs, wanted, upstream, ranks=ranks)
 
 
 @pytest.mark.parametrize("name", ["forward_kl", "js", "adaptive_kl"])

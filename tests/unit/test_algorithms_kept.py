@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from algorithm_samples import same_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from vocabulary_threads import on_threads
+from vocabulary_threads import compare_with_ranks
 
 from roll_like.algorithms import kept as module
 from roll_like.algorithms.divided import DividedVocabulary
@@ -97,13 +98,9 @@ def compare(entropy, tokens, chunk, with_bias, cap, ranks, seed) -> None:
     inputs = [each.clone().requires_grad_() for each in ((hidden, weight, bias) if with_bias else (hidden, weight))]
     wanted = plain(inputs[0], inputs[1], inputs[2] if with_bias else None, targets, mask, logits, 0.7)
     upstream = torch.randn(2, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    total = (wanted[0] * upstream[0]).sum() + entropy * (wanted[1] * upstream[1]).sum()
-    wanted_grads = torch.autograd.grad(total, inputs)
 
-    def of_rank(divided: DividedVocabulary) -> Any:
-        own = [hidden.clone(), weight[divided.own].clone(), *([bias[divided.own].clone()] if with_bias else [])]
-        own = [each.requires_grad_() for each in own]
-        found = kept_logprobs(
+    def compute(own: Sequence[Tensor], divided: DividedVocabulary) -> tuple[Tensor, Tensor]:
+        return kept_logprobs(
             own[0],
             own[1],
             targets,
@@ -115,16 +112,8 @@ def compare(entropy, tokens, chunk, with_bias, cap, ranks, seed) -> None:
             logits=logits,
             divided=None if ranks == 1 else divided,
         )
-        total = (found[0] * upstream[0]).sum() + ((found[1] * upstream[1]).sum() * entropy if entropy else 0.0)
-        return found, torch.autograd.grad(total, own)
 
-    results = on_threads(of_rank, ranks=ranks, vocabulary=VOCABULARY)
-    for found, grads in results:
-        torch.testing.assert_close(found, wanted)
-        torch.testing.assert_close(grads[0], wanted_grads[0])
-        assert torch.equal(found[0], results[0][0][0])  # every rank the same bits
-    for place in range(1, len(inputs)):
-        torch.testing.assert_close(torch.cat([grads[place] for _, grads in results]), wanted_grads[place])
+    compare_with_ranks(compute, inputs, wanted, upstream * torch.tensor([[1.0], [entropy]]), ranks=ranks)
 
 
 def test_the_gradient_of_a_nearly_certain_token_is_exact():
