@@ -16,7 +16,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig
 
-    from roll_like.training.megatron_weights import Bundle, Place
+    from roll_like.training.megatron_stages import StageWeights
 
 R = TypeVar("R")
 #: The first version whose calls this file makes.
@@ -84,12 +84,7 @@ class MegatronBackend(TrainingBackend):
         self._models: list[Any]  # the same, each within its wrapper for data parallelism where they are trained
         self._optimizer: Any = None
         self._backbone: Any
-        self._place: Place
-        self._bundles: dict[Bundle, list[Tensor]] = {}
-        self._owners: dict[str, int] = {}  # the stage that hands a weight out, by its name
-        self._names: dict[int, str] = {}  # of the skeleton's parameters, by identity
-        self._bundle_of: dict[str, Bundle] = {}
-        self._whole: tuple[Bundle, dict[str, Tensor]] | None = None  # what was gathered last
+        self._weights: StageWeights
         self._scheduled = 0  # micro-batches of the schedule that ran last; above 0 while one runs
         self._running = False
 
@@ -237,6 +232,7 @@ class MegatronBackend(TrainingBackend):
 
     def wrap(self, module: nn.Module) -> None:
         """Build this rank's part of the model in a module on the CPU, and let the module compute with it."""
+        from megatron.core import parallel_state
         from transformers import PreTrainedModel
 
         from roll_like.algorithms.divided import DividedVocabulary
@@ -249,6 +245,7 @@ class MegatronBackend(TrainingBackend):
             own_place,
             transformer_config,
         )
+        from roll_like.training.megatron_stages import StageWeights
         from roll_like.training.policy import RowModule, TokenLogprobHead
         from roll_like.training.sequence_parallel import SequenceParallel
 
@@ -258,7 +255,7 @@ class MegatronBackend(TrainingBackend):
         trained = any(each.requires_grad for each in module.parameters())
         heads = [each for each in module.modules() if isinstance(each, TokenLogprobHead)]
         with self._on_device():
-            self._place = place = own_place(config)
+            place = own_place(config)
             size = place.tensor.size()
             described = transformer_config(config, self._settings, dtype)
             self._chunks = build_chunks(
@@ -270,7 +267,8 @@ class MegatronBackend(TrainingBackend):
                 tied=bool(heads) and heads[0].weight is backbone.embed_tokens.weight,
                 head=bool(heads),
             )
-            self._fill(module, backbone, heads)
+            self._weights = StageWeights(place, parallel_state.get_pipeline_model_parallel_group(), dtype)
+            self._weights.fill(module, backbone, heads, self._chunks)
             self._models = self._trained_together(described) if trained else self._chunks
             if trained:
                 self._optimizer = self._adamw()
@@ -285,75 +283,9 @@ class MegatronBackend(TrainingBackend):
             routes: Any = Routes(self._chunks)
             module.router = self._backbone.routes = routes
         if self._settings.sequence_parallel > 1:
-            from megatron.core import parallel_state
-
             group = parallel_state.get_context_parallel_group()
             module.parallel = SequenceParallel(group, group.rank(), group.size())
         self.module = module
-
-    def _fill(self, module: nn.Module, backbone: Any, heads: Sequence[Any]) -> None:
-        """Give this rank's parameters their numbers, bundle by bundle, and leave the module its names alone."""
-        from roll_like.models.unread import materialise
-        from roll_like.training.megatron_model import first_layer
-        from roll_like.training.megatron_weights import EXTRA, OUTPUT, Bundle, bundles, rank_part
-
-        named: dict[str, nn.Parameter] = dict(backbone.named_parameters())
-        known = {id(parameter) for parameter in named.values()}
-        if heads and id(heads[0].weight) not in known:
-            named[OUTPUT] = heads[0].weight
-            known.add(id(heads[0].weight))
-        extra = [each for each in module.parameters() if id(each) not in known]
-        named.update({f"{EXTRA}{index}": each for index, each in enumerate(extra)})
-        device = torch.cuda.current_device()
-        last = self._chunks[-1]
-        if last.post_process and extra:
-            for each in extra:
-                each.data = each.data.to(device, getattr(torch, self._dtype))
-            last.extra = torch.nn.ParameterList(extra)
-        tied = Bundle("vocabulary", ("embed_tokens.weight",))
-        with torch.no_grad():
-            for chunk in self._chunks:
-                for bundle, own in bundles(chunk.named_parameters(), first_layer(chunk)).items():
-                    source = tied if bundle.names == (OUTPUT,) and OUTPUT not in named else bundle
-                    if bundle.names[0].startswith(EXTRA):
-                        self._bundles[bundle] = own
-                        continue
-                    for name in source.names:
-                        materialise(named[name])
-                    parts = rank_part(bundle.kind, [named[name].data for name in source.names], self._place)
-                    for parameter, part in zip(own, parts, strict=True):
-                        parameter.copy_(part)
-                        parameter.requires_grad_(named[source.names[0]].requires_grad)
-                    if source is bundle:
-                        self._bundles[bundle] = own
-        self._leave_names(module, named, {id(each) for each in extra} if last.post_process else set())
-
-    def _leave_names(self, module: nn.Module, named: Mapping[str, nn.Parameter], kept: set[int]) -> None:
-        """Replace the module's parameters by such without memory, except those that compute here."""
-        from megatron.core import parallel_state
-        from torch.distributed import all_gather_object
-
-        outlines: dict[int, nn.Parameter] = {}
-        for name, parameter in named.items():
-            outline = parameter
-            if id(parameter) not in kept:
-                outline = torch.nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
-            outlines[id(parameter)] = outline
-            self._names[id(outline)] = name
-        for owner in module.modules():
-            for key, given in owner._parameters.items():
-                if given is not None:
-                    owner._parameters[key] = outlines[id(given)]
-        self._kept = list(outlines.values())  # so that no identity is used again
-        mine = {name: bundle for bundle in self._bundles for name in bundle.names}
-        pipeline = parallel_state.get_pipeline_model_parallel_group()
-        everyone: list[Any] = [None] * pipeline.size()
-        all_gather_object(everyone, mine, group=pipeline)
-        for stage, theirs in reversed(list(enumerate(everyone))):
-            self._owners.update(dict.fromkeys(theirs, stage))
-            self._bundle_of.update(theirs)
-        missing = set(named) - set(self._owners)
-        assert not missing, f"no rank has {sorted(missing)[:3]}"
 
     def _trained_together(self, described: Any) -> list[Any]:
         """Return the chunks within what adds their gradients up over data-parallel ranks."""
@@ -437,7 +369,7 @@ class MegatronBackend(TrainingBackend):
 
         from roll_like.training.megatron_model import NextStage
 
-        self._whole = None
+        self._weights.forget()
         self._scheduled = len(batches)
         if not batches:
             return
@@ -483,7 +415,7 @@ class MegatronBackend(TrainingBackend):
             self._backbone.chunk = None
 
     def optimizer_step(self, learning_rate: float) -> float:
-        self._whole = None
+        self._weights.forget()
         with self._on_device(), torch.no_grad():
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -510,35 +442,7 @@ class MegatronBackend(TrainingBackend):
     @contextmanager
     def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         """Hold the whole of some weights: its stage puts them together and tells the other stages."""
-        yield [self._gathered_one(parameter) for parameter in parameters]
-
-    def _gathered_one(self, parameter: Tensor) -> Tensor:
-        from megatron.core import parallel_state
-
-        from roll_like.training.megatron_weights import whole_of
-
-        name = self._names.get(id(parameter))
-        if name is None:
-            return parameter  # a buffer
-        bundle = self._bundle_of[name]
-        if self._whole is None or self._whole[0] != bundle:
-            self._whole = None  # first of all, for its memory
-            group = parallel_state.get_pipeline_model_parallel_group()
-            owner = self._owners[name]
-            if group.rank() == owner:
-                own = [each.detach() for each in self._bundles[bundle]]
-                whole = dict(zip(bundle.names, whole_of(bundle.kind, own, self._place), strict=True))
-            else:
-                shapes = {self._names[id(each)]: each.shape for each in self._kept}
-                device, dtype = torch.cuda.current_device(), getattr(torch, self._dtype)
-                whole = {each: torch.empty(shapes[each], dtype=dtype, device=device) for each in bundle.names}
-            if group.size() > 1:
-                source = torch.distributed.get_process_group_ranks(group)[owner]
-                for each, tensor in whole.items():
-                    whole[each] = tensor.contiguous()
-                    torch.distributed.broadcast(whole[each], src=source, group=group)
-            self._whole = bundle, whole
-        return self._whole[1][name]
+        yield [self._weights.whole(parameter) for parameter in parameters]
 
     def save(self, directory: str) -> None:
         """Write this rank's share of model and optimizer; ranks with other sizes can take it back."""
@@ -565,7 +469,7 @@ class MegatronBackend(TrainingBackend):
             raise FileNotFoundError(
                 f"{folder} is missing: the checkpoint was not written by training.backend: megatron"
             )
-        self._whole = None
+        self._weights.forget()
         was = int(json.loads((Path(directory) / _SIZES).read_text())["expert_parallel"])
         if (was > 1) != (self._settings.expert_parallel > 1):
             raise RuntimeError(

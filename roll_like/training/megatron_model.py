@@ -346,7 +346,7 @@ def build_chunks(
         described: The same of `transformer_config`.
         attention: What computes attention over joined rows.
         inverse_frequencies: Of its rotary embeddings.
-        vocabulary: LayerRows of the embedding: its tokens, and what fills them up to what ranks divide.
+        vocabulary: Rows of the embedding: its tokens, and what fills them up to what ranks divide.
         tied: Whether the embedding is the output projection, too.
         head: Whether the model has an output projection.
     """

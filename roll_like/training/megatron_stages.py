@@ -1,0 +1,134 @@
+"""Weights of a model in stages: each rank's Megatron-Core modules are filled, and whole weights handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from roll_like.models.unread import materialise
+from roll_like.training.megatron_model import first_layer
+from roll_like.training.megatron_weights import EXTRA, OUTPUT, Bundle, Place, bundles, rank_part, whole_of
+
+
+class StageWeights:
+    """The weights of a module in the chunks of this rank and of the other stages, under the module's names.
+
+    Args:
+        place: Which part of a weight this rank has.
+        stages: The ranks whose chunks make one model with this rank's.
+        dtype: Precision of the weights.
+    """
+
+    def __init__(self, place: Place, stages: ProcessGroup, dtype: torch.dtype) -> None:
+        self._place, self._stages, self._dtype = place, stages, dtype
+        self._own: dict[Bundle, list[Tensor]] = {}
+        self._owners: dict[str, int] = {}  # the stage that hands a weight out, by its name
+        self._bundle_of: dict[str, Bundle] = {}
+        self._outlines: dict[str, nn.Parameter] = {}  # the module's parameters, without memory
+        self._names: dict[int, str] = {}  # of these, by identity
+        self._whole: tuple[Bundle, dict[str, Tensor]] | None = None  # what was gathered last
+
+    def fill(self, module: nn.Module, backbone: nn.Module, heads: Sequence[Any], chunks: Sequence[Any]) -> None:
+        """Give this rank's parameters their numbers, bundle by bundle, and leave the module its names alone.
+
+        Args:
+            module: A module on the CPU.
+            backbone: The language model in it, without its output.
+            heads: The output layers in it.
+            chunks: What computes in the place of the backbone.
+        """
+        named: dict[str, nn.Parameter] = dict(backbone.named_parameters())
+        known = {id(parameter) for parameter in named.values()}
+        if heads and id(heads[0].weight) not in known:
+            named[OUTPUT] = heads[0].weight
+            known.add(id(heads[0].weight))
+        extra = [each for each in module.parameters() if id(each) not in known]
+        named.update({f"{EXTRA}{index}": each for index, each in enumerate(extra)})
+        last = chunks[-1]
+        if last.post_process and extra:
+            for each in extra:
+                each.data = each.data.to(torch.cuda.current_device(), self._dtype)
+            last.extra = nn.ParameterList(extra)
+        tied = Bundle("vocabulary", ("embed_tokens.weight",))
+        with torch.no_grad():
+            for chunk in chunks:
+                for bundle, own in bundles(chunk.named_parameters(), first_layer(chunk)).items():
+                    source = tied if bundle.names == (OUTPUT,) and OUTPUT not in named else bundle
+                    if bundle.names[0].startswith(EXTRA):
+                        self._own[bundle] = own
+                        continue
+                    for name in source.names:
+                        materialise(named[name])
+                    parts = rank_part(bundle.kind, [named[name].data for name in source.names], self._place)
+                    for parameter, part in zip(own, parts, strict=True):
+                        parameter.copy_(part)
+                        parameter.requires_grad_(named[source.names[0]].requires_grad)
+                    if source is bundle:
+                        self._own[bundle] = own
+        self._leave_names(module, named, {id(each) for each in extra} if last.post_process else set())
+        self._tell_stages()
+
+    def _leave_names(self, module: nn.Module, named: Mapping[str, nn.Parameter], kept: set[int]) -> None:
+        """Replace the module's parameters by such without memory, except those that compute here."""
+        outlines: dict[int, nn.Parameter] = {}
+        for name, parameter in named.items():
+            outline = parameter
+            if id(parameter) not in kept:
+                outline = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+            outlines[id(parameter)] = self._outlines[name] = outline
+            self._names[id(outline)] = name
+        for owner in module.modules():
+            for key, given in owner._parameters.items():
+                if given is not None:
+                    owner._parameters[key] = outlines[id(given)]
+
+    def _tell_stages(self) -> None:
+        """Let all stages know which of them has which weights."""
+        mine = {name: bundle for bundle in self._own for name in bundle.names}
+        everyone: list[Any] = [None] * self._stages.size()
+        torch.distributed.all_gather_object(everyone, mine, group=self._stages)
+        for stage, theirs in reversed(list(enumerate(everyone))):
+            self._owners.update(dict.fromkeys(theirs, stage))
+            self._bundle_of.update(theirs)
+        missing = set(self._outlines) - set(self._owners)
+        assert not missing, f"no rank has {sorted(missing)[:3]}"
+
+    def forget(self) -> None:
+        """Hold no whole weight any more: their numbers change."""
+        self._whole = None
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """Return the whole of one of the module's parameters, or a buffer as it is.
+
+        The weight's stage puts it together, with those of its bundle, and tells the other stages; all ranks ask for the
+        same one. The bundle is held until one of another is asked for.
+        """
+        name = self._names.get(id(parameter))
+        if name is None:
+            return parameter  # a buffer
+        bundle = self._bundle_of[name]
+        if self._whole is None or self._whole[0] != bundle:
+            self.forget()  # first of all, for its memory
+            self._whole = bundle, self._told(bundle)
+        return self._whole[1][name]
+
+    def _told(self, bundle: Bundle) -> dict[str, Tensor]:
+        """Return the whole weights of a bundle, by name."""
+        owner = self._owners[bundle.names[0]]
+        if self._stages.rank() == owner:
+            own = [each.detach() for each in self._own[bundle]]
+            whole = dict(zip(bundle.names, whole_of(bundle.kind, own, self._place), strict=True))
+        else:
+            device = torch.cuda.current_device()
+            shapes = {name: self._outlines[name].shape for name in bundle.names}
+            whole = {name: torch.empty(shape, dtype=self._dtype, device=device) for name, shape in shapes.items()}
+        if self._stages.size() > 1:
+            source = torch.distributed.get_process_group_ranks(self._stages)[owner]
+            for name, tensor in whole.items():
+                whole[name] = tensor.contiguous()
+                torch.distributed.broadcast(whole[name], src=source, group=self._stages)
+        return whole
