@@ -252,7 +252,7 @@ def main() -> None:
         with serving(loaded) as service:
             say(f"serving at {service.url}")
             figures = asyncio.run(measured(service, read_keys(loaded)[0], arguments.requests, arguments.calls))
-    finish(arguments, figures)
+    finish(arguments, {"benchmark": "service_load", **figures})
 
 
 if __name__ == "__main__":

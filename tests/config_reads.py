@@ -7,9 +7,10 @@ set comes from annotations of parameters, attributes, properties and return valu
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import pkgutil
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,21 +28,29 @@ Scope: TypeAlias = dict[str, Classes]
 
 NONE: Classes = frozenset()
 VALIDATORS = {"field_validator", "model_validator"}
-#: Modules that only run, and those that are imported in processes of vLLM or where there are GPUs.
-ELSEWHERE = (
-    *("__main__", "_main", "assert_process"),
-    *("worker_extension", "vllm.experts", "vllm.adapters", "vllm.kept", "vllm.rotary", "head_kernels"),
-    *("megatron_model", "megatron_optimizer"),
-)
+#: Modules that only run.
+ONLY_RUN = ("__main__", "_main", "assert_process")
+#: Imports of what belongs to processes of vLLM, to machines with GPUs, or to what `make megatron` installs.
+ELSEWHERE = re.compile(r"^(?:from|import) (?:vllm|triton|megatron)\b", re.MULTILINE)
 #: Attributes by which plugins reach their settings.
 SETTINGS = {"config", "_config", "settings", "_settings"}
 
 
 def modules() -> Iterator[ModuleType]:
-    """Import and yield every module of the package, its built-in plugins included."""
+    """Import and yield each module of the package that this process can import, its built-in plugins included."""
     for found in pkgutil.walk_packages(roll_like.__path__, "roll_like."):
-        if not found.name.endswith(ELSEWHERE) and "verifiers_harnesses." not in found.name:
+        if found.name.endswith(ONLY_RUN) or "verifiers_harnesses." in found.name:
+            continue
+        spec = importlib.util.find_spec(found.name)
+        assert spec is not None
+        assert spec.origin is not None
+        if ELSEWHERE.search(Path(spec.origin).read_text(encoding="utf-8")):
+            continue
+        try:
             yield importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            if ELSEWHERE.match(f"import {error.name}") is None:
+                raise
 
 
 @dataclass
@@ -59,8 +68,19 @@ def code_of(module: ModuleType) -> Code:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for statement in node.body:
-                exec(ast.unparse(statement), names)
+                _import_into(names, statement)
     return Code(tree, names)
+
+
+def _import_into(names: dict[str, Any], statement: ast.stmt) -> None:
+    """Run an import; what cannot be imported in this process is `Any`, as it has no settings of ours."""
+    try:
+        exec(ast.unparse(statement), names)
+    except ModuleNotFoundError as error:
+        if ELSEWHERE.match(f"import {error.name}") is None:
+            raise
+        assert isinstance(statement, (ast.Import, ast.ImportFrom))
+        names.update({alias.asname or alias.name: Any for alias in statement.names})
 
 
 def classes_in(annotation: Any) -> Classes:

@@ -14,6 +14,7 @@ from roll_like.algorithms.lazy import torch
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
 from roll_like.config.training import OptimizerConfig, StateBytes, StateSizes, TrainerConfig
+from roll_like.errors import ConfigError
 from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.quantized import shape_and_dtype
 from roll_like.models.tensor_plan import refuse_undivided_matrices
@@ -59,6 +60,15 @@ class LazyTensors(Mapping[str, "Tensor"]):
 def whole_shape(parameter: Tensor) -> tuple[int, ...]:
     """Return the shape of a parameter, also of one that DeepSpeed has sharded, or that is quantised."""
     return tuple(getattr(parameter, "ds_shape", shape_and_dtype(parameter)[0]))
+
+
+def refuse_float16(dtype: Precision, backend: str) -> None:
+    """Raise a ConfigError for float16 where a backend does not scale losses."""
+    if dtype == "float16":
+        raise ConfigError(
+            f"the training backend {backend} does not scale losses, so gradients in float16 would underflow",
+            fix="set model.dtype: bfloat16 or float32, or training.backend: deepspeed",
+        )
 
 
 def require_same_tensors(wanted: Collection[str], stored: Collection[str]) -> None:

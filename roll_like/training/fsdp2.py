@@ -21,7 +21,6 @@ from roll_like.algorithms.lazy import torch  # the registry imports this file to
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
 from roll_like.config.training import OptimizerConfig, StateBytes, StateSizes, TrainerConfig
-from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backend import (
     COLLECTIVE_TIMEOUT,
@@ -31,6 +30,7 @@ from roll_like.training.backend import (
     State,
     StatePart,
     TrainingBackend,
+    refuse_float16,
     require_same_sum,
     require_same_tensors,
 )
@@ -67,11 +67,7 @@ class FSDP2Backend(TrainingBackend):
     orthogonalises: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
-        if dtype == "float16":
-            raise ConfigError(
-                "the training backend fsdp2 does not scale losses, so gradients in float16 would underflow",
-                fix="set model.dtype: bfloat16 or float32, or training.backend: deepspeed",
-            )
+        refuse_float16(dtype, "fsdp2")
         super().__init__(settings, dtype=dtype, device=device, world_size=world_size)
         self._optimizer: torch.optim.AdamW
         self._unit: Any  # the module, as `fully_shard` has made it

@@ -29,10 +29,9 @@ from roll_like.algorithms.lazy import torch  # the registry imports this file to
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
 from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
-from roll_like.errors import ConfigError
 from roll_like.models.megatron_plan import refuse_no_converter
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.backend import COLLECTIVE_TIMEOUT, BatchT, State, StatePart, TrainingBackend
+from roll_like.training.backend import COLLECTIVE_TIMEOUT, BatchT, State, StatePart, TrainingBackend, refuse_float16
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,11 +73,7 @@ class MegatronBackend(TrainingBackend):
     joins_rows: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
-        if dtype == "float16":
-            raise ConfigError(
-                "the training backend megatron does not scale losses, so gradients in float16 would underflow",
-                fix="set model.dtype: bfloat16 or float32, or training.backend: deepspeed",
-            )
+        refuse_float16(dtype, "megatron")
         super().__init__(settings, dtype=dtype, device=device, world_size=world_size)
         self._chunks: list[Any]  # as Megatron-Core calls them: of this rank, one for each virtual stage
         self._models: list[Any]  # the same, each within its wrapper for data parallelism where they are trained

@@ -165,21 +165,19 @@ def whole_of(kind: Kind, own: Sequence[Tensor], place: Place) -> list[Tensor]:
         split = torch.split(by_group, [share * width, width, width], 1)
         return [each.flatten(0, 1) for each in split]
     if kind == "gated":
-        return _halves(_told(own[0], group))
+        return _halves(_told(own[0], group), 0)
     if kind == "rows":
         return [torch.cat(_told(own[0], group), 1)]
     if kind == "vocabulary":
         return [torch.cat(_told(own[0], group))[: place.vocabulary]]
     parts = _told(torch.stack(list(own)), group)  # [experts of a rank, …]
-    if kind == "expert_rows":
-        experts = torch.cat(parts, 2)
-    else:
-        experts = torch.cat([torch.cat(half, 1) for half in zip(*(part.chunk(2, 1) for part in parts), strict=True)], 1)
+    experts = torch.cat(parts, 2) if kind == "expert_rows" else torch.cat(_halves(parts, 1), 1)
     return [torch.cat(_told(experts, place.expert))]
 
 
-def _halves(parts: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.cat(half) for half in zip(*(part.chunk(2) for part in parts), strict=True)]
+def _halves(parts: Sequence[Tensor], dim: int) -> list[Tensor]:
+    """Return both whole matrices of a gated pair out of what each rank has of the two."""
+    return [torch.cat(half, dim) for half in zip(*(part.chunk(2, dim) for part in parts), strict=True)]
 
 
 def _told(own: Tensor, group: ProcessGroup) -> list[Tensor]:
