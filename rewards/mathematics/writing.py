@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sympy
-
 from roll_like.builtin.rewards.mathematics.kinds import (
     Named,
     Numbers,
@@ -26,7 +24,7 @@ def written(reading: Reading) -> str:  # noqa: C901, PLR0911, PLR0912 - one case
     """
     match reading:
         case Value(expr=expression):
-            return _text(expression)
+            return str(expression)
         case Several(items=parts, kind=kind):
             items = [written(item) for item in parts]
             return f"({', '.join(items)})" if kind == "tuple" else ", ".join(sorted(set(items)))
@@ -35,9 +33,9 @@ def written(reading: Reading) -> str:  # noqa: C901, PLR0911, PLR0912 - one case
         case Named(items=pairs):
             return ", ".join(sorted(f"{name} = {written(value)}" for name, value in pairs))
         case Numbers(numbers=numbers):
-            return _text(numbers)
+            return str(numbers)
         case Relation(left=left, operator=operator, right=right):
-            return f"{_text(left)} {operator} {_text(right)}"
+            return f"{left} {operator} {right}"
         case Table(rows=rows):
             return "; ".join(", ".join(map(written, row)) for row in rows)
         case Proportion(terms=terms):
@@ -59,11 +57,3 @@ def written(reading: Reading) -> str:  # noqa: C901, PLR0911, PLR0912 - one case
             return {"empty": "no solution", "infinite": "infinitely many"}.get(phrase, phrase)
         case Word(text=text):
             return text
-
-
-def _text(value: sympy.Basic) -> str:
-    """Return an expression as text; 50 digits of numbers that have more than Python writes."""
-    try:
-        return str(value)
-    except ValueError:  # an integer of more than `sys.get_int_max_str_digits()` digits
-        return str(value.evalf(50))
