@@ -213,7 +213,7 @@ class TrainerConfig(ConfigModel):
         description="`dense`: with masks, whose memory grows with the square of a row's length; the fastest for short "
         "rows on CPU. `varlen`: over the samples of joined rows without padding or masks, by torch's flash kernel on "
         "GPUs; for long rows. `flex`: over joined rows by torch's flex attention, GPUs with Triton only; for long rows "
-        "of models with soft-capped scores, attention sinks or heads wider than 256, which varlen refuses or computes "
+        "of models with soft-capped scores, attention sinks or heads wider than 256, which varlen computes "
         "slowly. `cudnn`: varlen, with cuDNN's kernel for sequences of 4,096 tokens and more on an H100 and newer: "
         "half the time, and not by default, because other projects report gradients that are NaN with some versions of "
         "cuDNN. `auto`: on GPUs in 16-bit precision varlen or, for such models, flex; else dense.",

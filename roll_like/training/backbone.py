@@ -83,7 +83,12 @@ def joins_rows(module: nn.Module) -> bool:
 
 
 def use_row_attention(
-    causal_lm: Any, attention: Attention = "dense", *, row_sharing: str | None, device: str = "cpu"
+    causal_lm: Any,
+    attention: Attention = "dense",
+    *,
+    row_sharing: str | None,
+    device: str = "cpu",
+    joining: bool = False,
 ) -> None:
     """Let a Hugging Face model compute rows of several samples as if each were alone.
 
@@ -92,6 +97,7 @@ def use_row_attention(
         attention: `training.attention`.
         row_sharing: What puts several samples into one row, as `AttentionLayers.refuse_sharing` takes it.
         device: Where it will be trained.
+        joining: Whether `auto` is one that joins rows.
 
     Raises:
         ConfigError: The model has layers that cannot be kept from seeing what they should not see, or that the
@@ -99,11 +105,16 @@ def use_row_attention(
     """
     layers = AttentionLayers.of(causal_lm.config)
     layers.refuse_sharing(row_sharing)
+    automatic = attention == "auto"
+    if automatic and joining:
+        attention = "varlen"
     if attention in JOINING:
         layers.refuse_joining(attention)
     if attention in ("varlen", "cudnn"):
         use_joined_attention(causal_lm, attention)
-        probe_attention(causal_lm.base_model, layers)
+        calls = probe_attention(causal_lm.base_model, layers)
+        if automatic and device == "cuda" and _fastest(causal_lm, calls) == "flex":
+            use_joined_attention(causal_lm, "flex")
         return
     use_dense_attention(causal_lm)
     if layers.by_sample:
@@ -121,7 +132,7 @@ def _fastest(causal_lm: Any, calls: list[tuple[int, Scores]]) -> Attention:
     if not half or not calls or getattr(causal_lm.config.get_text_config(), "attention_dropout", False):
         return "dense"
     widths = all(width <= varlen.MAX_FLASH_WIDTH and width % 8 == 0 for width, _ in calls)
-    if widths and all(scores.softcap is None and scores.sinks_H is None for _, scores in calls):
+    if widths and not any(scores.changed for _, scores in calls):
         return "varlen"
     return "flex" if find_spec("triton") is not None else "dense"
 

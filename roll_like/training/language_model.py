@@ -137,10 +137,14 @@ def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     refuse_undivided_heads(model.config, settings.sequence_parallel)
     backend = TRAINING_BACKENDS.get(settings.backend)
     backend.refuse_model(model.config, settings)
-    # tokens are exchanged for heads over joined rows
-    joined = settings.sequence_parallel > 1 or backend.joins_rows
-    attention = "varlen" if joined and settings.attention == "auto" else settings.attention
-    use_row_attention(model, attention, row_sharing=spec.objective.row_sharing, device=spec.device)
+    use_row_attention(
+        model,
+        settings.attention,
+        row_sharing=spec.objective.row_sharing,
+        device=spec.device,
+        # tokens are exchanged for heads over joined rows
+        joining=settings.sequence_parallel > 1 or backend.joins_rows,
+    )
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is not None and not spec.frozen:

@@ -34,6 +34,11 @@ class Scores:
     softcap: float | None = None
     sinks_H: Tensor | None = None
 
+    @property
+    def changed(self) -> bool:
+        """Whether weights are other than the softmax of the scaled products."""
+        return self.softcap is not None or self.sinks_H is not None
+
     def of_heads(self, heads: slice) -> Scores:
         """Return the same for some of the heads."""
         return self if self.sinks_H is None else replace(self, sinks_H=self.sinks_H[heads])

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from roll_like.errors import ConfigError
+from roll_like.training.attention import explicit_attention
 from roll_like.training.segments import RowSegments, Scores
 from roll_like.training.sequences import Sequences
 
@@ -33,34 +33,20 @@ LONG_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 def varlen_attention(
     query_THD: Tensor, key_TGD: Tensor, value_TGE: Tensor, segments: RowSegments, scores: Scores
 ) -> Tensor:
-    """Return the attention output of joined rows, shape [T, H, E].
-
-    Raises:
-        ConfigError: Scores are bounded, or there are sinks.
-    """
-    if scores.softcap is not None or scores.sinks_H is not None:
-        raise ConfigError(
-            "training.attention: varlen computes neither bounded scores (softcap) nor sinks, and the model has one of "
-            "them",
-            fix="set it to dense or auto, or on GPUs to flex",
-        )
+    """Return the attention output of joined rows, shape [T, H, E]."""
     sequences = segments.sequences
-    compute = _flash if flash_computes(query_THD) else _one_by_one
-    return compute(
-        query_THD, sequences.gathered(key_TGD), sequences.gathered(value_TGE), sequences, scores.scale, scores.window
-    )
+    key_KGD, value_KGE = sequences.gathered(key_TGD), sequences.gathered(value_TGE)
+    if flash_computes(query_THD) and not scores.changed:
+        return _flash(query_THD, key_KGD, value_KGE, sequences, scores.scale, scores.window)
+    return _one_by_one(query_THD, key_KGD, value_KGE, sequences, scores)
 
 
 def cudnn_attention(
     query_THD: Tensor, key_TGD: Tensor, value_TGE: Tensor, segments: RowSegments, scores: Scores
 ) -> Tensor:
-    """Return the same; long sequences on an H100 and newer are computed by cuDNN, one after the other.
-
-    Raises:
-        ConfigError: As `varlen_attention`.
-    """
+    """Return the same; long sequences on an H100 and newer are computed by cuDNN, one after the other."""
     sequences = segments.sequences
-    plain = scores.window is None and scores.softcap is None and scores.sinks_H is None
+    plain = scores.window is None and not scores.changed
     if plain and flash_computes(query_THD) and cudnn_computes(query_THD, value_TGE, sequences):
         return _long_sequences(query_THD, key_TGD, value_TGE, sequences, scores.scale)
     return varlen_attention(query_THD, key_TGD, value_TGE, segments, scores)
@@ -133,43 +119,49 @@ def _flash(
     return output[..., :value_width]
 
 
-def _one_by_one(
-    query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scale: float, window: int | None
-) -> Tensor:
+def _one_by_one(query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scores: Scores) -> Tensor:
     """Return the same, one sequence after the other, in blocks of queries where a mask is needed."""
     outputs: list[Tensor] = []
     for queries, keys in sequences:
         query_HQD, key_GLD, value_GLE = (
             each.transpose(0, 1) for each in (query_THD[queries], key_KGD[keys], value_KGE[keys])
         )
-        outputs += _blocks(query_HQD, key_GLD, value_GLE, scale, window)
+        outputs += _blocks(query_HQD, key_GLD, value_GLE, scores)
     return torch.cat(outputs, 1).transpose(0, 1)
 
 
-def _blocks(
-    query_HQD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scale: float, window: int | None
-) -> Iterator[Tensor]:
+def _blocks(query_HQD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scores: Scores) -> Iterator[Tensor]:
     """Yield the outputs of one sequence, shape [H, up to Q, E]; its last query stands at its last key."""
-    length, before = key_GLD.shape[1], key_GLD.shape[1] - query_HQD.shape[1]
-    if before == 0 and (window is None or window >= length):
-        yield _product(query_HQD, key_GLD, value_GLE, scale, None)
+    length, before, window = key_GLD.shape[1], key_GLD.shape[1] - query_HQD.shape[1], scores.window
+    if before == 0 and (window is None or window >= length) and not scores.changed:
+        yield _product(query_HQD, key_GLD, value_GLE, scores.scale, None)
         return
     for start in range(before, length, MASKED_QUERIES):
         end = min(start + MASKED_QUERIES, length)
         first = 0 if window is None else max(start - window + 1, 0)
         tensors = (query_HQD[:, start - before : end - before], key_GLD[:, first:end], value_GLE[:, first:end])
         # computed again in the backward pass: the masks of all blocks would be as large as that of the row
-        yield checkpoint(_masked, *tensors, scale, window, use_reentrant=False, preserve_rng_state=False)
+        yield checkpoint(_masked, *tensors, scores, use_reentrant=False, preserve_rng_state=False)
 
 
-def _masked(query_HCD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scale: float, window: int | None) -> Tensor:
+def _masked(query_HCD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scores: Scores) -> Tensor:
     """Return the output of the queries that stand at the last keys, shape [H, C, E]."""
     at_L = torch.arange(key_GLD.shape[1], device=key_GLD.device)
     distance_CL = at_L[-query_HCD.shape[1] :, None] - at_L
     mask_CL = distance_CL >= 0
-    if window is not None:
-        mask_CL &= distance_CL < window
-    return _product(query_HCD, key_GLD, value_GLE, scale, mask_CL)
+    if scores.window is not None:
+        mask_CL &= distance_CL < scores.window
+    if not scores.changed:
+        return _product(query_HCD, key_GLD, value_GLE, scores.scale, mask_CL)
+    return explicit_attention(
+        query_HCD[None],
+        key_GLD[None],
+        value_GLE[None],
+        mask_CL,
+        scores.scale,
+        softcap=scores.softcap,
+        sinks_H=scores.sinks_H,
+    )[0]
 
 
 def _product(query_HQD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scale: float, mask_QL: Tensor | None) -> Tensor:
