@@ -14,17 +14,16 @@ import asyncio
 import itertools
 import math
 import re
-import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+import roll_like.builtin.rewards.rubric  # noqa: F401 - an older installation names this module alone
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_answer import MalformedError
-from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeEndpointConfig
-from roll_like.config.rewards import BASE_JUDGE_URL, JUDGE_URL
+from roll_like.builtin.rewards.jury import Jury, JuryConfig, judged_text, object_schema, read_score
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 
@@ -33,17 +32,12 @@ if TYPE_CHECKING:
 
 _WINS = {"a": 1.0, "b": 0.0, "tie": 0.5}
 _WINNER = re.compile(r"\W*(?:(?:response|assistant|answer)[\s_]+)?(a|b|tie)\W*", re.IGNORECASE)
-_SCORE = re.compile(r"([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+(?:\.\d+)?))?")
-_REASONING = {"type": "string"}
 
 
-class LLMJudgeConfig(RewardConfig):
+class LLMJudgeConfig(JuryConfig):
     """Settings of the `llm_judge` reward."""
 
     type: Literal["llm_judge"] = "llm_judge"
-    judges: Annotated[tuple[JudgeEndpointConfig, ...], Field(min_length=1)] = Field(
-        description="Models that judge; the mean of all counts."
-    )
     mode: Literal["score", "pairwise"] = Field(
         default="score",
         description="score: a number for each response. pairwise: share of the comparisons with other responses of its "
@@ -63,9 +57,6 @@ class LLMJudgeConfig(RewardConfig):
     )
     lowest: float = Field(default=1.0, description="With score: the worst number; it becomes 0.")
     highest: float = Field(default=10.0, description="With score: the best number; it becomes 1.")
-    timeout_seconds: float = Field(default=30.0, gt=0, description="Limit of one request. Seconds.")
-    malformed_retries: int = Field(default=2, ge=0, description="Further requests after a malformed answer.")
-    concurrency: int = Field(default=16, ge=1, description="Requests of one reward worker at a time.")
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -95,17 +86,12 @@ class LLMJudge(Reward):
         self._template = (
             config.template or {"score": judge_prompts.SCORE, "pairwise": judge_prompts.PAIRWISE}[config.mode]
         )
-        self._tls: ssl.SSLContext | None = None
-        limit = asyncio.Semaphore(config.concurrency)
-        self._clients = [
-            JudgeClient(judge, timeout_seconds=config.timeout_seconds, retries=config.malformed_retries, limit=limit)
-            for judge in config.judges
-        ]
+        self._jury = Jury(config)
 
     @property
     def side_by_side(self) -> int:
-        """As many groups as keep `concurrency` requests under way; groups have eight answers or more."""
-        return max(1, self.config.concurrency // 8)
+        """As many groups as keep `concurrency` requests under way."""
+        return self._jury.side_by_side
 
     def check_row(self, task: Task) -> None:
         """Check that the row has its rubric.
@@ -148,23 +134,17 @@ class LLMJudge(Reward):
         Raises:
             RewardError: With pairwise: there is nothing to compare with.
         """
-        import httpx
-
-        # a proxy of the environment leads to providers, and away from a judge of this run
-        proxy = all(judge.url not in (JUDGE_URL, BASE_JUDGE_URL) for judge in self.config.judges)
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()  # reads all certificates: once is enough
-        async with httpx.AsyncClient(timeout=self.config.timeout_seconds, trust_env=proxy, verify=self._tls) as client:
+        async with self._jury.connections() as client:
             if self.config.mode == "pairwise":
                 return await self._compare(client, completions)
             return list(await asyncio.gather(*(self._score_one(client, completion) for completion in completions)))
 
     async def _score_one(self, client: httpx.AsyncClient, completion: Completion) -> Outcome:
-        response = _response(completion)
+        response = judged_text(completion)
         if not response:
             return RewardResult(0.0, {"empty": 1.0})
         lowest, highest = self.config.lowest, self.config.highest
-        schema = _schema({"score": {"type": "number", "minimum": lowest, "maximum": highest}})
+        schema = object_schema({"score": {"type": "number", "minimum": lowest, "maximum": highest}})
         try:
             values = self._values(completion) | {
                 "response": judge_prompts.fenced(response),
@@ -172,15 +152,16 @@ class LLMJudge(Reward):
                 "highest": f"{highest:g}",
             }
             messages = judge_prompts.fill(self._template, values)
-            scores = await asyncio.gather(
-                *(judge.ask(client, messages, schema, "score", self._read_score) for judge in self._clients)
+            answers = await self._jury.ask(
+                client, messages, schema, "score", lambda found: read_score(found, lowest, highest)
             )
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
         except RewardError as error:
             return error
-        details = {f"judge/{index}": score for index, score in enumerate(scores)}
-        return RewardResult(sum(scores) / len(scores), details | {"spread": max(scores) - min(scores), "empty": 0.0})
+        details = {f"judge/{index}": self.config.counted(votes) for index, votes in enumerate(answers)}
+        scores = list(itertools.chain.from_iterable(answers))
+        return RewardResult(self.config.counted(scores), details | {"spread": max(scores) - min(scores), "empty": 0.0})
 
     async def _compare(self, client: httpx.AsyncClient, completions: Sequence[Completion]) -> list[Outcome]:
         """Return the share of its comparisons that each response wins; a tie counts half."""
@@ -199,30 +180,32 @@ class LLMJudge(Reward):
         self, client: httpx.AsyncClient, first: Completion, second: Completion
     ) -> tuple[float, float] | RewardError:
         """Return the first one's wins and how many judges changed their mind with the order, both as shares."""
-        if _response(first).strip() == _response(second).strip():
+        if judged_text(first).strip() == judged_text(second).strip():
             return 0.5, 0.0
-        if not _response(first) or not _response(second):
-            return float(bool(_response(first))), 0.0
-        schema = _schema({"winner": {"type": "string", "enum": ["A", "B", "tie"]}})
+        if not judged_text(first) or not judged_text(second):
+            return float(bool(judged_text(first))), 0.0
+        schema = object_schema({"winner": {"type": "string", "enum": ["A", "B", "tie"]}})
         try:
-            asked = [
-                judge.ask(client, self._pair(one, other), schema, "winner", _read_winner)
-                for judge in self._clients
-                for one, other in ((first, second), (second, first))
-            ]
-            wins = await asyncio.gather(*asked)
+            orders = await asyncio.gather(
+                *(
+                    self._jury.ask(client, self._pair(one, other), schema, "winner", _read_winner)
+                    for one, other in ((first, second), (second, first))
+                )
+            )
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
         except RewardError as error:
             return error
-        forward, swapped = wins[::2], [1.0 - win for win in wins[1::2]]
-        share = (sum(forward) + sum(swapped)) / len(wins)
-        return share, sum(a != b for a, b in zip(forward, swapped, strict=True)) / len(forward)
+        forward = orders[0]
+        swapped = [[1.0 - win for win in votes] for votes in orders[1]]
+        counted = self.config.counted
+        changed = [counted(a) != counted(b) for a, b in zip(forward, swapped, strict=True)]
+        return counted(list(itertools.chain.from_iterable([*forward, *swapped]))), sum(changed) / len(changed)
 
     def _pair(self, first: Completion, second: Completion) -> list[Any]:
         values = self._values(first) | {
-            "response_a": judge_prompts.fenced(_response(first)),
-            "response_b": judge_prompts.fenced(_response(second)),
+            "response_a": judge_prompts.fenced(judged_text(first)),
+            "response_b": judge_prompts.fenced(judged_text(second)),
         }
         return judge_prompts.fill(self._template, values)
 
@@ -241,25 +224,6 @@ class LLMJudge(Reward):
         if not isinstance(rubric, str) or not rubric.strip():
             raise ValueError(f"the field {field!r} should hold a rubric, found {rubric!r}")
         return rubric
-
-    def _read_score(self, found: Any) -> float:
-        """Return a score on 0 to 1; it may be written as a text, alone or out of the highest: `8`, `"8/10"`."""
-        lowest, highest = self.config.lowest, self.config.highest
-        match = _SCORE.fullmatch(found.strip()) if isinstance(found, str) else None
-        score = float(match[1]) if match is not None and float(match[2] or highest) == highest else found
-        if isinstance(score, bool) or not isinstance(score, int | float) or not lowest <= score <= highest:
-            raise MalformedError(f"`score` should be a number from {lowest:g} to {highest:g}, found {found!r}")
-        return (score - lowest) / (highest - lowest)
-
-
-def _response(completion: Completion) -> str:
-    """Return what is judged: the response, or an episode after its first messages; empty where nothing was written."""
-    if not completion.turns:
-        return completion.text if completion.text.strip() else ""
-    played = completion.conversation[len(completion.turns[0].shown) :]
-    if not any(message["role"] == "assistant" and message["content"].strip() for message in played):
-        return ""
-    return judge_prompts.conversation(played)
 
 
 def _read_winner(found: Any) -> float:
@@ -292,16 +256,7 @@ def _record(
             return result
         wins.append(result[0] if index == match[0] else 1.0 - result[0])
         changed.append(result[1])
-    empty = not _response(completion)
+    empty = not judged_text(completion)
     details = {"order_decides": sum(changed) / len(changed), "empty": float(empty)}
     # among empty responses a tie would be worth something
     return RewardResult(0.0 if empty else sum(wins) / len(wins), details)
-
-
-def _schema(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"reasoning": _REASONING, **fields},
-        "required": ["reasoning", *fields],
-        "additionalProperties": False,
-    }

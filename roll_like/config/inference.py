@@ -164,7 +164,7 @@ class EngineConfig(PluginConfig):
 
 
 class JudgeConfig(PluginConfig):
-    """A model that judges, served in a cluster of its own; `llm_judge` reaches it with `url: judge`."""
+    """A model that judges, served in a cluster of its own; rewards reach it with `url: judge`."""
 
     #: Its key that most changes the memory of its GPUs.
     gpu_memory_key: ClassVar[str] = "max_model_len"

@@ -104,8 +104,8 @@ class RewardsConfig(ConfigModel):
         if judge is not None and not asking:
             yield Violation(
                 ("judge",),
-                "a judge would be loaded and never called; remove the section, or use a reward `llm_judge` with "
-                f"judges: [{{url: {JUDGE_URL}, model: judge}}]",
+                "a judge would be loaded and never called; remove the section, or use a reward `llm_judge` or `rubric` "
+                f"with judges: [{{url: {JUDGE_URL}, model: judge}}]",
             )
         if judge is not None:
             return

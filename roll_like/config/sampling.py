@@ -165,7 +165,7 @@ class RewardedRunConfig(SamplingRunConfig):
 
     rewards: RewardsConfig
     judge: JudgeServerConfig | None = Field(
-        default=None, description="A model that judges, for `llm_judge` rewards; none by default."
+        default=None, description="A model that judges, for rewards `llm_judge` and `rubric`; none by default."
     )
 
     @property

@@ -113,11 +113,14 @@ class RewardResult:
         details: Figures to report beside it.
         answer: The final answer that was compared, written so that equal answers are equal texts; evaluations vote over
             it (`eval/maj@k`). Empty where the completion has none, None where the reward compares no answers.
+        verdicts: Of a reward with criteria, how far each was found to be met, 0 to 1, by its name in the rubric's
+            order; `check-reward` compares them with labels.
     """
 
     value: float
     details: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
+    verdicts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,8 @@ class RewardCase:
         metadata: The row's other fields.
         gold_value: What a right answer should get at least.
         empty_value: What an empty answer may get at most.
+        pairs: A better and a worse answer each, as someone has labelled them.
+        judged: Answers, and which of the row's criteria someone has found to be met: in the rubric's order, or by name.
     """
 
     gold: tuple[str, ...]
@@ -143,6 +148,8 @@ class RewardCase:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     gold_value: float = 1.0
     empty_value: float = 0.0
+    pairs: tuple[tuple[str, str], ...] = ()
+    judged: tuple[tuple[str, tuple[bool, ...] | Mapping[str, bool]], ...] = ()
 
 
 #: What a reward gives for one completion. A `RewardError` in a result's place loses that sample alone.

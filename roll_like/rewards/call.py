@@ -149,6 +149,7 @@ def _read_outcome(outcome: Outcome) -> ResultOrError:
     for what, value in (
         ("result", reward_result.value),
         *((f"detail {key!r}", v) for key, v in reward_result.details.items()),
+        *((f"verdict {key!r}", v) for key, v in reward_result.verdicts.items()),
     ):
         if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
             return RewardError(f"the {what} should be a finite number, found {value!r} ({type(value).__name__})")
@@ -158,6 +159,7 @@ def _read_outcome(outcome: Outcome) -> ResultOrError:
         float(reward_result.value),
         {str(key): float(value) for key, value in reward_result.details.items()},
         reward_result.answer,
+        {str(key): float(value) for key, value in reward_result.verdicts.items()},
     )
 
 

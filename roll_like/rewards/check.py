@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -40,6 +40,7 @@ from roll_like.rewards.base import (
     given_completion,
     reward_class,
 )
+from roll_like.rewards.calibration import Calibration
 from roll_like.rewards.call import ResultOrError, RewardCaller
 from roll_like.rewards.cases import general_hostile, read_cases
 from roll_like.types import Message, Task
@@ -93,12 +94,14 @@ class RewardReport:
         answers: Every answer that was tried.
         problems: What is suspicious about the reward as a whole, or about a row.
         notes: What was not checked.
+        calibration: How far it agrees with labelled pairs and criteria.
     """
 
     name: str
     answers: tuple[CheckedAnswer, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    calibration: Calibration = field(default_factory=Calibration)
 
     @property
     def suspicious(self) -> list[str]:
@@ -132,6 +135,7 @@ class RewardReport:
                 str(sum(bool(answer.problems) for answer in of_kind)),
             )
         console.print(table)
+        self.calibration.show(console)
         for note in self.notes:
             console.print(Text(f"note: {note}"))
         if not self.suspicious:
@@ -233,6 +237,7 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
         notes.append("the reward brings no answers whose correct score is known: right answers were not tried")
     answers: list[CheckedAnswer] = []
     problems: list[str] = []
+    calibration = Calibration()
     with DriverLoop() as loop:
         for number, case in enumerate(cases):
             try:
@@ -241,6 +246,9 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
                 problems.append(f"row {number + 1} is refused: {error}")
             except FOREIGN_ERRORS as error:
                 problems.append(f"row {number + 1} is refused: {describe_error(error)}")
+            loop.run(_calibrate(reward, case, number, timeout, calibration))
+            if (case.pairs or case.judged) and not (case.gold or case.wrong or case.hostile):
+                continue  # labels are all that the row is about
             tried = list(_answers(case, floods=number == 0))
             completions = [_completion(case, text) for _, text in tried]
             trials = [loop.run(_try(reward, completions, timeout)) for _ in range(2)]
@@ -251,12 +259,28 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
             "no row has a reference answer, so completion.answer is None; in a configuration, set answer_field of the "
             "sources, and in a file of cases the field `answer`"
         )
-    if not any(answer.kind == "gold" for answer in answers) and not notes:
+    if answers and not any(answer.kind == "gold" for answer in answers) and not notes:
         notes.append(
             "no row has a right answer, so it was not tried whether right answers score 1; write some as `gold` of a "
             "row in a file, and name it with --cases"
         )
-    return RewardReport(name=name, answers=tuple(answers), problems=tuple(problems), notes=tuple(notes))
+    return RewardReport(
+        name=name,
+        answers=tuple(answers),
+        problems=(*problems, *calibration.suspicions()),
+        notes=tuple(notes),
+        calibration=calibration,
+    )
+
+
+async def _calibrate(reward: Reward, case: RewardCase, number: int, timeout: float, calibration: Calibration) -> None:
+    """Score a row's labelled pairs twice, each as a group of two, and its labelled answers once."""
+    for pair in case.pairs:
+        completions = [_completion(case, text) for text in pair]
+        trials = [await _try(reward, completions, timeout) for _ in range(2)]
+        calibration.add_pair(number, [(better.outcome, worse.outcome) for better, worse in trials])
+    judged = await _try(reward, [_completion(case, text) for text, _ in case.judged], timeout) if case.judged else []
+    calibration.add_verdicts(number, case, [trial.outcome for trial in judged])
 
 
 async def _try(reward: Reward, completions: list[Completion], timeout: float) -> list[_Trial]:
@@ -283,9 +307,9 @@ def _check_row(reward: Reward, case: RewardCase, number: int) -> None:
         metadata=case.metadata,
         origin=f"row {number + 1}",
     )
-    for field in reward.required_fields:
-        if (case.answer if field == "answer" else case.metadata.get(field)) is None:
-            raise DataError(f"the reward needs the field {field!r}")
+    for name in reward.required_fields:
+        if (case.answer if name == "answer" else case.metadata.get(name)) is None:
+            raise DataError(f"the reward needs the field {name!r}")
     reward.check_row(task)
 
 

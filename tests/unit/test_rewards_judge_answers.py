@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_like.builtin.rewards.judge_answer import MalformedError, parse_object
+from roll_like.builtin.rewards.jury import read_score
 from roll_like.builtin.rewards.llm_judge import LLMJudge, LLMJudgeConfig, _read_winner
 
 TABLE = Path(__file__).parent.parent / "data" / "judge_answers.jsonl"
@@ -87,7 +88,7 @@ def judge(**settings: Any) -> LLMJudge:
     ],
 )
 def test_scores_as_numbers_and_texts(score: Any, value: float) -> None:
-    assert judge()._read_score(score) == value
+    assert read_score(score, 1, 10) == value
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_scores_as_numbers_and_texts(score: Any, value: float) -> None:
 )
 def test_what_is_no_score(score: Any) -> None:
     with pytest.raises(MalformedError, match="a number from 1 to 10"):
-        judge()._read_score(score)
+        read_score(score, 1, 10)
 
 
 @pytest.mark.parametrize(

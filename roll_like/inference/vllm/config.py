@@ -123,6 +123,6 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
 
 
 class VLLMJudgeConfig(VLLMSettings, JudgeConfig):
-    """A model that judges, served by vLLM in a cluster of its own; `llm_judge` reaches it with `url: judge`."""
+    """A model that judges, served by vLLM in a cluster of its own; rewards reach it with `url: judge`."""
 
     type: Literal["vllm"] = Field(default="vllm", description="This server.")
