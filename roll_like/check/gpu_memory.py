@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
-from roll_like.check.plan import GIB, bytes_per_value, trained_parameters, training_states
+from roll_like.check.plan import (
+    ASIDE,
+    GIB,
+    adapter_room,
+    aside_bytes,
+    bytes_per_value,
+    trained_parameters,
+    training_states,
+)
 from roll_like.config.inference import GPU_BUCKET_BYTES, NCCL, EngineConfig, engines_share_gpus, weight_backend
 from roll_like.config.resources import DeviceRange, RolePlan
 from roll_like.config.run import RunConfig
@@ -148,16 +156,16 @@ def _plan_of(
         together = engine is None or not model.moves
         phase(model.role, model.while_computing(), awake, staying(but=model, all_of_them=together))
     policy = next((model for model in models if model.role == "training"), None)
+    loaded = {part: size for part, size in whole.items() if part[1] in ("weights", "adapters")}
     states = {} if policy is None else policy.held(optimizer=not policy.moves)
     here = {"training": policy is not None, "inference": engine is not None}
     transit = {part: size for part, size in _in_transit(config, shapes).items() if here[part[0]]}
     if transit:
-        weights = awake or {part: size for part, size in whole.items() if part[1] == "weights"}
-        phase("weight update", weights, states, transit, staying(but=policy))
+        phase("weight update", awake or loaded, states, transit, staying(but=policy))
     return GPUPlan(
         devices=roles[0].devices,
         phases=tuple(phases),
-        host=_in_host(models, 0 if engine is None or awake else whole["inference", "weights"]),
+        host=_in_host(models, 0 if awake else sum(loaded.values())),
         cache=cache,
         cache_per_token=per_token,
         left_out=left_out,
@@ -254,7 +262,11 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
         moves=False,
         processes=0,
         weights=states.weights,
-        optimizer={"gradients": states.gradients, "optimizer": states.optimizer},
+        optimizer={
+            "gradients": states.gradients,
+            "optimizer": states.optimizer,
+            ASIDE: aside_bytes(config, states) if role == "training" else 0,
+        },
         computing=computing,
     )
 
@@ -294,9 +306,9 @@ def _engine(
 ) -> tuple[Parts, int | None]:
     """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory."""
     width, gpus = bytes_per_value(config), role.devices_per_worker
-    weights = shape.parameters * width // gpus
-    if config.may_send_adapters:
-        weights += trained_parameters(config, shape) * width
+    loaded = {"weights": shape.parameters * width // gpus}
+    if adapters := adapter_room(config, shape):
+        loaded["adapters"] = adapters
     running = min(config.inference.max_running, config.rollout.max_in_flight)
     # widest tensors of a forward pass, and float32 logits with two copies for the sampler
     inner = shape.intermediate_size * max(shape.experts, 1)
@@ -304,8 +316,8 @@ def _engine(
     share = config.inference.gpu_share
     if memory is None or share is None:
         cache = running * config.longest_sample * shape.kv_bytes_per_token(width) // gpus
-        parts = {"weights": weights, "activations": compute, "KV cache at most": cache}
+        parts = {**loaded, "activations": compute, "KV cache at most": cache}
         return {("inference", part): size for part, size in parts.items()}, None
-    cache = max(int(share * memory) - weights - compute, 0)
-    parts = {"weights": weights, "activations": compute, "KV cache": cache}
+    cache = max(int(share * memory) - sum(loaded.values()) - compute, 0)
+    parts = {**loaded, "activations": compute, "KV cache": cache}
     return {("inference", part): size for part, size in parts.items()}, cache

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from roll_like.check.gpu_memory import FRAGMENTATION, GPUPhase, GPUPlan, gpu_plans
-from roll_like.check.plan import GIB, Plan
+from roll_like.check.plan import ASIDE, GIB, Plan
 from roll_like.check.step_floor import StepFloor, step_floor
 from roll_like.config.base import Finding
 from roll_like.config.gpus import gpu_named
@@ -195,6 +195,8 @@ def _advice(config: RunConfig, role: str, part: str) -> tuple[str, str] | None:
     settings = config.trained.get(role)
     if settings is None:
         return None
+    if part == ASIDE and settings.lora is not None:
+        return "max_loaded_models", "lower max_loaded_models"
     if part in _NEEDED_STAGES:
         return _less_state(role, settings, part)
     return _less_to_compute(config, role, settings, part)
@@ -219,6 +221,9 @@ def _less_of_others(config: RunConfig, role: str, part: str) -> tuple[str, str] 
 def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] | None:
     if part == "weights":
         return "inference.replicas", "give each engine more GPUs with fewer inference.replicas"
+    if part == "adapters":
+        key = "training.lora.rank" if config.models_aside is None else "max_loras"
+        return key, f"lower {key}"
     if part == "activations":
         return "inference.max_running", "lower inference.max_running"
     key = f"inference.{config.inference.gpu_memory_key}"

@@ -22,6 +22,8 @@ GIB = 2**30
 PlacementMode: TypeAlias = Literal["colocated", "disaggregated", "trainer only"]
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
 MEASURED = ("training", "inference", "reference", "critic")
+#: Part of a trainer's memory: models that it does not work on.
+ASIDE = "other models"
 _BYTES = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -215,11 +217,32 @@ def trained_parameters(config: RunConfig, model: ModelShape, role: str = "traini
     return model.parameters if lora is None else lora.rank * width
 
 
+def adapter_room(config: SamplingRunConfig, model: ModelShape) -> int:
+    """Return what an engine reserves on its device for adapters that are sent alone, in bytes."""
+    lora = config.training.lora
+    if lora is None or not config.may_send_adapters:
+        return 0
+    of_one = config.inference.reserved_rank(lora.rank) * model.adapted_width * bytes_per_value(config)
+    return config.engine_adapters * of_one
+
+
+def aside_bytes(config: RunConfig, states: StateBytes) -> int:
+    """Return what a rank holds of other models than the one that it works on, in bytes.
+
+    All have a gradient, at most. While the weights of another one are sent to the engines, those of the present one are
+    put aside too. What is trained takes as much as its gradient (`TrainingBackend.switches_models`).
+    """
+    aside = config.models_aside if isinstance(config, SamplingRunConfig) else None
+    return 0 if aside is None else aside * (2 * states.gradients + states.optimizer) + states.gradients
+
+
 def trainer_memory(config: RunConfig, model: ModelShape) -> MemoryLine:
     """Return the estimated memory of one rank of the trainer, without activations."""
     trained = trained_parameters(config, model)
     width = bytes_per_value(config)
-    parts = _parts(training_states(config.training, model, trained, width, model.quantized_parameters))
+    states = training_states(config.training, model, trained, width, model.quantized_parameters)
+    aside = aside_bytes(config, states)
+    parts = (*_parts(states), *([(ASIDE, aside)] if aside else []))
     if config.task == "text-classification":  # one output in place of a vocabulary
         return MemoryLine(role="training", parts=parts)
     chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
@@ -244,7 +267,10 @@ def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelShape) -> Mem
         running = min(config.inference.max_running, config.rollout.max_in_flight)
         per_token = model.kv_bytes_per_token(bytes_per_value(config))
         cache = running * config.longest_sample * per_token
-    return MemoryLine(role=role.name, parts=(("weights", weights), ("KV cache at most", cache)))
+    # a copy is kept beside what is computed with
+    adapters = 2 * adapter_room(config, model)
+    room = [("adapters", adapters)] if adapters else []
+    return MemoryLine(role=role.name, parts=(("weights", weights), *room, ("KV cache at most", cache)))
 
 
 def _parts(states: StateBytes) -> tuple[tuple[str, int], ...]:

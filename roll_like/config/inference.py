@@ -125,6 +125,10 @@ class EngineConfig(PluginConfig):
         """Whether a run with `training.lora` sends the adapters alone; None wherever the engine can serve them."""
         return False
 
+    def reserved_rank(self, rank: int) -> int:
+        """Return the rank that an engine reserves room for, for adapters of a rank."""
+        return rank
+
     @property
     def gpu_share(self) -> float | None:
         """Share of a GPU's memory that an engine takes, weights included; None where it grows with the work."""

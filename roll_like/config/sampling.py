@@ -104,6 +104,16 @@ class SamplingRunConfig(RunConfig):
         return {}
 
     @property
+    def engine_adapters(self) -> int:
+        """Adapters that an engine has room for, where it is sent them alone: the policy's, and those beside it."""
+        return 1 + len(self.frozen_adapters)
+
+    @property
+    def models_aside(self) -> int | None:
+        """Models that the trainer keeps beside the one that it works on; None where there is always the same one."""
+        return None
+
+    @property
     @abstractmethod
     def longest_response(self) -> int:
         """Most tokens that the policy samples in one answer, or in all turns of one episode."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from roll_like.config.base import PluginConfig
 from roll_like.config.run import MetricsConfig
-from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, LiveConsole, make_console
 from roll_like.metrics.names import STEP_PHASES
@@ -39,8 +39,7 @@ from roll_like.metrics.runs import CONFIG
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
 from roll_like.metrics.timing import process_tree_rss_gib
-from roll_like.metrics.trackers import Status, TraceTracker, Tracker
-from roll_like.registry import TRACKERS
+from roll_like.metrics.trackers import Status, TraceTracker, Tracker, start_tracker
 from roll_like.values import Max, Metrics, merge, reduce
 
 #: Steps whose rollouts wait for a tracker that does not take them; the oldest are given up beyond it.
@@ -371,30 +370,27 @@ class MetricsManager:
         try:
             for index, config in enumerate(self._config.trackers):
                 key = config.type if config.type not in self._trackers else f"{config.type}-{index}"
-                tracker: Tracker = TRACKERS.get(config.type)(config)
-                self._start_tracker(index, key, tracker, pending.get(key, ()))
+                self._start_tracker(config, f"metrics.trackers.{index}", key, pending.get(key, ()))
         except BaseException:
             for key, tracker in self._trackers.items():
                 self._sinks[key].attempt(partial(tracker.close, "failed"), "closed")
             raise
 
-    def _start_tracker(self, index: int, key: str, tracker: Tracker, pending: Iterable[tuple[int, Payload]]) -> None:
+    def _start_tracker(
+        self, config: PluginConfig, place: str, key: str, pending: Iterable[tuple[int, Payload]]
+    ) -> None:
         old_id = None if self._resumed is None else self._resumed["trackers"].get(key)
-        try:
-            run_id = tracker.start(
+        tracker, run_id = start_tracker(
+            config,
+            place,
+            lambda made: made.start(
                 run_dir=self._run_dir,
                 run_name=self._run_name,
                 params=self._params,
                 resume_id=old_id,
                 resume_step=None if old_id is None else self._step,
-            )
-        except PluginError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"metrics.trackers.{index} ({key}) cannot start: {type(error).__name__}: {error}",
-                fix="correct its settings, or remove it from metrics.trackers",
-            ) from error
+            ),
+        )
         sink = self._sinks[key] = Sink(key, tracker.log, self.warn)
         self._trackers[key] = tracker
         self._run_ids[key] = run_id

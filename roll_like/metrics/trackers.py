@@ -16,7 +16,7 @@ import time
 import uuid
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -25,7 +25,7 @@ from filelock import FileLock
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
-from roll_like.errors import PluginError
+from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics.rollouts import RolloutKind, RolloutRow
 from roll_like.metrics.traces import TraceStore
 from roll_like.registry import TRACKERS
@@ -66,6 +66,29 @@ class Tracker(Protocol):
 
     def close(self, status: Status) -> None:
         """End the run; everything that was logged is safe afterwards."""
+
+
+def start_tracker(config: PluginConfig, key: str, start: Callable[[Tracker], str]) -> tuple[Tracker, str]:
+    """Make a tracker and start it; return it with its run's id.
+
+    Args:
+        config: Its settings.
+        key: Where these are in the configuration, such as `metrics.trackers.0`.
+        start: Calls `Tracker.start`.
+
+    Raises:
+        ConfigError: It cannot start.
+    """
+    tracker: Tracker = TRACKERS.get(config.type)(config)
+    try:
+        return tracker, start(tracker)
+    except PluginError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{key} ({config.type}) cannot start: {type(error).__name__}: {error}",
+            fix=f"correct its settings, or remove it from {key.rpartition('.')[0]}",
+        ) from error
 
 
 @runtime_checkable

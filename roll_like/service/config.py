@@ -122,7 +122,9 @@ class ServiceConfig(NamedConfig):
         given = {name: getattr(self, name) for name in sections}
         given["import"] = given.pop("import_")
         given["resources"] = given["resources"].model_dump()
-        return ServiceRunConfig(**given, window=self.max_sequence_tokens)
+        return ServiceRunConfig(
+            **given, window=self.max_sequence_tokens, loaded_models=self.max_loaded_models, loras=self.max_loras
+        )
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -175,6 +177,18 @@ class ServiceRunConfig(SamplingRunConfig):
     metrics: MetricsConfig = Field(default_factory=lambda: MetricsConfig(trackers=tuple[PluginConfig, ...]()))
     checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig(every_minutes=0, export=False))
     window: PositiveInt
+    loaded_models: PositiveInt
+    loras: PositiveInt
+
+    @property
+    def engine_adapters(self) -> int:
+        """Adapters that an engine has room for: those of samplers, and one that is there from the start."""
+        return 1 + self.loras
+
+    @property
+    def models_aside(self) -> int:
+        """Models in memory beside the one that ranks work on; of whole models there is one."""
+        return 0 if self.training.lora is None else self.loaded_models - 1
 
     @property
     def longest_sample(self) -> int:

@@ -83,7 +83,10 @@ class ServiceCore:
         self.state.sessions.pop(session.session_id, None)
         self.state.futures.drop(session.session_id)
         for model_id in list(session.models):
-            await self.models.drop(model_id)
+            try:
+                await self.models.drop(model_id)
+            except (OSError, RollLikeError):  # it is gone, and the others are to go too
+                _log.exception("the model %s could not be dropped", model_id)
         await self.state.in_files(shutil.rmtree, self.state.snapshots / session.session_id, True)
 
     async def tidy(self, show: Callable[[ServiceStatus], None]) -> None:
@@ -103,7 +106,7 @@ class ServiceCore:
 
     async def _tidy(self) -> None:
         state = self.state
-        state.futures.tidy()
+        state.futures.tidy(state.config.session_seconds)  # who was away for longer is taken for dead
         for model in state.models.values():
             model.queue.give_up_gaps()
         until = time.monotonic() - state.config.session_seconds

@@ -16,8 +16,6 @@ _log = logging.getLogger(__name__)
 
 #: How long one poll waits. Seconds; clients give up after 45.
 POLL_SECONDS = 30.0
-#: How long a result stays that was fetched: its way to the client may have failed. Seconds.
-KEPT_SECONDS = 60.0
 
 #: What a client gets: a message of the protocol as bytes, or JSON.
 Answer: TypeAlias = bytes | dict[str, Any]
@@ -127,9 +125,12 @@ class Futures:
                 pending.task.cancel()
             fail(pending.done, RequestError("the session has ended"))
 
-    def tidy(self) -> None:
-        """Forget results that were fetched `KEPT_SECONDS` ago."""
-        until = time.monotonic() - KEPT_SECONDS
+    def tidy(self, kept_seconds: float) -> None:
+        """Forget results that were fetched so long ago.
+
+        The way of an answer to its client may have failed, and the client asks for it again when it is back.
+        """
+        until = time.monotonic() - kept_seconds
         for request_id, pending in list(self._pending.items()):
             if pending.fetched is not None and pending.fetched < until:
                 del self._pending[request_id]

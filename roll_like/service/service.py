@@ -52,6 +52,8 @@ class ServicePlan(Plan):
 
     models: int = 1
     rank: int | None = None
+    loaded: int = 1
+    adapters: int = 0
 
     def _figures(self) -> Table:
         table = Table(title=f"Plan of {self.name}", show_header=False, title_justify="left", title_style="bold")
@@ -59,6 +61,9 @@ class ServicePlan(Plan):
             "one whole model" if self.rank is None else f"up to {self.models} adapters of rank {self.rank} or less"
         )
         table.add_row("trains", trained)
+        if self.rank is not None:
+            held = f", {self.adapters} adapters in each engine" if self.adapters else ""
+            table.add_row("in memory", f"{self.loaded} in the trainer{held}; others on disk")
         table.add_row("longest sequence", f"{self.max_sample_tokens:,} tokens")
         table.add_row("devices", f"{self.devices} ({self.device})")
         return table
@@ -85,7 +90,13 @@ def check_service(config: ServiceConfig) -> Report:
         rank = None if lora is None else lora.rank
         made = plan(workers, shape)
         given = {name: getattr(made, name) for name in Plan.__slots__}
-        return ServicePlan(**given, models=config.max_models, rank=rank)
+        return ServicePlan(
+            **given,
+            models=config.max_models,
+            rank=rank,
+            loaded=config.max_loaded_models,
+            adapters=config.max_loras if workers.may_send_adapters else 0,
+        )
 
     def further(
         workers: ServiceRunConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report

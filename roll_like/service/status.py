@@ -16,12 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.config.base import PluginConfig
-from roll_like.errors import OK, ConfigError, PluginError
+from roll_like.errors import OK
 from roll_like.metrics import files
 from roll_like.metrics.runs import is_running
 from roll_like.metrics.sinks import Payload, Sink
-from roll_like.metrics.trackers import Status, Tracker
-from roll_like.registry import TRACKERS
+from roll_like.metrics.trackers import Status, Tracker, start_tracker
 
 _log = logging.getLogger(__name__)
 
@@ -125,17 +124,16 @@ class StatusWriter:
         self._number = 0
         self._trackers: list[Tracker] = []
         self._sinks = [self._sink(files.METRICS, self._write_line)]
+
+        def start(tracker: Tracker) -> str:
+            return tracker.start(run_dir=directory, run_name=name, params=params, resume_id=None, resume_step=None)
+
         for index, config in enumerate(trackers):
-            tracker: Tracker = TRACKERS.get(config.type)(config)
             try:
-                tracker.start(run_dir=directory, run_name=name, params=params, resume_id=None, resume_step=None)
-            except PluginError:
+                tracker, _ = start_tracker(config, f"trackers.{index}", start)
+            except BaseException:
+                self.close("failed")
                 raise
-            except Exception as error:
-                raise ConfigError(
-                    f"trackers.{index} ({config.type}) cannot start: {type(error).__name__}: {error}",
-                    fix="correct its settings, or remove it from trackers",
-                ) from error
             self._trackers.append(tracker)
             self._sinks.append(self._sink(f"trackers.{index} ({config.type})", tracker.log))
 

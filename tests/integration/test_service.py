@@ -255,6 +255,27 @@ def test_a_loss_that_the_client_computes(client: Console, float_model: Path) -> 
     assert client.do("optim_step", model="pairs", **ADAM)["grad_norm:mean"] == pytest.approx(plain.step(), rel=1e-4)
 
 
+def test_a_custom_loss_of_a_choice_between_tokens(client: Console, float_model: Path) -> None:
+    """Some tokens in one place: each position has as many targets, of which the loss looks at the last ones."""
+    client.do("create", model="choice", base_model=MODEL)
+    plain, draws = Plain(float_model), np.random.default_rng(2)
+    words = draws.choice(512, 21, replace=False).tolist()
+    data = [datum(tokens, target_tokens=[words] * (len(tokens) - 1)) for tokens in sequences(3, 11)]
+    shares = draws.dirichlet(np.ones(21), len(data)).tolist()
+    found = torch.stack([plain.logprobs(each)[-1].log_softmax(-1) for each in data])
+    loss = torch.nn.functional.kl_div(found, torch.tensor(shares), reduction="sum")
+    loss.backward()
+    told = client.do("choice", model="choice", data=data, shares=shares)
+    assert told["metrics"]["loss:sum"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-5)
+    assert [np.shape(each) for each in told["logprobs"]] == [(len(each["tokens"]), 21) for each in data]
+    assert client.do("optim_step", model="choice", **ADAM)["grad_norm:mean"] == pytest.approx(plain.step(), rel=1e-4)
+    # targets that are fewer than the positions say which shape is wanted
+    client.do("create", model="fewer", base_model=MODEL)
+    few = [{**data[0], "inputs": {"target_tokens": words}}]
+    with pytest.raises(ClientError, match=r"target_tokens has shape \[21\]; cross_entropy takes \[\d+\] or \[\d+, K\]"):
+        client.do("choice", model="fewer", data=few, shares=shares[:1])
+
+
 def test_requests_that_wait_in_line_are_done_in_order(client: Console, float_model: Path) -> None:
     """All are sent before the first is done, and two models take turns."""
     plain, other = Plain(float_model), Plain(float_model)

@@ -183,12 +183,12 @@ def until(condition: Callable[[], bool]) -> None:
 def test_the_cookbook_raises_a_reward(service: Service, tmp_path: Path, float_model: Path) -> None:
     """Its loop of reinforcement learning, unchanged; the reward counts a letter."""
     (tmp_path / "model").symlink_to(float_model)
-    with (tmp_path / "rl.jsonl").open("w") as rows:
+    with (tmp_path / "letters.jsonl").open("w") as rows:
         for number in range(400):
             rows.write(json.dumps({"question": f"Say the letter e, {number}.", "answer": "e"}) + "\n")
     options = {"learning_rate": 1e-2, "batch_size": 8, "group_size": 8, "max_tokens": 12, "max_steps": 30}
     options |= {"model_name": MODEL, "lora_rank": 8, "loss_fn": "importance_sampling", "save_every": 10}
-    service.run("recipes.py", "rl", str(tmp_path), json.dumps(options), timeout=600)
-    rewards = [line["reward/total"] for line in read_lines(tmp_path / "rl" / "metrics.jsonl")]
+    service.run("recipes.py", "letters", str(tmp_path), json.dumps(options), timeout=600)
+    rewards = [line["reward/total"] for line in read_lines(tmp_path / "letters" / "metrics.jsonl")]
     assert len(rewards) == 30
     assert np.mean(rewards[-8:]) > np.mean(rewards[:8]) + 0.04, rewards

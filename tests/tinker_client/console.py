@@ -65,6 +65,15 @@ class Console:
 
         return _told(self.trained[model].forward_backward_custom([_datum(each) for each in data], paired).result())
 
+    def choice(self, model: str, data: Sequence[dict[str, Any]], shares: Sequence[Sequence[float]]) -> Any:
+        """A loss over some tokens in the last place: how far their shares are from given ones."""
+
+        def divergence(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+            found = torch.stack([each[-1].log_softmax(-1) for each in logprobs])
+            return torch.nn.functional.kl_div(found, torch.tensor(shares), reduction="sum"), {}
+
+        return _told(self.trained[model].forward_backward_custom([_datum(each) for each in data], divergence).result())
+
     def optim_step(self, model: str, **params: float) -> Any:
         return self.trained[model].optim_step(types.AdamParams(**params)).result().metrics
 

@@ -1,7 +1,7 @@
-"""The cookbook's own loops, unchanged: `python recipes.py sl|rl FOLDER OPTIONS`. Runs in .tinker.
+"""The cookbook's own loops, unchanged: `python recipes.py sl|rl|letters FOLDER OPTIONS`. Runs in .tinker.
 
-What a recipe takes from the network is taken from the folder: its rows (`sl.jsonl`, `rl.jsonl`) and the tokenizer of
-`model`. The reward of `rl` counts a letter, because a model of some hundred kilobytes cannot do arithmetic.
+What a recipe takes from the network is taken from the folder: its rows (`sl.jsonl`, `rl.jsonl`, …) and the tokenizer in
+`model`. `letters` is `rl` with a reward that counts a letter: a model of some hundred kilobytes cannot do arithmetic.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def main() -> None:
     datasets.load_dataset = lambda *_: local
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer_utils.register_tokenizer(options["model_name"], lambda: tokenizer)
-    module: Any = {"sl": sl_loop, "rl": rl_loop}[recipe]
-    if recipe == "rl":
+    module: Any = sl_loop if recipe == "sl" else rl_loop
+    if recipe == "letters":
         rl_loop.get_reward = lambda response, answer: min(response.count(answer), 12) / 12
     module.main(module.Config(log_path=str(folder / recipe), **options))
 

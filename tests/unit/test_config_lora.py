@@ -24,7 +24,7 @@ from roll_like.config.training import LoRAConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.inference.adapters import QUANTIZED, AdapterChoice, adapter_choice
 from roll_like.inference.interface import AdapterSpec, EngineSpec
-from roll_like.inference.vllm.arguments import engine_arguments, reserved_rank
+from roll_like.inference.vllm.arguments import engine_arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.inference.vllm.served import adapter_layers
@@ -332,7 +332,7 @@ def test_vllm_is_told_of_the_adapter() -> None:
         "lora_target_modules": ["q_proj"],
     }
     assert not [key for key in engine_arguments(VLLMConfig(), spec) if "lora" in key]
-    assert [reserved_rank(rank) for rank in (1, 2, 8, 200, 512)] == [1, 8, 8, 256, 512]
+    assert [VLLMConfig().reserved_rank(rank) for rank in (1, 2, 8, 200, 512)] == [1, 8, 8, 256, 512]
 
 
 def test_adapters_of_another_scale_or_base_are_not_continued(tmp_path: Path) -> None:

@@ -370,7 +370,7 @@ def test_a_tracker_that_cannot_start_names_its_key_and_ends_the_others(tmp_path:
     config = MetricsConfig(trackers=({"type": "memory"}, {"type": "memory", "broken_start": True}), console="quiet")
     metrics = MetricsManager(config, tmp_path / "demo", "demo", 4, PARAMS)
     with (
-        pytest.raises(ConfigError, match=r"metrics\.trackers\.1 \(memory-1\).*TimeoutError: no answer") as caught,
+        pytest.raises(ConfigError, match=r"metrics\.trackers\.1 \(memory\).*TimeoutError: no answer") as caught,
         metrics,
     ):
         pytest.fail("it must not start")

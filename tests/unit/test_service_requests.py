@@ -18,7 +18,7 @@ from tinker_messages import read_message, train_message
 from roll_like.errors import ConfigError, EngineError
 from roll_like.inference.interface import GenerateRequest, Generation, PromptScores, TopLogprobs
 from roll_like.service import core as core_module
-from roll_like.service import futures, hosted, weight_requests, wire
+from roll_like.service import hosted, weight_requests, wire
 from roll_like.service.config import load_service_config
 from roll_like.service.core import ServiceCore
 from roll_like.service.objective import DatumOutput
@@ -64,7 +64,7 @@ class NotingTrainer:
         self._note("create", model, None if adapter is None else adapter.rank)
 
     def drop(self, model: str) -> None:
-        self.asked.append(("drop", model))
+        self._note("drop", model)
 
     def train(self, model: str, losses: Any, data: Sequence[Datum], *, backward: bool) -> list[DatumOutput]:
         self._note("train", model, losses.name, [datum.tokens.tolist() for datum in data], backward)
@@ -491,10 +491,7 @@ def test_checkpoints_of_a_service_that_has_ended_are_there_for_the_next(tmp_path
 
 
 @pytest.mark.parametrize("each", [5, pytest.param(125, marks=pytest.mark.slow)])
-def test_of_many_requests_at_once_none_is_lost_or_out_of_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
-) -> None:
-    monkeypatch.setattr(futures, "KEPT_SECONDS", 0.0)
+def test_of_many_requests_at_once_none_is_lost_or_out_of_order(tmp_path: Path, each: int) -> None:
     clients = 8
 
     async def body() -> None:
@@ -514,7 +511,9 @@ def test_of_many_requests_at_once_none_is_lost_or_out_of_order(
             for model in models:
                 asked = [what[0] for what in client.trainer.asked if what[1] == model]
                 assert asked == ["create", *(["train"] * 4 + ["step"]) * (each // 5)]
-            client.core.state.futures.tidy()
+            client.core.state.futures.tidy(kept_seconds=60)
+            assert len(client.core.state.futures) == clients * (each + 1)
+            client.core.state.futures.tidy(kept_seconds=0)
             assert len(client.core.state.futures) == 0
 
     asyncio.run(body())
@@ -547,6 +546,32 @@ async def test_a_session_that_ends_leaves_nothing(client: Client) -> None:
     assert (status.sessions, list(status.models), status.unfinished, len(client.core.state.futures)) == (0, [], 0, 0)
     assert client.trainer.asked[-1] == ("drop", model)
     assert (await client.post("session_heartbeat", {"session_id": session})).status_code == 410
+
+
+@served_test
+async def test_a_session_ends_although_ranks_die_meanwhile(client: Client) -> None:
+    """None of its models stays: nobody would ever end them."""
+    session = await client.begin()
+    models = [await client.model(session, number) for number in range(2)]
+    client.trainer.error = EngineError("rank 0 died twice")
+    assert (await client.post(f"sessions/{session}/finish", {"reason": {"type": "success"}})).status_code == 204
+    client.trainer.error = None
+    assert client.core.status().models == []
+    assert [what[1] for what in client.trainer.asked if what[0] == "drop"] == models
+    await client.model(await client.begin())
+
+
+@served_test
+async def test_an_answer_that_was_lost_on_its_way_is_there_when_the_client_is_back(client: Client) -> None:
+    """As long as its session lives; a client that goes away while it waits misses what comes in then."""
+    session = await client.begin()
+    model = await client.model(session)
+    asked = (await client.train(model, 2)).json()  # waits for the first
+    with pytest.raises(httpx.ReadTimeout):
+        await client.post("retrieve_future", asked, timeout=0.1)
+    await client.result(await client.train(model, 1))
+    await client.core._tidy()
+    assert (await client.post("retrieve_future", asked)).status_code == 200
 
 
 def test_a_client_that_died_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from roll_like import cli
+from roll_like.errors import ConfigError
 from roll_like.metrics import sinks
 from roll_like.metrics.names import METRICS
 from roll_like.metrics.trackers import TensorBoardTracker
@@ -67,6 +68,22 @@ def test_figures_are_written_now_and_then(
     )
     assert "trackers.0 (tensorboard) lacks 2 figures" in caplog.text
     assert json.loads((tmp_path / "status.json").read_text())["models"][0]["updates"] == 1234
+
+
+def test_a_tracker_that_cannot_start_ends_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+    starts = iter(["id", ConnectionError("no server")])
+
+    def start(tracker: Any, **arguments: Any) -> Any:
+        if isinstance(found := next(starts), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(TensorBoardTracker, "start", start)
+    monkeypatch.setattr(TensorBoardTracker, "close", lambda self, status: closed.append(status))
+    with pytest.raises(ConfigError, match=r"trackers\.1 \(tensorboard\) cannot start: ConnectionError: no server"):
+        StatusWriter(tmp_path, "tiny", [TensorBoardTracker.Config()] * 2, {})
+    assert closed == ["failed"]
 
 
 def test_a_service_is_watched_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,8 +31,6 @@ TELLS_KEPT = "roll_like_tells_kept"
 ADAPTER_ID = 1
 #: Mappings of which this package sets some entries.
 _JOINED = {"additional_config", "hf_overrides"}
-#: Ranks that vLLM reserves room for.
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
@@ -71,7 +69,7 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
             "structured_outputs_config": STRUCTURED_OUTPUTS,  # the base model may judge
             "enable_lora": True,
             "max_loras": len(held) + spec.adapter.named,
-            "max_lora_rank": reserved_rank(max(each.rank for each in held)),
+            "max_lora_rank": config.reserved_rank(max(each.rank for each in held)),
             "lora_target_modules": sorted({name for each in held for name in each.modules}),
         }
     return {**arguments, **config.engine_args, **_joined(arguments, config.engine_args)}
@@ -134,11 +132,6 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
         "max_num_batched_tokens": max(spec.max_model_len, CPU_BATCH_TOKENS),
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
     }
-
-
-def reserved_rank(rank: int) -> int:
-    """Return the rank that vLLM reserves room for, and computes with, for adapters of a rank of at most 512."""
-    return next(each for each in ADAPTER_RANKS if each >= rank)
 
 
 def known_arguments() -> set[str]:

@@ -31,6 +31,8 @@ OWNED_ENGINE_ARGS = {
     "return_sampling_mask": "rollout.top_p, rollout.top_k or rollout.min_p",
     "enable_expert_parallel": "inference.expert_parallel",
 }
+#: Ranks of adapters that vLLM reserves room for.
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: vLLM's arguments that cannot be changed, and why.
 FIXED_ENGINE_ARGS = {
     "logprobs_mode": "log-probabilities are those of the sampling distribution, which training needs",
@@ -116,6 +118,10 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
     def sends_adapters(self) -> bool | None:
         """Whether a run with `training.lora` sends the adapters alone."""
         return self.lora
+
+    def reserved_rank(self, rank: int) -> int:
+        """Return the rank that vLLM reserves room for, and computes with, for adapters of a rank."""
+        return next((each for each in ADAPTER_RANKS if each >= rank), rank)
 
     def kv_cache_bytes(self, device: str) -> int | None:
         """Return the cache's size on CPU; on GPUs it follows from the free memory."""

@@ -10,8 +10,8 @@ from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
 from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.settings import unknown_arguments
-from roll_like.inference.vllm.arguments import ADAPTER_RANKS, DOCUMENTED, known_arguments, vllm_environment
-from roll_like.inference.vllm.config import VLLMConfig, VLLMJudgeConfig, VLLMSettings
+from roll_like.inference.vllm.arguments import DOCUMENTED, known_arguments, vllm_environment
+from roll_like.inference.vllm.config import ADAPTER_RANKS, VLLMConfig, VLLMJudgeConfig, VLLMSettings
 from roll_like.inference.vllm.images import torchvision_missing
 from roll_like.inference.vllm.served import adapter_layers
 from roll_like.registry import INFERENCE_ENGINES
