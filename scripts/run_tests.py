@@ -97,17 +97,18 @@ def run(stage: Stage, reports: Path, *, keep_output: bool = False) -> Result:
 
 
 def run_all(marked: str, reports: Path) -> list[Result]:
-    """Run every stage; what mostly waits, or takes one core, beside the unit tests."""
+    """Run every stage: whole runs, which mostly wait for processes, and beside them one after another what computes."""
     results = [run(LINT, reports)]
     with ThreadPoolExecutor(1) as executor:
         aside = [
-            executor.submit(run, each, reports, keep_output=True) for each in (sandbox(marked), TYPES, IMPORTS, SITE)
+            executor.submit(run, each, reports, keep_output=True)
+            for each in (unit(marked), sandbox(marked), TYPES, IMPORTS, SITE)
         ]
-        results.append(run(unit(marked), reports))
+        results.append(run(runs(marked), reports))
         for finished in aside:
             results.append(finished.result())
             print(f"\n=== {results[-1].stage.name}\n{results[-1].output}", end="", flush=True)
-    return [*results, run(runs(marked), reports)]
+    return results
 
 
 def slowest(reports: Path) -> list[tuple[float, str]]:

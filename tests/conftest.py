@@ -34,7 +34,8 @@ settings.register_profile("fewer", deadline=None, max_examples=15)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw fewer examples where slow tests are left out."""
+    """Draw fewer examples where slow tests are left out; wait for no disk, as no test cuts the power."""
+    os.fsync = lambda _: None
     settings.load_profile("fewer" if "not slow" in config.option.markexpr else "all")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_samples import same_cases
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from vocabulary_threads import compare_with_ranks
@@ -73,7 +73,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize("block_pairs", [0, 4, 1 << 30], ids=["pairs", "both", "blocks"])
 @pytest.mark.parametrize("entropy", [0.0, 0.6])
-@settings(same_cases, max_examples=30)
+@same_cases
 @given(
     tokens=st.integers(0, 7),
     chunk=st.sampled_from([(1, 1), (3, 2), (100, 100)]),

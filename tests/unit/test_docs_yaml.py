@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,11 @@ def test_a_file_that_a_page_shows_is_valid(page: Path, block: str, folder: Path)
     assert f"runs/{config.name}/model" in text or page.stem in {"dpo", "reward_model", "quickstart", "service"}
 
 
+@cache
+def start_values(start: Path) -> Mapping[str, Any]:
+    return read_source(start).values
+
+
 PARTS = [
     (page, block)
     for page, block in BLOCKS
@@ -91,8 +97,12 @@ def test_a_part_of_a_file_that_a_page_shows_is_valid(page: Path, block: str, fol
     assert isinstance(values, Mapping)
     reasons = []
     for start in STARTS:
-        given = read_source(start).values
+        given = start_values(start)
         if values.get("pipeline", given["pipeline"]) != given["pipeline"]:
+            continue
+        fields = PIPELINES.get(given["pipeline"]).model_fields
+        if unknown := set(values) - {field.alias or name for name, field in fields.items()} - {"extends"}:
+            reasons.append(f"{start.name}: {', '.join(unknown)} is no key")
             continue
         for further in ({}, EIGHT_GPUS):
             file = folder / "part.yaml"
