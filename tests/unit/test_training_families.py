@@ -222,6 +222,11 @@ def test_layers_with_a_state_are_refused_with_joined_rows(family: str, attention
         use_row_attention(make_family(family), attention, row_sharing=None)
 
 
+#: One without and one with windows, those with bounds and sinks; the others ask of it what these do.
+FLEX = ("llama", "mistral", *CAPPED)
+OTHERS = tuple(name for name in ATTENDING if name not in FLEX)
+
+
 @pytest.fixture
 def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own definition of flex attention, with its backward pass: only a check of the device is in the way."""
@@ -232,7 +237,7 @@ def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's compiler
 @pytest.mark.usefixtures("flex_on_cpu")
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ATTENDING)
+@pytest.mark.parametrize("family", [*FLEX, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_flex_attention_equals_transformers_on_each_sample(
     family: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
