@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-#: An image with `sh`, `bash`, core utilities and Python.
+#: An image with `sh`, `bash`, core utilities and Python, and with a volume.
 IMAGE = "localhost/roll-like-test:1"
 PROGRAMS = {"sh", "cat", "chown", "env", "head", "kill", "mkdir", "mv", "rm", "setsid", "sleep", "true", "python3"}
 PROGRAMS |= {"awk", "bash", "cp", "grep", "gzip", "ps", "tar", "touch"}
@@ -27,14 +27,16 @@ FOLDERS = ("tmp", "root", "app", "etc", "dev", "proc", "sys", "run", "home", "va
 
 def import_machine_image(engine: str) -> None:
     """Give an engine the image; `import` of a tar file takes no base."""
-    _import(engine, IMAGE, python_files() | _with_libraries(_found(PROGRAMS)))
+    _import(engine, IMAGE, python_files() | _with_libraries(_found(PROGRAMS)), "VOLUME /kept")
 
 
 def import_uv_image(engine: str, uv: Path) -> None:
     """Give an engine the image in which harnesses of verifiers install themselves."""
     programs = {*_found(PROGRAMS | {"id", "mktemp", "uname"}), str(uv)}
     files = python_files() | _with_libraries(programs) | {CERTIFICATES}
-    _import(engine, UV_IMAGE, files, f"PATH=/usr/bin:{uv.parent}", f"SSL_CERT_FILE={CERTIFICATES}", "HOME=/root")
+    _import(
+        engine, UV_IMAGE, files, f"ENV PATH=/usr/bin:{uv.parent}", f"ENV SSL_CERT_FILE={CERTIFICATES}", "ENV HOME=/root"
+    )
 
 
 def import_network_image(engine: str) -> None:
@@ -57,8 +59,8 @@ def write_machine_folder(folder: Path) -> None:
         (folder / "etc" / name).touch()
 
 
-def _import(engine: str, image: str, files: Iterable[str], *variables: str) -> None:
-    stated = [f"--change=ENV {each}" for each in variables]
+def _import(engine: str, image: str, files: Iterable[str], *instructions: str) -> None:
+    stated = [f"--change={each}" for each in instructions]
     subprocess.run([engine, "import", *stated, "-", image], input=_archive(files), check=True, capture_output=True)
 
 

@@ -54,7 +54,8 @@ class ApptainerContainer(Container):
             code, _, said = await run_engine(spec, "--quiet", "exec", *options, image, "sh", "-c", "true")
             remove_folder(Path(folder, OVERLAY))
         if code:
-            return "type", f"a container of {spec.image!r} does not start: {said[-500:]}"
+            limits = (key for key in ("memory_gib", "cpus") if getattr(spec, key) is not None and "cgroups" in said)
+            return next(limits, "type"), f"a container of {spec.image!r} does not start: {said[-500:]}"
         return None
 
     async def remove(self) -> None:

@@ -145,7 +145,7 @@ class Container:
         # one that was never seen may still be made, by an engine that has been asked for it
         settled = time.monotonic() + (0.0 if self._ran else SETTLE_SECONDS)
         while True:
-            code, _, said = await run_engine(self._spec, "rm", "--force", self._name)
+            code, _, said = await run_engine(self._spec, "rm", "--force", "--volumes", self._name)
             gone = code == 0 or re.search("no such container|no container with", said, re.IGNORECASE)
             if gone and time.monotonic() > settled:
                 return

@@ -2,12 +2,13 @@
 
 Run as a script, with nothing but the standard library, so that it costs a few megabytes:
 
-    python -I -S guardian.py [--events FILE] [--rescue SNAPSHOTS CHECKPOINTS] MARKER DIRECTORY … < pipe
+    python -I -S guardian.py [--events FILE] [--since TIME] [--rescue SNAPSHOTS CHECKPOINTS] MARKER DIRECTORY … < pipe
 
 The driver holds the pipe's other end, and writes `DONE` to it before it closes it. When it closes, because the driver
 is done or because it was killed, processes that inherited the marker in their environment are ended, the newest
 checkpoint that lies in memory only is brought to disk, and the directories are removed. If it was killed, so are
-containers that have the marker in a label or in a mounted folder. That it was killed is added to the run's events.
+containers that have the marker in a label or in a mounted folder. That it was killed is added to the run's events. If
+this process is killed too, the next run starts it again (`orphans.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +35,8 @@ WORKER_MARKER = "ROLL_LIKE_WORKER"
 PATIENCE, LEFT_OVER = 3.0, 0.3
 #: Longest removal of an engine's containers. Seconds.
 REMOVAL_SECONDS = 60.0
+#: The label with the name of a project of Docker Compose.
+PROJECT = "com.docker.compose.project"
 #: What the driver writes when it ends by itself.
 DONE = b"done"
 #: What the name of a directory that is not whole yet begins with.
@@ -89,14 +93,22 @@ def remove_containers(value: str, engines: Iterable[str] = ("docker", "podman", 
 
 
 def _end_labelled(engine: str, value: str) -> bool:
-    """Remove an engine's containers that have a value in a label; return whether there were any."""
+    """Remove an engine's containers that have a value in a label; return whether there were any.
+
+    Where they are of a project of Compose, its networks and volumes, which have not the value, go with them.
+    """
     run = partial(subprocess.run, check=False, capture_output=True, text=True, timeout=30)
     try:
         listed = run([engine, "ps", "--all", "--format={{.ID}} {{.Labels}}"])
-        found = [line.split()[0] for line in listed.stdout.splitlines() if value in line]
+        lines = [line for line in listed.stdout.splitlines() if value in line]
+        found = [line.split()[0] for line in lines]
         if found:  # killed first: an engine waits for what it only asks to end
             run([engine, "kill", *found])
-            run([engine, "rm", "--force", *found])
+            run([engine, "rm", "--force", "--volumes", *found])
+        for project in {name for line in lines for name in re.findall(rf"\b{PROJECT}=([^,\s]+)", line)}:
+            for kind in ("network", "volume"):
+                listed = run([engine, kind, "ls", "--quiet", f"--filter=label={PROJECT}={project}"])
+                run([engine, kind, "rm", *listed.stdout.split()])
     except subprocess.TimeoutExpired:
         return True
     return bool(found)
@@ -240,16 +252,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--events", type=Path)
     parser.add_argument("--rescue", type=Path, nargs=2)
+    parser.add_argument("--since", type=float, default=time.time())
     parser.add_argument("value")
     parser.add_argument("directories", nargs="*")
-    wanted, began = parser.parse_args(), time.time()
+    wanted = parser.parse_args()
     killed = sys.stdin.buffer.read() != DONE
     sweep(wanted.value, patience=PATIENCE if killed else LEFT_OVER)
     if killed:
         remove_containers(wanted.value)
     try:
         if killed and wanted.events is not None:
-            note_end(wanted.events, began)
+            note_end(wanted.events, wanted.since)
         if wanted.rescue is not None:
             rescue(*wanted.rescue)
     finally:

@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import RayError
 
 from roll_like.cluster import guardian
+from roll_like.cluster.orphans import hold_session
 from roll_like.cluster.resources import INSTALL_FOR_GPUS, torch_without_gpus
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import STOPPING, ResourceError
@@ -100,6 +101,7 @@ class RaySession:
         self._events = events
         self._directory: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._held: int | None = None
         self._without_token = False
 
     def __enter__(self) -> Self:
@@ -166,9 +168,9 @@ class RaySession:
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
         self._directory = Path("/tmp", f"roll-{secrets.token_hex(5)}")
+        self._directory.mkdir(mode=0o700)
         with spared():
             self._guard(self._directory)  # first: a signal may interrupt this at any point
-        self._directory.mkdir(mode=0o700)
         cpus = self._config.devices_per_node
         if self._config.device == "cuda":
             _require_gpus(self._config.devices_per_node)
@@ -202,11 +204,13 @@ class RaySession:
         """Start the process that clears up after this one, even after `kill -9`."""
         rescue = [] if self._checkpoints is None else ["--rescue", self.snapshots, self._checkpoints.absolute()]
         events = [] if self._events is None else ["--events", self._events.absolute()]
-        arguments = [*events, *rescue, directory.name, directory, self.memory, self.snapshots]
+        run = [*map(str, [*events, *rescue])]
+        whole = [*map(str, [directory.name, directory, self.memory, self.snapshots])]
+        self._held = hold_session(directory, whole, run, self._lock)
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, *map(str, arguments)],
+            [sys.executable, "-I", "-S", guardian.__file__, *run, *whole],
             stdin=subprocess.PIPE,
-            pass_fds=[] if self._lock is None else [self._lock],
+            pass_fds=[self._held] if self._lock is None else [self._held, self._lock],
             start_new_session=True,  # a terminal's Ctrl-C is not for it
         )
         os.environ[guardian.MARKER] = directory.name
@@ -226,6 +230,11 @@ class RaySession:
             with suppress(subprocess.TimeoutExpired):  # it goes on by itself
                 self._guardian.wait(CLEAR_UP_SECONDS)
             self._guardian = None
+        elif self._directory is not None:  # interrupted before there was one
+            guardian.remove_folder(self._directory)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
         self._directory = None
 
     def _leave(self) -> None:

@@ -14,6 +14,7 @@ from roll_like.check.gpus import require_capable, require_room
 from roll_like.cluster import RaySession, ResourceManager, watching
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.cluster.node_watch import RoleMemory
+from roll_like.cluster.orphans import clear_up_orphans
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.config.training import LoRAConfig
@@ -48,6 +49,7 @@ def running(
         StopRequested: A signal to stop arrived meanwhile.
     """
     directory, resumed_run = resolve_run_folder(config, resume)
+    clear_up_orphans()  # first: its own newest checkpoint may be among what is left
     with ExitStack() as stack:
         lock = stack.enter_context(locked(directory))
         stack.enter_context(rare_garbage_collection())
@@ -201,6 +203,7 @@ def measuring(config: RunConfig, logs: Path | None = None) -> Iterator[tuple[Res
         logs: Where workers' output goes; default: `evaluation-logs` beside the runs.
     """
     logs = logs or config.runs_dir / "evaluation-logs"
+    clear_up_orphans()
     with ExitStack() as stack:
         session = stack.enter_context(RaySession(config.resources, logs))
         resources = stack.enter_context(ResourceManager(config.resources))

@@ -32,6 +32,13 @@ supervise.QUIET_SECONDS = 30.0
 def driver():
     os.kill(os.getpid(), signal.SIGKILL)
 
+def driver_and_guardian():
+    for process in psutil.Process().children():
+        if any(each.endswith("guardian.py") for each in process.cmdline()):
+            process.kill()
+            process.wait()
+    driver()
+
 def wait():
     time.sleep(60)  # a run of a few steps might be over before Ray's end is noticed
 
@@ -75,6 +82,9 @@ PHASES = {
     "generating": [("roll_like.policy_gradient.workers.Workers.generating", 3, "driver")],
     "rewarding": [("roll_like.rollout.reward_pools.RewardPool.score", 9, "driver")],
     "training": [("roll_like.training.engine.TrainingEngine.train_step", 3, "driver")],
+    "training, with what would clear up": [
+        ("roll_like.training.engine.TrainingEngine.train_step", 3, "driver_and_guardian")
+    ],
     "syncing": [("roll_like.inference.weight_transfer.sync.WeightSync.push", 3, "driver")],
     "saving": [("roll_like.run.state.RunState._save_engines", 2, "driver")],
     "copying": [("roll_like.run.checkpoint.CheckpointStore.copy", 1, "driver")],

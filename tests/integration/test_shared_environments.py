@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,12 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from chat_templates import renderer
 from fake_policy import FakePolicy, assert_token_exact, episode_settings
@@ -23,7 +25,7 @@ from hygiene import nothing_left
 from machine_image import IMAGE, import_machine_image
 from run_config import command_here
 
-from roll_like.agents.episode import EpisodeLimits, VerifiersSpec
+from roll_like.agents.episode import EpisodeLimits, VerifiersLost, VerifiersSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
@@ -99,25 +101,28 @@ def weather() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["podman", "docker"])
-def harbor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Tasks of Harbor in a repository, and what plays them: one of them cannot be scored."""
-    engine, folder = request.param, tmp_path_factory.mktemp("harbor")
+def engine(request: pytest.FixtureRequest) -> str:
+    return engine_with_image(request.param)
+
+
+def engine_with_image(name: str) -> str:
     try:
-        subprocess.run([engine, "info"], check=True, capture_output=True, timeout=60)
-        import_machine_image(engine)
+        subprocess.run([name, "info"], check=True, capture_output=True, timeout=60)
+        import_machine_image(name)
     except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"{engine} does not run containers here: {error}")
-    score = '[ "$(cat answer)" = {} ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n'
-    tests = {"one": score.format("one"), "two": score.format("two"), "wrong": "echo no such file >&2; exit 3\n"}
-    for name, test in tests.items():
-        (folder / name / "tests").mkdir(parents=True)
-        (folder / name / "environment").mkdir()
-        (folder / name / "task.toml").write_text(f'version = "1.0"\n[environment]\ndocker_image = "{IMAGE}"\n')
-        (folder / name / "instruction.md").write_text(f"Write {name} into the file `answer`.\n")
-        (folder / name / "tests" / "test.sh").write_text(test)
+        pytest.skip(f"{name} does not run containers here: {error}")
+    return name
+
+
+def harbor_tasks(folder: Path, engine: str, tasks: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Write tasks of Harbor, as files by name, into a repository; return what plays them."""
+    for name, files in tasks.items():
+        for path, text in files.items():
+            (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / path).write_text(text)
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "Tasks"]):
         subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments], cwd=folder, check=True)
-    rows = [{"name": name, "git_url": str(folder), "path": name} for name in tests]
+    rows = [{"name": name, "git_url": str(folder), "path": name} for name in tasks]
     registry = [{"name": "toy", "version": "1.0", "description": "", "tasks": rows}]
     (folder / "registry.json").write_text(json.dumps(registry))
     return {
@@ -125,6 +130,26 @@ def harbor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "runtime": engine,
         "env": {"PYTHONPATH": str(ROOT / "tests" / "verifiers_tasks"), "HOME": str(folder)},  # Harbor's cache
     }
+
+
+def harbor_task(name: str, test: str | None = None, image: str | None = IMAGE) -> dict[str, str]:
+    """The files of a task that asks for a word in the file `answer`."""
+    environment = "" if image is None else f'docker_image = "{image}"\n'
+    score = (
+        f'[ "$(cat answer)" = {name} ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n'
+    )
+    return {
+        "task.toml": f'version = "1.0"\n[environment]\n{environment}',
+        "instruction.md": f"Write {name} into the file `answer`.\n",
+        "tests/test.sh": test or score,
+        "environment/.keep": "",
+    }
+
+
+def harbor_examples(folder: Path, engine: str) -> dict[str, Any]:
+    """Tasks of which one cannot be scored."""
+    wrong = harbor_task("wrong", "echo no such file >&2; exit 3\n")
+    return harbor_tasks(folder, engine, {"one": harbor_task("one"), "two": harbor_task("two"), "wrong": wrong})
 
 
 def entry(name: str, **changes: Any) -> VerifiersSpec:
@@ -261,7 +286,8 @@ async def test_tools_of_nemo_gym_are_called(weather: str, tmp_path: Path) -> Non
 
 
 @needs_harbor
-async def test_tasks_of_harbor_are_played_in_containers(harbor: dict[str, Any]) -> None:
+async def test_tasks_of_harbor_are_played_in_containers(engine: str, tmp_path: Path) -> None:
+    harbor = harbor_examples(tmp_path, engine)
     seats = {"runtime": {"type": harbor["runtime"]}, "harness": {"id": "shells"}}
     async with table(entry("harbor", taskset=harbor["taskset"], env=harbor["env"], seats=seats)) as each:
         assert (await each.play(FakePolicy(CHATML, ["echo two > answer"]), seed=1)).reward == 1.0
@@ -270,6 +296,84 @@ async def test_tasks_of_harbor_are_played_in_containers(harbor: dict[str, Any]) 
         assert "Write one into the file" in str(missed.record[0].shown)
         with pytest.raises(EnvError, match=r"Harbor verifier produced no reward\.json and no valid reward\.txt"):
             await each.play(FakePolicy(CHATML, ["true"]), seed=2)
+
+
+#: Of an image that is built: the answer has to be made of what only that image has.
+BUILT = f"FROM {IMAGE}\nRUN echo secret > /app/hidden\nWORKDIR /app\n"
+
+
+@needs_harbor
+async def test_an_image_of_harbor_that_is_built_before_the_run(engine: str, tmp_path: Path) -> None:
+    task = {**harbor_task("secret", image=None), "environment/Dockerfile": BUILT}
+    played = harbor_tasks(tmp_path, engine, {"built": task})
+    seats: dict[str, Any] = {"runtime": {"type": engine}, "harness": {"id": "shells"}}
+    async with table(entry("harbor", taskset=played["taskset"], env=played["env"], seats=seats, held_out=0)) as each:
+        with pytest.raises(EnvError, match="building Dockerfiles isn't supported"):
+            await each.play(FakePolicy(CHATML, ["true"]))
+    image = "localhost/roll-like-built:1"
+    subprocess.run([engine, "build", "--quiet", "--tag", image, tmp_path / "built" / "environment"], check=True)
+    try:
+        seats["runtime"]["image"] = image
+        taskset = {**played["taskset"], "ignore_dockerfile": True}
+        async with table(entry("harbor", taskset=taskset, env=played["env"], seats=seats, held_out=0)) as each:
+            assert (await each.play(FakePolicy(CHATML, ["cat /app/hidden > answer"]))).reward == 1.0
+            assert (await each.play(FakePolicy(CHATML, ["echo > answer"]))).reward == 0.0
+    finally:
+        subprocess.run([engine, "rmi", image], check=True, capture_output=True)
+
+
+#: A task with a service beside the one that the policy works in, whose image is built from a Dockerfile.
+COMPOSED = f"""
+services:
+  main:
+    build: .
+    command: sleep infinity
+    depends_on: [words]
+    volumes: [kept:/kept]
+  words:
+    image: {IMAGE}
+    command: sh -c "mkdir /tmp/words && cd /tmp/words && echo composed > word && exec python3 -m http.server 8000"
+volumes: {{kept: {{}}}}
+"""
+ASKED = 'from urllib.request import urlopen; print(urlopen("http://words:8000/word").read().decode())'
+
+
+@needs_harbor
+async def test_tasks_of_harbor_that_use_compose(engine: str, tmp_path: Path) -> None:
+    if (
+        engine != "docker"
+        or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("verifiers runs Compose's files of Harbor's tasks with `docker compose` alone")
+    files = {"environment/docker-compose.yaml": COMPOSED, "environment/Dockerfile": BUILT}
+    played = harbor_tasks(tmp_path, engine, {"composed": {**harbor_task("composed", image=None), **files}})
+    seats = {"runtime": {"type": engine}, "harness": {"id": "shells"}}
+    spec = entry("harbor", taskset=played["taskset"], env=played["env"], seats=seats, held_out=0)
+    async with table(spec) as each:
+        with pytest.raises(EnvError, match=r"only run trusted tasks with --env\.trust-compose"):
+            await each.play(FakePolicy(CHATML, ["true"]))
+    spec = replace(spec, config={**spec.config, "trust_compose": True})
+    networks = docker("network", "ls", "--format={{.Name}}")
+    async with table(spec) as each:
+        answer = f"cat /app/hidden && python3 -c '{ASKED}' > answer"
+        assert (await each.play(FakePolicy(CHATML, [answer]))).reward == 1.0
+        assert (await each.play(FakePolicy(CHATML, ["echo > answer"]))).reward == 0.0
+        policy = FakePolicy(CHATML, ["true"])
+        policy.open.clear()
+        playing = asyncio.ensure_future(each.play(policy))
+        while not policy.requests:
+            await asyncio.sleep(0.05)
+        for server in psutil.Process().children():
+            server.kill()  # it had no time to end the project
+        with pytest.raises(VerifiersLost, match="ended with status -9"):
+            await playing
+    assert docker("ps", "--all", "--format={{.Names}}", "--filter=name=vf-") == ""
+    assert docker("network", "ls", "--format={{.Name}}") == networks
+    assert docker("volume", "ls", "--format={{.Name}}", "--filter=name=vf-") == ""
+
+
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 EXAMPLE_RUNS = [
@@ -307,7 +411,7 @@ def test_the_example_trains(name: str, tiny_model: Path, tmp_path: Path, request
     elif name == "openenv_direct":
         changes["environments.0.kwargs.base_url"] = request.getfixturevalue("numbers")
     elif name == "harbor":
-        played = request.getfixturevalue("harbor")
+        played = harbor_examples(tmp_path / "tasks", engine_with_image("podman"))
         changes |= {f"environments.0.verifiers.taskset.{key}": value for key, value in played["taskset"].items()}
         changes |= {f"environments.0.verifiers.env.{key}": value for key, value in played["env"].items()}
         changes["environments.0.verifiers.taskset.tasks"] = "[one, two]"

@@ -1,0 +1,69 @@
+"""Clears up after sessions whose driver and guardian were both killed, as by a machine that ran out of memory.
+
+A session's folder has a note of what its guardian was started with. The driver and the guardian hold a lock on it: one
+that can be locked is of a session that nobody clears up. The next run starts that guardian again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from roll_like.cluster import guardian
+
+#: Name of the note in a session's folder.
+NOTE = "session.json"
+
+
+def hold_session(folder: Path, whole: Sequence[str], run: Sequence[str], lock: int | None) -> int:
+    """Write a session's note; return the descriptor of its lock, which goes with the last process that has it.
+
+    Args:
+        folder: The session's.
+        whole: Arguments of the guardian that say what is removed.
+        run: Those that say what it writes into the run's folder.
+        lock: Descriptor of the file whose lock is the run's folder; None where there is none.
+    """
+    note = {"whole": [*whole], "run": [*run], "lock": None if lock is None else os.readlink(f"/proc/self/fd/{lock}")}
+    descriptor = os.open(folder / NOTE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.write(descriptor, json.dumps(note).encode())
+    return descriptor
+
+
+def clear_up_orphans(place: Path = Path("/tmp")) -> None:
+    """End and remove what is left of this user's sessions on this machine that have neither driver nor guardian.
+
+    Args:
+        place: Where the folders of sessions are.
+    """
+    for path in place.glob(f"roll-*/{NOTE}"):
+        with suppress(OSError), path.open("r+b") as note:  # it goes, is another user's, or lives: it is locked
+            if os.fstat(note.fileno()).st_uid != os.geteuid():
+                continue
+            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if written := note.read():
+                print(f"ending and removing what a run that was killed left in {path.parent}", file=sys.stderr)
+                _clear_up(json.loads(written), note.fileno())
+
+
+def _clear_up(note: dict[str, Any], descriptor: int) -> None:
+    """Do what the session's guardian would have done."""
+    with ExitStack() as stack:
+        run: list[str] = []
+        held = [descriptor]
+        if note["lock"] is not None:
+            with suppress(OSError):  # the folder is gone, or another process runs in it: it keeps its own state
+                lock = stack.enter_context(Path(note["lock"]).open("rb+"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.append(lock.fileno())
+                run = [*note["run"], f"--since={os.fstat(descriptor).st_mtime}"]
+        command = [sys.executable, "-I", "-S", guardian.__file__, *run, *note["whole"]]
+        subprocess.run(command, stdin=subprocess.DEVNULL, pass_fds=held, start_new_session=True, check=False)
