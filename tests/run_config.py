@@ -13,6 +13,7 @@ from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hygiene import TEST_MARKER
 
@@ -234,9 +235,18 @@ def finish_run(config: Path, *arguments: str, timeout: float = 300) -> tuple[int
     return process.returncode, output
 
 
-def run_here(config: Path, *arguments: str) -> tuple[int, str]:
-    """Do as `finish_run` in this process, on the Ray that is up: seconds less, and the same output and exit code."""
-    return command_here(config.parent, "run", "--config", str(config), *arguments)
+def run_here(config: Path, *arguments: str, curves: bool = False) -> tuple[int, str]:
+    """Do as `finish_run` in this process, on the Ray that is up: seconds less, and the same output and exit code.
+
+    Args:
+        config: The run's file.
+        arguments: Further ones of `roll-like run`.
+        curves: Whether `curves.png` is drawn at the end, which takes a second.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not curves:
+            patch.setattr("roll_like.metrics.summary.draw_curves", lambda *_: None)
+        return command_here(config.parent, "run", "--config", str(config), *arguments)
 
 
 def command_here(folder: Path, *arguments: str) -> tuple[int, str]:

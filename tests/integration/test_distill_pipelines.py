@@ -46,7 +46,7 @@ def test_a_student_of_given_conversations(tmp_path: Path, models: tuple[Path, Pa
     settings = {"steps": 8, "checkpoint": {"every": 1, "keep": 2, "export": True}, "metrics": PLAIN}
     with nothing_left():
         config = write_distill_run(whole, *models, **settings)
-        code, output = run_here(config)
+        code, output = run_here(config, curves=True)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     before, after = (read_lines(run / "evaluations.jsonl")[place] for place in (0, -1))

@@ -23,7 +23,7 @@ def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path:
     precise = {"model": {"path": str(tiny_model), "dtype": "float32"}, "steps": 6}
     with nothing_left():
         config = write_dpo_run(whole, tiny_model, **precise, checkpoint={"export": True})
-        code, output = run_here(config)
+        code, output = run_here(config, curves=True)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     found = losses(run)

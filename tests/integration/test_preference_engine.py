@@ -92,8 +92,8 @@ def plain(float_model: Path) -> tuple[float, dict[str, torch.Tensor]]:
         {},
         {"zero_stage": 3, "max_tokens_per_micro_batch": 48},
         {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 48, "backend": "fsdp2"},
-        {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 32},
-        {"workers": 2, "zero_stage": 2, "gradient_checkpointing": True},
+        pytest.param({"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 32}, marks=pytest.mark.slow),
+        pytest.param({"workers": 2, "zero_stage": 2, "gradient_checkpointing": True}, marks=pytest.mark.slow),
         {"workers": 2, "zero_stage": 1, "sequence_parallel": 2, "max_tokens_per_micro_batch": 24},
     ],
 )

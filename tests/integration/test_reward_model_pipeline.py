@@ -36,7 +36,7 @@ def test_a_reward_model_is_learned_and_one_that_was_killed_goes_on(tmp_path: Pat
     epochs = {"steps": None, "epochs": 4}  # 4 × 20 pairs, 8 a step
     with nothing_left():
         config = write_reward_model_run(whole, tiny_model, **epochs, checkpoint={"export": True})
-        code, output = run_here(config)
+        code, output = run_here(config, curves=True)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     lines, (before, after) = read_lines(run / "metrics.jsonl"), read_lines(run / "evaluations.jsonl")

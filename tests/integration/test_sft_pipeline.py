@@ -26,7 +26,7 @@ def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model
     export = {"every": 1, "keep": 2, "export": True}
     with nothing_left():
         config = write_sft_run(whole, tiny_model, **precise, checkpoint=export)
-        code, output = run_here(config)
+        code, output = run_here(config, curves=True)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     summary = json.loads((run / "summary.json").read_text())

@@ -94,7 +94,7 @@ def test_adapters_sharded_over_two_ranks(tmp_path: Path, name: str) -> None:
     halves.mkdir()
     config = case.write(whole, *models, **settings)
     with nothing_left():
-        code, output = run_here(config)
+        code, output = run_here(config, curves=True)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     series = [step[case.series] for step in read_lines(run / "metrics.jsonl")]

@@ -352,7 +352,7 @@ def test_every_family_is_computed_as_on_one_rank(models: Path) -> None:
     ("written", "ranks", "tensor_parallel"),
     [
         ("divided", 2, 1),
-        ("alone", 2, 2),
+        pytest.param("alone", 2, 2, marks=pytest.mark.slow),
         pytest.param("divided", 1, 1, marks=pytest.mark.slow),
         pytest.param("divided", 4, 2, marks=pytest.mark.slow),
     ],

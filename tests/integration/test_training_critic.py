@@ -116,14 +116,14 @@ def plain(float_model: Path) -> PlainCritic:
     ("workers", "zero_stage", "options"),
     [
         (1, 0, {"share_prompts": False}),
-        (1, 1, {"max_tokens_per_micro_batch": 48}),
-        (1, 2, {"max_tokens_per_micro_batch": 48}),
+        pytest.param(1, 1, {"max_tokens_per_micro_batch": 48}, marks=pytest.mark.slow),
+        pytest.param(1, 2, {"max_tokens_per_micro_batch": 48}, marks=pytest.mark.slow),
         (1, 3, {"max_tokens_per_micro_batch": 96}),
-        (2, 0, {"max_tokens_per_micro_batch": 48}),
-        (2, 1, {"share_prompts": False, "max_tokens_per_micro_batch": 64}),
+        pytest.param(2, 0, {"max_tokens_per_micro_batch": 48}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {"share_prompts": False, "max_tokens_per_micro_batch": 64}, marks=pytest.mark.slow),
         (2, 2, {"max_tokens_per_micro_batch": 48, "gradient_checkpointing": True}),
         (2, 3, {"max_tokens_per_micro_batch": 96, "attention": "varlen", "gradient_checkpointing": True}),
-        (2, 3, {"max_tokens_per_micro_batch": 48}),
+        pytest.param(2, 3, {"max_tokens_per_micro_batch": 48}, marks=pytest.mark.slow),
         (2, 3, {"max_tokens_per_micro_batch": 48, "sequence_parallel": 2}),
         (2, 3, {"max_tokens_per_micro_batch": 48, "backend": "fsdp2"}),
     ],
@@ -155,7 +155,8 @@ def test_values_and_updates_equal_a_plain_loop(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "workers", "zero_stage"), [("bfloat16", 1, 1), ("bfloat16", 1, 0), ("float32", 2, 3)]
+    ("dtype", "workers", "zero_stage"),
+    [pytest.param("bfloat16", 1, 1, marks=pytest.mark.slow), ("bfloat16", 1, 0), ("float32", 2, 3)],
 )
 def test_a_resumed_critic_goes_on_bit_for_bit(
     resources: ResourceManager, float_model: Path, tmp_path: Path, dtype: str, workers: int, zero_stage: int

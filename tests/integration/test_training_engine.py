@@ -89,26 +89,29 @@ def reference_update(resources: ResourceManager, float_model: Path) -> tuple[dic
         return weights(trainer), report["train/grad_norm"]
 
 
+CHUNKS = {"logprob_chunk_tokens": 7, "logprob_chunk_vocab": 100}
+
+
 @pytest.mark.parametrize(
     ("workers", "zero_stage", "options"),
     [
         (1, 0, {}),
         (1, 1, {"max_tokens": 48}),
-        (1, 2, {"max_tokens": 48}),
+        pytest.param(1, 2, {"max_tokens": 48}, marks=pytest.mark.slow),
         (1, 3, {"max_tokens": 96}),
-        (2, 0, {"max_tokens": 48}),
-        (2, 1, {"share_prompts": False, "max_tokens": 64}),
+        pytest.param(2, 0, {"max_tokens": 48}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {"share_prompts": False, "max_tokens": 64}, marks=pytest.mark.slow),
         (2, 2, {"max_tokens": 48, "gradient_checkpointing": True}),
         (2, 3, {"max_tokens": 96, "attention": "varlen", "gradient_checkpointing": True}),
         (2, 0, {"max_tokens": 48, "sequence_parallel": 2}),
         (2, 3, {"max_tokens": 48, "sequence_parallel": 2, "gradient_checkpointing": True}),
-        (2, 3, {"max_tokens": 48, "logprob_chunk_tokens": 7, "logprob_chunk_vocab": 100}),
+        pytest.param(2, 3, {"max_tokens": 48, **CHUNKS}, marks=pytest.mark.slow),
         (1, 3, {"max_tokens": 96, "backend": "fsdp2"}),
         (2, 3, {"max_tokens": 96, "backend": "fsdp2", "attention": "varlen", "gradient_checkpointing": True}),
-        (2, 3, {"max_tokens": 48, "backend": "fsdp2", "logprob_chunk_tokens": 7, "logprob_chunk_vocab": 100}),
+        (2, 3, {"max_tokens": 48, "backend": "fsdp2", **CHUNKS}),
         # what a GPU would give up is in host memory here already; DeepSpeed takes the same paths
-        (1, 1, {"max_tokens": 48, "offload": "optimizer"}),
-        (2, 2, {"max_tokens": 48, "offload": "optimizer"}),
+        pytest.param(1, 1, {"max_tokens": 48, "offload": "optimizer"}, marks=pytest.mark.slow),
+        pytest.param(2, 2, {"max_tokens": 48, "offload": "optimizer"}, marks=pytest.mark.slow),
         (2, 3, {"max_tokens": 48, "offload": "optimizer"}),
         (2, 3, {"max_tokens": 48, "offload": "optimizer_and_parameters"}),
     ],
