@@ -78,7 +78,7 @@ async def test_the_wall_clock_ends_a_sleeper(box):
     begun = time.monotonic()
     report = await box.run(Program("import time; print('x', flush=True); time.sleep(60)"), "", Limits(wall_seconds=0.5))
     assert (report.ended, report.stdout) == (Ended.TIMEOUT, b"x\n")
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ print('gone')
 """
     begun = time.monotonic()
     assert await printed(box, source) == "gone"
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 30
     assert not [found for zygote in box._pool._idle for found in workers_of(zygote.process.pid)]
 
 

@@ -257,10 +257,10 @@ def test_numbers_have_a_largest_size() -> None:
 def test_keys_made_to_collide_are_refused_quickly(tag: str) -> None:
     prime = (1 << 61) - 1  # hash(k * prime) == 0
     keys = ",".join(f'["i","{k * prime:x}"]' + (",0" if tag == "d" else "") for k in range(8, 40_000))
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(CodecError, match="share a hash"):
         decode(f'["{tag}",{keys}]'.encode())
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_special_floats_are_tagged() -> None:

@@ -201,9 +201,9 @@ def test_too_long_a_program_is_refused() -> None:
     "program", ["-" * 100_000 + "1", "import " + "a." * 100_000 + "b", "x = '\\d'", "+".join(["1"] * 15_000)]
 )
 def test_parsing_here_is_left_out_where_it_is_costly(program: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert syntax_error(program) is None
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 @pytest.mark.parametrize(
