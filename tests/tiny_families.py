@@ -23,6 +23,15 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 2.0,
+    "original_max_position_embeddings": 512,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 ALTERNATING = ["sliding_attention", "full_attention"]
 #: Family → (model class, configuration class, settings of its own).
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -73,15 +82,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_local_experts": 4,
             "sliding_window": WINDOW,
             "layer_types": ALTERNATING,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 150000.0,
-                "factor": 2.0,
-                "original_max_position_embeddings": 512,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-            },
+            "rope_parameters": YARN,
         },
     ),
 }
@@ -98,6 +99,7 @@ TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
             "topk_group": 1,
             "moe_intermediate_size": 48,
             "first_k_dense_replace": 1,
+            "num_attention_heads": 4,
             "num_key_value_heads": 4,
             "q_lora_rank": 32,
             "kv_lora_rank": 32,
@@ -105,6 +107,55 @@ TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
             "qk_rope_head_dim": 16,
             "qk_nope_head_dim": 16,
             "v_head_dim": 32,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        "DeepseekV2Config",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 48,
+            "first_k_dense_replace": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+        },
+    ),
+    "glm4_moe": (
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 48,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "llama_biased": ("LlamaForCausalLM", "LlamaConfig", {"attention_bias": True}),
+    "qwen3_moe_mixed": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {
+            **EXPERTS,
+            "num_experts": 4,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
         },
     ),
 }
@@ -137,9 +188,10 @@ def make_family(name: str, directory: Path, *, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, model_class)(config)
-        for parameter in model.parameters():
+        chosen_by = [each for key, each in model.named_buffers() if key.endswith("e_score_correction_bias")]
+        for tensor in (*model.parameters(), *chosen_by):
             # norms are born as ones, biases and sinks as zeros: nothing would notice that they are missing
-            parameter.data.add_(0.05 * torch.randn_like(parameter))
+            tensor.data.add_(0.05 * torch.randn_like(tensor))
     model.float().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -257,7 +257,7 @@ class MegatronBackend(TrainingBackend):
                 config,
                 described,
                 attention=attention_of(language),
-                inverse_frequencies=backbone.rotary_emb.inv_freq,
+                backbone=backbone,
                 vocabulary=-(-place.vocabulary // size) * size,
                 tied=bool(heads) and heads[0].weight is backbone.embed_tokens.weight,
                 head=bool(heads),

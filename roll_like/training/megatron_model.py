@@ -12,19 +12,23 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import RowParallelLinear, set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from roll_like.config.training import TrainerConfig
-from roll_like.models.megatron_plan import head_width
+from roll_like.models.megatron_plan import LATENT, Mixture, head_width, output_bias, window_of
 from roll_like.models.router import UNKNOWN
 from roll_like.training.joined import KERNELS, JoinedAttention, joined_attention, joined_attention_forward
+from roll_like.training.megatron_latent import LatentAttention
 from roll_like.training.megatron_weights import Place
 from roll_like.training.segments import RowSegments
 
@@ -73,6 +77,8 @@ class Routes:
         self._counts: Tensor | None = None  # of given experts: those that the layers would not have chosen, and all
         for chunk in chunks:
             for index, layer in enumerate(chunk.decoder.layers):
+                if not layer.is_moe_layer:
+                    continue
                 choice = ExpertChoice(self, index + first_layer(chunk))
                 layer.mlp.router.router_replay = choice
                 layer.register_forward_pre_hook(choice.enter, with_kwargs=True)
@@ -144,14 +150,30 @@ class RowAttention(nn.Module):
     """Attention over joined rows (`joined.py`); Megatron-Core's own knows no prompts that samples share.
 
     What tokens may see comes as `attention_bias` (`LayerRows`): Megatron-Core keeps that for layers it computes again.
+
+    Args:
+        kind: What computes it.
+        model: The transformers model's configuration.
+        scale: Factor of products of queries and keys.
+        config: Megatron-Core's description of the model.
+        layer_number: The model's layer, from 1.
     """
 
+    sinks: nn.Parameter | None
+
     def __init__(
-        self, kind: JoinedAttention, *_: Any, config: Any, softmax_scale: float | None = None, **__: Any
+        self, kind: JoinedAttention, model: Any, scale: float, *_: Any, config: Any, layer_number: int, **__: Any
     ) -> None:
         super().__init__()
         self.kernel = KERNELS[kind]
-        self.scale = softmax_scale or config.kv_channels**-0.5
+        self.scale = scale
+        self.window = window_of(model, layer_number - 1)
+        self.sinks = None
+        if model.model_type == "gpt_oss":
+            own = model.num_attention_heads // config.tensor_model_parallel_size
+            device = torch.cuda.current_device()
+            self.sinks = nn.Parameter(torch.empty(own, dtype=config.params_dtype, device=device))
+            set_tensor_model_parallel_attributes(self.sinks, is_parallel=True, dim=0, stride=1)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, attention_bias: LayerRows, **__: Any
@@ -161,10 +183,30 @@ class RowAttention(nn.Module):
         tokens = _own_tokens(segments)
         query, key, value = (each[:tokens].permute(1, 2, 0, 3) for each in (query, key, value))
         output_1THE = joined_attention_forward(
-            self.kernel, self, query, key, value, None, row_segments=segments, scaling=self.scale
+            self.kernel,
+            self,
+            query,
+            key,
+            value,
+            None,
+            row_segments=segments,
+            scaling=self.scale,
+            sliding_window=self.window,
+            s_aux=self.sinks,
         )[0]
         output_T1D = output_1THE.flatten(2).transpose(0, 1)
         return nn.functional.pad(output_T1D, (0, 0, 0, 0, 0, _filled(tokens) - tokens))
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        """Say to Megatron-Core's checkpoints which part of the sinks this rank has."""
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(keep_vars=True),
+            prefix,
+            {"sinks": 0},
+            sharded_offsets,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
 
 
 class Positions(nn.Module):
@@ -256,24 +298,40 @@ def transformer_config(config: Any, settings: TrainerConfig, dtype: torch.dtype)
     """Return Megatron-Core's description of a transformers model that `refuse_no_converter` lets pass."""
     pipeline, virtual = settings.pipeline_parallel, settings.virtual_pipeline
     more: dict[str, Any] = {}
-    if getattr(config, "num_experts", None):
+    mixture = Mixture.of(config)
+    if mixture is not None:
         more |= {
-            "num_moe_experts": config.num_experts,
-            "moe_router_topk": config.num_experts_per_tok,
-            "moe_ffn_hidden_size": config.moe_intermediate_size,
+            "num_moe_experts": mixture.experts,
+            "moe_router_topk": mixture.active,
+            "moe_ffn_hidden_size": mixture.width,
+            "moe_shared_expert_intermediate_size": mixture.shared or None,
+            "moe_layer_freq": 1 if all(mixture.layers) else [int(each) for each in mixture.layers],
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_grouped_gemm": False,
-            "moe_router_pre_softmax": not config.norm_topk_prob,
+            "moe_router_score_function": "sigmoid" if mixture.sigmoid else "softmax",
+            "moe_router_pre_softmax": not mixture.normalised,
+            "moe_router_topk_scaling_factor": mixture.factor,
+            "moe_router_num_groups": mixture.groups or None,
+            "moe_router_group_topk": mixture.best or None,
             "moe_router_dtype": "fp32",
             "expert_tensor_parallel_size": settings.expert_tensor_parallel,
             "moe_permute_fusion": False,
+        }
+    if config.model_type == "gpt_oss":
+        more |= {
+            "add_bias_linear": True,
+            "activation_func": partial(_bent_sigmoid_unit, config.swiglu_alpha),
+            "activation_func_clamp_value": config.swiglu_limit,
+            "glu_linear_offset": 1.0,
         }
     if virtual > 1:
         # batched sends between two ranks are taken for each other, and gradients are wrong without an error
         more |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     if settings.gradient_checkpointing:
         more |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    bias = bool(getattr(config, "attention_bias", False))
+    common: dict[str, Any] = {"add_bias_linear": False, "activation_func": nn.functional.silu, **more}
     return TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -281,13 +339,11 @@ def transformer_config(config: Any, settings: TrainerConfig, dtype: torch.dtype)
         num_query_groups=config.num_key_value_heads,
         kv_channels=head_width(config),
         ffn_hidden_size=config.intermediate_size,
-        activation_func=nn.functional.silu,
         gated_linear_unit=True,
-        add_bias_linear=False,
-        add_qkv_bias=config.model_type == "qwen2",
+        add_qkv_bias=config.model_type == "qwen2" or bias,
         normalization="RMSNorm",
         layernorm_epsilon=config.rms_norm_eps,
-        qk_layernorm=config.model_type.startswith("qwen3"),
+        qk_layernorm=config.model_type.startswith("qwen3") or getattr(config, "use_qk_norm", False),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         bias_activation_fusion=False,
@@ -309,24 +365,48 @@ def transformer_config(config: Any, settings: TrainerConfig, dtype: torch.dtype)
         moe_token_dispatcher_type="alltoall",  # also of dense models: `variable_seq_lengths` asks for it
         calculate_per_token_loss=True,  # losses add up over micro-batches and ranks
         perform_initialization=False,
-        **more,
+        **common,
     )
 
 
-def _layers(config: Any, attention: JoinedAttention) -> Any:
-    """Return what makes the layers of a chunk: Megatron-Core's own without Transformer Engine, and the above."""
+def _bent_sigmoid_unit(slope: float, gate: Tensor) -> Tensor:
+    """Return gpt-oss's activation: a SiLU whose sigmoid is steeper."""
+    return gate * torch.sigmoid(gate * slope)
+
+
+def _layer(config: Any, described: Any, attention: JoinedAttention, first: Any, experts: int | None) -> Any:
+    """Return what makes a layer of a chunk: Megatron-Core's own without Transformer Engine, and the above.
+
+    Args:
+        config: The transformers model's.
+        described: The same of `transformer_config`.
+        attention: What computes attention over joined rows.
+        first: The transformers model's attention in its first layer.
+        experts: Experts of the layer; None for none.
+    """
     layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
-        moe_grouped_gemm=False,
-        qk_layernorm=config.qk_layernorm,
-        normalization="RMSNorm",
+        num_experts=experts, moe_grouped_gemm=False, qk_layernorm=described.qk_layernorm, normalization="RMSNorm"
     )
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    core = partial(RowAttention, attention, config, first.scaling)
+    if config.model_type in LATENT:
+        norm = partial(Norm, eps=first.kv_a_layernorm.variance_epsilon)
+        layer.submodules.self_attention = ModuleSpec(
+            LatentAttention, params={"model": config, "core": core, "norm": norm}
+        )
+        return layer
     inside = layer.submodules.self_attention.submodules
-    inside.core_attention = partial(RowAttention, attention)
-    if config.qk_layernorm:
+    inside.core_attention = core
+    if described.qk_layernorm:
         inside.q_layernorm = inside.k_layernorm = Norm
+    if output_bias(config):
+        inside.linear_proj = _biased
     return layer
+
+
+def _biased(*sizes: Any, **options: Any) -> Any:
+    """Return the output projection of attention with a bias."""
+    return RowParallelLinear(*sizes, **{**options, "bias": True})
 
 
 def build_chunks(
@@ -334,7 +414,7 @@ def build_chunks(
     described: Any,
     *,
     attention: JoinedAttention,
-    inverse_frequencies: Tensor,
+    backbone: Any,
     vocabulary: int,
     tied: bool,
     head: bool,
@@ -345,21 +425,27 @@ def build_chunks(
         config: The transformers model's.
         described: The same of `transformer_config`.
         attention: What computes attention over joined rows.
-        inverse_frequencies: Of its rotary embeddings.
+        backbone: The transformers model without its output; nothing but its buffers and settings is read.
         vocabulary: Rows of the embedding: its tokens, and what fills them up to what ranks divide.
         tied: Whether the embedding is the output projection, too.
         head: Whether the model has an output projection.
     """
-    layer = _layers(described, attention)
+    first = backbone.layers[0].self_attn
+    dense, sparse = (
+        _layer(config, described, attention, first, experts) for experts in (None, described.num_moe_experts)
+    )
+    mixture = Mixture.of(config)
+    layers = [sparse if mixture is not None and mixture.layers[each] else dense for each in range(described.num_layers)]
     stages = described.virtual_pipeline_model_parallel_size
     chunks = []
     for stage in range(stages or 1):
         virtual = stage if stages else None
-        count = get_num_layers_to_build(described, vp_stage=virtual)
+        start = get_transformer_layer_offset(described, vp_stage=virtual)
+        own = layers[start : start + get_num_layers_to_build(described, vp_stage=virtual)]
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual)
         chunk = GPTModel(
             described,
-            TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=Norm),
+            TransformerBlockSubmodules(layer_specs=own, layer_norm=Norm),
             vocab_size=vocabulary,
             max_sequence_length=config.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual),
@@ -371,12 +457,39 @@ def build_chunks(
         )
         if last and not head:
             chunk.output_layer = None
-        chunk.rotary_pos_emb = Positions(inverse_frequencies.to(torch.cuda.current_device()))
+        chunk.rotary_pos_emb = Positions(backbone.rotary_emb.inv_freq.to(torch.cuda.current_device()))
+        _settle_layers(chunk.decoder.layers, backbone.layers[start:], backbone.rotary_emb.attention_scaling)
         if chunk.pre_process:
             words = chunk.embedding.word_embeddings
             words.forward = partial(_embed, words, config.pad_token_id)
         chunks.append(chunk)
     return chunks
+
+
+def _settle_layers(layers: Sequence[Any], theirs: Sequence[Any], rotary_factor: float) -> None:
+    """Give a chunk's layers what they have no argument for.
+
+    Args:
+        layers: Megatron-Core's.
+        theirs: Those of the transformers model.
+        rotary_factor: What sines and cosines of rotary embeddings are multiplied with (YaRN).
+    """
+    for layer, other in zip(layers, theirs, strict=False):
+        attention = layer.self_attention
+        name = "rotary_factor" if isinstance(attention, LatentAttention) else "_yarn_concentration_factor"
+        assert hasattr(attention, name), "Megatron-Core calls it otherwise"
+        setattr(attention, name, rotary_factor)
+        if not layer.is_moe_layer:
+            continue
+        chosen_by = getattr(getattr(other.mlp, "gate", None), "e_score_correction_bias", None)
+        if chosen_by is not None:
+            router = layer.mlp.router
+            del router.expert_bias  # none; Megatron-Core would train one of its own
+            router.register_buffer("expert_bias", chosen_by.to(torch.cuda.current_device(), torch.float32))
+        for expert in layer.mlp.experts.local_experts if layer.config.add_bias_linear else ():
+            output = expert.linear_fc2
+            output.bias.sequence_parallel = False  # tensor ranks have other experts, or the same ones as replicas
+            output.explicit_expert_comm = True  # the bias is added in place, which a result of collectives refuses
 
 
 def _embed(words: Any, padding: int | None, token_ids_BL: Tensor) -> Tensor:
@@ -416,6 +529,7 @@ def own_place(config: Any) -> Place:
         queries=config.num_attention_heads,
         groups=config.num_key_value_heads,
         vocabulary=config.vocab_size,
+        family=config.model_type,
     )
 
 

@@ -53,17 +53,19 @@ class StageWeights:
             for each in extra:
                 each.data = each.data.to(torch.cuda.current_device(), self._dtype)
             last.extra = nn.ParameterList(extra)
-        tied = Bundle("vocabulary", ("embed_tokens.weight",))
+        tied = Bundle("vocabulary", ("embed_tokens.weight",), self._place.family)
         with torch.no_grad():
             for chunk in chunks:
-                for bundle, own in bundles(chunk.named_parameters(), first_layer(chunk)).items():
+                found = bundles(chunk.named_parameters(), first_layer(chunk), self._place.family)
+                for bundle, own in found.items():
                     source = tied if bundle.names == (OUTPUT,) and OUTPUT not in named else bundle
                     if bundle.names[0].startswith(EXTRA):
                         self._own[bundle] = own
                         continue
                     for name in source.names:
                         materialise(named[name])
-                    parts = rank_part(bundle.kind, [named[name].data for name in source.names], self._place)
+                    whole = [bundle.plain(named[name].data) for name in source.names]
+                    parts = rank_part(bundle.kind, whole, self._place)
                     for parameter, part in zip(own, parts, strict=True):
                         parameter.copy_(part)
                         parameter.requires_grad_(named[source.names[0]].requires_grad)
@@ -121,7 +123,8 @@ class StageWeights:
         owner = self._owners[bundle.names[0]]
         if self._stages.rank() == owner:
             own = [each.detach() for each in self._own[bundle]]
-            whole = dict(zip(bundle.names, whole_of(bundle.kind, own, self._place), strict=True))
+            plain = whole_of(bundle.kind, own, self._place)
+            whole = {name: bundle.stored(each) for name, each in zip(bundle.names, plain, strict=True)}
         else:
             device = torch.cuda.current_device()
             shapes = {name: self._outlines[name].shape for name in bundle.names}

@@ -20,6 +20,7 @@ from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.checkpoint_names import converted
+from roll_like.models.modules import persistent_buffers
 from roll_like.run.export import merged_weights
 from roll_like.training.backend import COLLECTIVE_TIMEOUT
 from roll_like.training.interface import RankSpec, Share
@@ -101,7 +102,7 @@ def plain_loop(model: Path) -> tuple[list[float], list[float], Weights]:
         norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), OPTIMIZER["max_grad_norm"])))
         optimizer.step()
         losses.append(float(loss.detach()))
-    tensors = converted(policy, policy.named_parameters())
+    tensors = converted(policy, [*policy.named_parameters(), *persistent_buffers(policy)])
     return losses, norms, {name: tensor.detach().clone() for name, tensor in tensors}
 
 

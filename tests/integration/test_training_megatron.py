@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
 from test_tensor_parallel import Case, objective_of, shards
@@ -25,11 +26,17 @@ from test_training_fsdp2 import (
     share_of,
     weights_of,
 )
-from tiny_families import COMMON, make_family
+from tiny_families import ALTERNATING, COMMON, FAMILIES, make_family
+from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster.address import free_port
+from roll_like.config.model import ModelConfig
 from roll_like.config.training import CriticConfig, TrainingConfig
+from roll_like.models.card import ModelCard
+from roll_like.models.checkpoint_names import converted
+from roll_like.models.modules import persistent_buffers
+from roll_like.models.stored import stored_tensors
 from roll_like.training.interface import RankSpec, Share
 from roll_like.training.rank import TrainingRank
 from roll_like.values import reduce
@@ -57,13 +64,34 @@ CASES: dict[int, list[tuple[str, str, Options]]] = {
         ("experts", "qwen3_moe", {"expert_parallel": 2}),
         ("tensor and experts", "qwen3_moe", {"tensor_parallel": 2, "expert_parallel": 2}),
         ("within experts", "qwen3_moe", {"tensor_parallel": 2, "expert_tensor_parallel": 2}),
+        ("latent, tensor", "deepseek_v3", {"tensor_parallel": 2}),
+        ("latent, tensor and within experts", "deepseek_v3", {"tensor_parallel": 2, "expert_tensor_parallel": 2}),
+        ("latent, pipeline", "deepseek_v3", {"pipeline_parallel": 2, "gradient_checkpointing": True}),
+        ("latent, interleaved", "deepseek_v3", {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+        ("latent, experts", "deepseek_v3", {"expert_parallel": 2}),
+        ("latent, tokens", "deepseek_v3", {"sequence_parallel": 2}),
+        ("sinks, tensor", "gpt_oss", {"tensor_parallel": 2}),
+        ("sinks, pipeline", "gpt_oss", {"pipeline_parallel": 2, "gradient_checkpointing": True}),
+        ("sinks, experts", "gpt_oss", {"expert_parallel": 2}),
+        ("sinks, tensor and experts", "gpt_oss", {"tensor_parallel": 2, "expert_parallel": 2}),
+        ("sinks, tokens", "gpt_oss", {"sequence_parallel": 2}),
+        ("part of a head turned", "glm4_moe", {"tensor_parallel": 2, "expert_parallel": 2}),
+        ("latent, without narrow queries", "deepseek_v2", {"tensor_parallel": 2}),
+        ("windows", "mistral_window", {"tensor_parallel": 2}),
+        ("mixtral", "mixtral", {"expert_parallel": 2}),
+        ("biases", "llama_biased", {"tensor_parallel": 2}),
+        ("some layers with experts", "qwen3_moe_mixed", {"pipeline_parallel": 2}),
     ],
     4: [
         ("all", "qwen3_moe", {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2}),
         ("tensor and tokens", "qwen3", {"tensor_parallel": 2, "sequence_parallel": 2}),
         ("pipeline and data", "qwen3", {"pipeline_parallel": 2, "gradient_checkpointing": True}),
+        ("latent, all", "deepseek_v3", {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2}),
+        ("sinks, all", "gpt_oss", {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2}),
     ],
 }
+#: Those that write a Hugging Face directory after the last step.
+EXPORTED = ("all", "latent, all", "sinks, all")
 NAMES = [(ranks, name) for ranks, cases in CASES.items() for name, *_ in cases]
 
 
@@ -81,7 +109,9 @@ def start(rank: int, ranks: int, address: Any, model: str, options: Options) -> 
     return trainer
 
 
-def train(rank: int, ranks: int, address: Any, model: str, options: Options) -> tuple[Reports, Weights]:
+def train(
+    rank: int, ranks: int, address: Any, model: str, options: Options, exported: Path | None = None
+) -> tuple[Reports, Weights]:
     """Three steps; before the third one that is not finite, and all states in host memory."""
     trainer = start(rank, ranks, address, model, options)
     reports = [learn(trainer, 0), learn(trainer, 1)]
@@ -97,15 +127,18 @@ def train(rank: int, ranks: int, address: Any, model: str, options: Options) -> 
         trainer.reload(state)  # type: ignore[arg-type]
     reports.append(learn(trainer, 2))
     found = weights_of(trainer)
+    if exported is not None:
+        card = ModelCard(name="tiny", base_model=model, pipeline="sft", steps=3)
+        trainer.export(str(exported), ModelConfig(path=model), card)
     trainer.close()
     return reports, found
 
 
 def train_all(
-    rank: int, ranks: int, _: Any, cases: Sequence[tuple[str, Any, str, Options]]
+    rank: int, ranks: int, _: Any, cases: Sequence[tuple[str, Any, str, Options, Path | None]]
 ) -> dict[str, tuple[Reports, Weights]]:
     sys.path.append(str(FOLDER))
-    return {name: train(rank, ranks, address, model, options) for name, address, model, options in cases}
+    return {name: train(rank, ranks, *rest) for name, *rest in cases}
 
 
 #: What saves after two steps, and what takes the third.
@@ -115,6 +148,8 @@ RESUMED: dict[str, tuple[str, Options, Options]] = {
     "whole optimizer": ("qwen3", {"pipeline_parallel": 2, "zero_stage": 0}, {"tensor_parallel": 2, "zero_stage": 0}),
     "interleaved to data": ("qwen3", {"pipeline_parallel": 2, "virtual_pipeline": 2}, {}),
     "experts": ("qwen3_moe", {"expert_parallel": 2}, {"expert_parallel": 2, "tensor_parallel": 2}),
+    "latent": ("deepseek_v3", {"tensor_parallel": 2}, {"pipeline_parallel": 2}),
+    "sinks": ("gpt_oss", {"pipeline_parallel": 2}, {"tensor_parallel": 2}),
 }
 
 
@@ -146,7 +181,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SHAPE.items():
             patch.setitem(COMMON, name, value)
-        for family in ("qwen3", "llama", "qwen3_moe"):
+        patch.setitem(FAMILIES["gpt_oss"][2], "layer_types", ALTERNATING * 2)
+        for family in ("gpt_oss", "mistral_window"):  # shorter than the samples
+            patch.setitem(FAMILIES[family][2], "sliding_window", 9)
+        kinds = {kind for cases in CASES.values() for _, kind, _ in cases} | {kind for kind, *_ in RESUMED.values()}
+        for family in sorted(kinds - {"qwen2_tied"}):
             made[family] = make_family(family, tmp_path_factory.mktemp(family))
         for name, value in TIED.items():
             patch.setitem(COMMON, name, value)
@@ -154,11 +193,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+def exported_folder(model: Path) -> Path:
+    return model.with_name(f"{model.name}-exported")
+
+
 @pytest.fixture(scope="module")
 def trained(models: dict[str, Path]) -> dict[tuple[int, str], list[tuple[Reports, Weights]]]:
     found = {}
     for ranks, cases in CASES.items():
-        given = [(name, ("127.0.0.1", free_port()), str(models[kind]), options) for name, kind, options in cases]
+        given = [
+            (
+                name,
+                ("127.0.0.1", free_port()),
+                str(models[kind]),
+                options,
+                exported_folder(models[kind]) if name in EXPORTED else None,
+            )
+            for name, kind, options in cases
+        ]
         by_rank = on_ranks(train_all, given, ranks=ranks, timeout=TIMEOUT)
         found.update({(ranks, name): [each[name] for each in by_rank] for name, *_ in cases})
     return found
@@ -190,6 +242,22 @@ def test_updates_are_those_of_a_plain_loop(
         assert [step["train/loss"] for step in reports] == [step["train/loss"] for step in own]
 
 
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_what_was_trained_is_exported_as_the_base_was_stored(
+    kind: str, models: dict[str, Path], expected: dict[str, Any]
+) -> None:
+    folder = exported_folder(models[kind])
+    found, base = (
+        {name: (each.dtype, each.shape) for name, each in stored_tensors(path).items()}
+        for path in (folder, models[kind])
+    )
+    assert found == base
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tensors = converted(loaded, [*loaded.named_parameters(), *persistent_buffers(loaded)])
+    assert largest_difference(dict(tensors), expected[kind][2]) < 1e-5
+
+
 def test_a_checkpoint_is_taken_by_ranks_with_other_sizes(
     tmp_path: Path, models: dict[str, Path], expected: dict[str, Any]
 ) -> None:
@@ -214,6 +282,8 @@ OBJECTIVES = (
     Case("qwen2", kind="distill"),
     Case("qwen3", kind="distill top-k"),
     Case("qwen3_moe", (("gradient_checkpointing", True),), kind="routes"),
+    Case("deepseek_v3", kind="routes"),
+    Case("gpt_oss", kind="policy"),
 )
 #: What depends on how rows are laid out, and a share of values that is decided by a sum's last bit.
 LAID_OUT = ("train/computed_tokens", "train/padding_tokens", "train/padding_fraction", "critic/clip_fraction", "time/")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError
-from roll_like.models.megatron_plan import CONVERTED
+from roll_like.models.megatron_plan import CONVERTED, Mixture, window_of
 from roll_like.training import megatron, megatron_weights
 from roll_like.training.megatron import MegatronBackend
 from roll_like.training.megatron_weights import OUTPUT, Bundle, Kind, Place, bundle_of, bundles, rank_part, whole_of
@@ -85,22 +85,72 @@ def model(kind: str = "qwen3", **changed: Any) -> Any:
 @pytest.mark.parametrize("kind", CONVERTED)
 def test_models_with_a_converter_are_taken(kind: str) -> None:
     sizes = {"tensor_parallel": 4, "pipeline_parallel": 2, "virtual_pipeline": 2, "sequence_parallel": 2}
-    MegatronBackend.refuse_model(model(kind), TrainingConfig(backend="megatron", workers=16, **sizes))
+    more = {"moe_intermediate_size": 1408} if kind == "deepseek_v2" else {}
+    MegatronBackend.refuse_model(model(kind, **more), TrainingConfig(backend="megatron", workers=16, **sizes))
+
+
+def test_layers_with_experts_are_those_of_transformers() -> None:
+    with torch.device("meta"):
+        for kind, more in (
+            ("deepseek_v3", {"first_k_dense_replace": 3}),
+            ("glm4_moe", {"first_k_dense_replace": 1}),
+            ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+            ("gpt_oss", {}),
+        ):
+            config = model(kind, **more)
+            layers = AutoModelForCausalLM.from_config(config).model.layers
+            found = Mixture.of(config)
+            assert found is not None
+            assert found.layers == tuple(hasattr(layer.mlp, "experts") for layer in layers), kind
+    assert Mixture.of(model("llama")) is None
+
+
+def test_groups_of_experts_and_shared_ones_are_those_of_deepseek_v3() -> None:
+    found = Mixture.of(AutoConfig.for_model("deepseek_v3", n_shared_experts=2))
+    assert found == Mixture(
+        experts=256,
+        active=8,
+        width=2048,
+        shared=4096,
+        layers=(False,) * 3 + (True,) * 58,
+        sigmoid=True,
+        factor=2.5,
+        groups=8,
+        best=4,
+    )
+
+
+def test_windows_are_those_of_each_layer() -> None:
+    types = ["sliding_attention", "full_attention"]
+    mixed = model("gpt_oss", sliding_window=9, layer_types=types, num_hidden_layers=2)
+    assert [window_of(mixed, layer) for layer in (0, 1)] == [9, None]
+    assert window_of(model("mistral", sliding_window=9), 0) == 9
+    assert window_of(model("mistral", sliding_window=None), 0) is None
 
 
 @pytest.mark.parametrize(
     ("config", "sizes", "says"),
     [
-        (model("gemma2"), {}, "has converters for llama, qwen2, qwen3, qwen3_moe models, and this one is gemma2"),
+        (model("gemma2"), {}, "has converters for llama, mistral, qwen2, .*, gpt_oss models, and this one is gemma2"),
         (model("llama", mlp_bias=True), {}, r"does not compute the biases \(mlp_bias\)"),
-        (model("llama", attention_bias=True), {}, "attention_bias"),
+        (model("deepseek_v3", attention_bias=True), {}, "attention_bias"),
         (model("llama", hidden_act="gelu"), {}, "hidden_act: gelu"),
         (model(attention_dropout=0.1), {}, "attention_dropout"),
-        (model("qwen3_moe", mlp_only_layers=[1]), {}, "layers without experts between"),
+        (model("mixtral", router_jitter_noise=0.1), {}, "router_jitter_noise"),
+        (model("deepseek_v2", topk_method="group_limited_greedy"), {}, "topk_method: group_limited_greedy"),
+        (model("deepseek_v3", norm_topk_prob=False), {}, "norm_topk_prob"),
+        (model("deepseek_v3", num_experts_per_tok=12), {}, r"12 // topk_group = 3, and the model by its best 2|best 2"),
+        (model("deepseek_v3", n_routed_experts=6), {"expert_parallel": 4}, "6 experts in a layer"),
         (
-            model(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}),
+            model("glm4_moe", moe_intermediate_size=31, n_shared_experts=1),
+            {"tensor_parallel": 2},
+            "31 inner units of shared experts",
+        ),
+        (model("gpt_oss"), {"expert_tensor_parallel": 2}, "does not divide those that have biases"),
+        (
+            model(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
             {},
-            "rope_type: yarn",
+            "rope_type: dynamic",
         ),
         (model(), {"tensor_parallel": 8}, r"has 4 key heads\n  fix: set it to one of 1, 2, 4$"),
         (model(), {"tensor_parallel": 3}, "key heads"),
@@ -124,7 +174,7 @@ def test_other_models_are_refused_by_name(config: Any, sizes: dict[str, int], sa
 def place(rank: int = 0, size: int = 1, experts: tuple[int, int] = (0, 1)) -> Place:
     group: Any = SimpleNamespace(rank=lambda: rank, size=lambda: size)
     expert: Any = SimpleNamespace(rank=lambda: experts[0], size=lambda: experts[1])
-    return Place(tensor=group, expert_tensor=group, expert=expert, queries=4, groups=2, vocabulary=5)
+    return Place(tensor=group, expert_tensor=group, expert=expert, queries=4, groups=2, vocabulary=5, family="llama")
 
 
 #: Query, key and value heads of one row and one column each: 4, 2 and 2.
@@ -134,8 +184,10 @@ WHOLE: dict[Kind, list[torch.Tensor]] = {
     "whole": [torch.arange(3.0)],
     "heads": HEADS,
     "gated": [torch.tensor([[1.0], [2]]), torch.tensor([[3.0], [4]])],
+    "columns": [torch.arange(8.0).view(4, 2)],
     "rows": [torch.arange(8.0).view(2, 4)],
     "vocabulary": [torch.arange(10.0).view(5, 2)],
+    "expert_whole": [torch.arange(6.0).view(2, 3)],
     "expert_gated": [EXPERTS],
     "expert_rows": [EXPERTS.transpose(1, 2)],
 }
@@ -178,14 +230,38 @@ def test_what_ranks_have_is_the_whole_again(kind: Kind, divided: str, monkeypatc
         assert torch.equal(expected, got)
 
 
+def test_experts_of_gpt_oss_are_turned_over_and_sorted() -> None:
+    """By hand: one expert with two inputs, whose gates 0, 1 and ups 10, 11 stand in turn."""
+    stored = torch.tensor([[[0.0, 10, 1, 11], [100, 110, 101, 111]]])
+    bundle = Bundle("expert_gated", ("mlp.experts.gate_up_proj",), "gpt_oss")
+    plain = bundle.plain(stored)
+    assert plain.tolist() == [[[0, 100], [1, 101], [10, 110], [11, 111]]]
+    assert torch.equal(bundle.stored(plain), stored)
+    biases = Bundle("expert_gated", ("mlp.experts.gate_up_proj_bias",), "gpt_oss")
+    assert biases.plain(stored[:, 0]).tolist() == [[0, 1, 10, 11]]
+    assert torch.equal(biases.stored(biases.plain(stored[:, 0])), stored[:, 0])
+    down = Bundle("expert_rows", ("mlp.experts.down_proj",), "gpt_oss")  # also where it is square
+    square = torch.tensor([[[1.0, 2], [3, 4]]])
+    assert down.plain(square).tolist() == [[[1, 3], [2, 4]]]
+    assert torch.equal(down.stored(down.plain(square)), square)
+    other = Bundle("expert_gated", ("mlp.experts.gate_up_proj",), "qwen3_moe")
+    assert other.plain(stored) is stored is other.stored(stored)
+
+
+def test_every_family_has_a_name_for_what_it_has_otherwise() -> None:
+    router = "decoder.layers.0.mlp.router.weight"
+    assert bundle_of(router, 0, "gpt_oss")[0].names == ("layers.0.mlp.router.weight",)
+    assert bundle_of(router, 0, "deepseek_v3")[0].names == ("layers.0.mlp.gate.weight",)
+
+
 def test_names_are_those_of_transformers() -> None:
-    assert bundle_of("decoder.layers.1.mlp.linear_fc1.weight", 4)[0] == Bundle(
-        "gated", ("layers.5.mlp.gate_proj.weight", "layers.5.mlp.up_proj.weight")
+    assert bundle_of("decoder.layers.1.mlp.linear_fc1.weight", 4, "llama")[0] == Bundle(
+        "gated", ("layers.5.mlp.gate_proj.weight", "layers.5.mlp.up_proj.weight"), "llama"
     )
-    assert bundle_of(OUTPUT, 4)[0] == Bundle("vocabulary", (OUTPUT,))
-    assert bundle_of("extra.1", 4)[0] == Bundle("whole", ("extra.1",))
+    assert bundle_of(OUTPUT, 4, "llama")[0] == Bundle("vocabulary", (OUTPUT,), "llama")
+    assert bundle_of("extra.1", 4, "llama")[0] == Bundle("whole", ("extra.1",), "llama")
     with pytest.raises(KeyError, match=r"decoder\.layers\.1\.mlp\.unknown"):
-        bundle_of("decoder.layers.1.mlp.unknown", 0)
+        bundle_of("decoder.layers.1.mlp.unknown", 0, "llama")
     names = [f"decoder.layers.0.mlp.experts.local_experts.{index}.linear_fc2.weight" for index in (1, 0)]
-    (own,) = bundles([(names[0], torch.ones(1)), (names[1], torch.zeros(1))], 0).values()
+    (own,) = bundles([(names[0], torch.ones(1)), (names[1], torch.zeros(1))], 0, "llama").values()
     assert [float(each) for each in own] == [0, 1]
