@@ -95,16 +95,19 @@ class ServiceStatus:
 
 @dataclass(slots=True)
 class Rates:
-    """Tokens a second since the last look."""
+    """Tokens a second between two logs of metrics, so that each token is in one of these."""
 
     _last: tuple[float, int, int] = field(default_factory=lambda: (time.monotonic(), 0, 0))
+    _rates: tuple[float, float] = (0.0, 0.0)
 
     def of(self, trained: int, sampled: int) -> tuple[float, float]:
         """Return tokens a second that were trained on, and sampled, of totals."""
         now, (then, trained_then, sampled_then) = time.monotonic(), self._last
-        seconds = max(now - then, 1e-9)
-        self._last = (now, trained, sampled)
-        return (trained - trained_then) / seconds, (sampled - sampled_then) / seconds
+        seconds = now - then
+        if seconds >= METRICS_SECONDS:
+            self._last = (now, trained, sampled)
+            self._rates = ((trained - trained_then) / seconds, (sampled - sampled_then) / seconds)
+        return self._rates
 
 
 class StatusWriter:

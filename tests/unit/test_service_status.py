@@ -37,12 +37,13 @@ def test_every_figure_has_a_name_in_the_table() -> None:
     assert set(NOW.metrics) == {info.name for info in METRICS if info.name.startswith("service/")}
 
 
-def test_rates_are_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter((10.0, 12.0, 16.0))
+def test_rates_are_those_between_two_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10.0, 15.0, 20.0, 24.0, 40.0))
     monkeypatch.setattr(status_module.time, "monotonic", lambda: next(clock))
     rates = Rates()
-    assert rates.of(100, 10) == (50.0, 5.0)
-    assert rates.of(100, 30) == (0.0, 5.0)
+    told = [rates.of(*totals) for totals in ((100, 10), (300, 20), (400, 20), (500, 20))]
+    # ten seconds each, and then twenty: a look between two logs has the figures of the last one
+    assert told == [(0.0, 0.0), (30.0, 2.0), (30.0, 2.0), (10.0, 0.0)]
 
 
 def test_figures_are_written_now_and_then(
