@@ -235,14 +235,15 @@ CHECKS = (
             run_of("rlvr_1gpu", *THREE_STEPS, "checkpoint.at_end=false", *overrides),
             figures_of_run,
             needs=(*FOR_TRAINING, *engine, QUICKSTART_MODEL),
-            bounds={"steps": (3, 3), "mismatch/logprob_difference": (None, 0.05), "sync/probe": (None, 0.1)},
+            bounds={"steps": (3, 3), "mismatch/logprob_difference": (None, most), "sync/probe": (None, max(most, 0.1))},
         )
-        for name, seconds, about, engine, overrides in (
+        for name, seconds, about, engine, most, overrides in (
             (
                 "hf",
                 210,
                 "GRPO with the transformers engine beside the trainer, weights through shared memory",
                 (),
+                0.05,
                 ("inference={type: hf}",),
             ),
             (
@@ -250,6 +251,7 @@ CHECKS = (
                 240,
                 "GRPO with adapters, which alone are sent to vLLM, beside a base that stays there",
                 ("vllm",),
+                0.05,
                 ("training.lora.rank=16", "training.optimizer.lr=2.0e-4", "inference.lora=true", *FIXED_CACHE),
             ),
             (
@@ -257,7 +259,24 @@ CHECKS = (
                 240,
                 "GRPO with the optimizer in host memory, moved by torch's fused AdamW there",
                 ("vllm",),
+                0.05,
                 ("training.zero_stage=2", "training.offload=optimizer", *FIXED_CACHE),
+            ),
+            (
+                "fp8",
+                240,
+                "GRPO with 8-bit weights in vLLM, made of the trainer's at each sync, every sync probed",
+                ("vllm",),
+                0.3,
+                ("inference.quantization=fp8", *FIXED_CACHE),
+            ),
+            (
+                "speculative",
+                240,
+                "GRPO with tokens that vLLM guesses by what followed the last ones before",
+                ("vllm",),
+                0.05,
+                ("inference.speculative.method=ngram", *FIXED_CACHE),
             ),
         )
     ),

@@ -11,7 +11,7 @@ import numpy as np
 from roll_like.agents.env_manager import episode_task
 from roll_like.agents.episode import EpisodeLimits, EpisodeSettings, ProgramSpec
 from roll_like.data.chat import Renderer
-from roll_like.inference.interface import GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import GenerateRequest, Generation, Guesses, Sampling
 from roll_like.types import FloatArray, IntArray, Scored, Segment, StopReason
 
 PROGRAM = ProgramSpec(name="agent", command=("agent",), timeout_seconds=10, max_programs=4)
@@ -51,6 +51,9 @@ class Unqueued:
 
     def busy_seconds(self) -> float:
         return 0.0
+
+    def take_guesses(self) -> Guesses:
+        return Guesses()
 
     def prioritize(self, keys: Iterable[Hashable]) -> None:
         self.prioritized.update(keys)

@@ -6,7 +6,7 @@ under `roll_like/inference/` or by a user's module. Nothing outside that folder 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -106,7 +106,7 @@ class EngineConfig(PluginConfig):
     probe_tolerance: PositiveFloat | None = Field(
         default=None,
         description="Largest mean difference that a probe accepts; a larger one ends the run. Nats; default: 0.01 in "
-        "float32, 0.05 in float16, 0.1 in bfloat16.",
+        "float32, 0.05 in float16, 0.1 in bfloat16, 0.3 of engines with 8-bit weights.",
     )
 
     weight_sync: Literal["auto", "full", "delta"] = Field(
@@ -151,6 +151,20 @@ class EngineConfig(PluginConfig):
     def wants_seeds(self) -> bool:
         """Whether settings make one seed give one sample whatever else is in the batch, which needs seeds."""
         return False
+
+    @property
+    def quantizes(self) -> str | None:
+        """What the engine quantises the weights to that it is sent; None if it computes with them as they are."""
+        return None
+
+    def sampling_violations(self, min_p: Mapping[str, float]) -> Iterator[Violation]:
+        """Yield ways to sample that the engine does not have with these settings.
+
+        Args:
+            min_p: Of each section that samples.
+        """
+        del min_p
+        yield from ()
 
     def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:
         """Yield what cannot work on a run's hardware."""

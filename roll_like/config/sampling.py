@@ -155,6 +155,10 @@ class SamplingRunConfig(RunConfig):
                 yield from window_violations(window, *self.longest_evaluated, "evaluated sample")
             yield from engine_violations(engine, self.resources)
             yield from head_violations(engine, self.model.head_dtype)
+            sampled = {"rollout": self.rollout, "evaluation": self.evaluation}
+            yield from engine.sampling_violations(
+                {key: section.min_p for key, section in sampled.items() if section is not None}
+            )
             if engine.wants_seeds and not self.rollout.seeded:
                 yield Violation(
                     ("inference", "deterministic"),
@@ -450,6 +454,13 @@ class PolicyGradientConfig(SamplingRunConfig):
         if self.compares_groups:
             yield from self.rollout.comparison_violations(algorithm.advantage.type)
         yield from self.rollout.ratio_violations()
+        if self.inference.quantizes and algorithm.correction.type == "none" and algorithm.old_logprobs != "behaviour":
+            yield Violation(
+                ("algorithm", "correction", "type"),
+                f"the engine samples with weights in {self.inference.quantizes}, which is another policy than the one "
+                "that is trained, and `none` treats its samples as the trained policy's own, which is biased; set "
+                "truncated (or masked), or algorithm.old_logprobs: behaviour",
+            )
         if isinstance(self.rollout.schedule, AsyncSchedule):
             yield from pause_violations(self.inference, self.resources)
         for key, section in self.trained.items():

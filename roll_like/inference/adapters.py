@@ -58,7 +58,10 @@ def adapter_choice(config: SamplingRunConfig, model: Path) -> AdapterChoice:
     if lora is None:
         return AdapterChoice(None)
     if wanted is False:
-        return AdapterChoice(None, "inference.lora is false")
+        quantizes = config.inference.quantizes
+        return AdapterChoice(
+            None, f"the engine holds weights in {quantizes}" if quantizes else "inference.lora is false"
+        )
     loaded = load_model_config(model, trust_remote_code=config.model.trust_remote_code)
     empty = empty_model(loaded, config.model.trust_remote_code)
     adapter, obstacle = _adapter(empty, lora)

@@ -114,6 +114,28 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Guesses:
+    """Tokens that were guessed, and checked several at a time.
+
+    Attributes:
+        tokens: How many were guessed.
+        accepted: How many of them became part of the response.
+        passes: Forward passes of the policy in which some were checked; each adds one token of its own.
+    """
+
+    tokens: int = 0
+    accepted: int = 0
+    passes: int = 0
+
+    def __add__(self, other: Guesses) -> Guesses:
+        return Guesses(
+            tokens=self.tokens + other.tokens,
+            accepted=self.accepted + other.accepted,
+            passes=self.passes + other.passes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One finished sample.
 
@@ -131,6 +153,7 @@ class Generation:
         top: The likeliest tokens in the place of each, by the distribution that it was drawn from; None where they were
             not asked for.
         kept: With `EngineSpec.returns_kept`: what each token of the response was drawn from.
+        speculation: What an engine that guesses tokens has guessed; None of others.
     """
 
     request_id: str
@@ -143,6 +166,7 @@ class Generation:
     routes: RouteArray | None = None
     top: TopLogprobs | None = None
     kept: KeptTokens | None = None
+    speculation: Guesses | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +184,12 @@ class Fingerprints:
     Attributes:
         tensors: Fingerprint of each tensor as the engine computes with it, by the trainer's name.
         tied: Tensors that the engine keeps apart although the trainer has one: name → the trainer's name.
+        quantized: Those of `tensors` that the engine holds in 8 bits (`weight_transfer.int8`).
     """
 
     tensors: Mapping[str, str]
     tied: Mapping[str, str]
+    quantized: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from roll_like.inference.interface import (
     FailedGeneration,
     GenerateRequest,
     Generation,
+    Guesses,
     PolledEngine,
     TopLogprobs,
 )
@@ -182,6 +183,7 @@ class TaskEngine(PolledEngine):
         kept: Sequence[Sequence[int]] | None,
         why: object = None,
         top: TopLogprobs | None = None,
+        speculation: Guesses | None = None,
     ) -> Generation:
         """Return a finished sample; `spans` are first token, end and policy version, `why` explains a reason."""
         if reason not in _STOP_REASONS or len(tokens) != len(logprobs):
@@ -205,6 +207,7 @@ class TaskEngine(PolledEngine):
             routes=told_routes(routes, request, len(tokens), stop_reason, self._experts),
             top=top,
             kept=told_kept(kept, request, tokens, self._spec),
+            speculation=speculation,
         )
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:

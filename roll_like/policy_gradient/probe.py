@@ -10,7 +10,7 @@ import torch
 
 from roll_like.cluster import Cluster
 from roll_like.config.sampling import SamplingRunConfig
-from roll_like.inference.weight_transfer.probe import TOLERANCES, LogprobProbe, probe_tokens
+from roll_like.inference.weight_transfer.probe import LogprobProbe, probe_tokens, tolerance_of
 from roll_like.models.load import load_tokenizer
 from roll_like.models.precision import precision_of
 from roll_like.training.interface import RankModel
@@ -33,7 +33,7 @@ def weight_probe(config: SamplingRunConfig, trained: Cluster[TrainingRank]) -> L
     return LogprobProbe(
         tokens=probe_tokens(partial(tokenizer.encode, add_special_tokens=False), config.context_window),
         trainer=logprobs_on_ranks(trained),
-        tolerance=inference.probe_tolerance or TOLERANCES[precision_of(config)],
+        tolerance=tolerance_of(inference, precision_of(config)),
         every=inference.probe_every,
     )
 

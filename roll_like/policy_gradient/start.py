@@ -201,7 +201,12 @@ class _Sender:
         )
         if isinstance(transfer, SharedMemoryTransfer) and not self._inference.takes_adapters:
             settings = config.inference
-            transfer = replace(transfer, sync=settings.weight_sync, full_every=settings.full_sync_every)
+            transfer = replace(
+                transfer,
+                sync=settings.weight_sync,
+                full_every=settings.full_sync_every,
+                int8=settings.quantizes == "int8",
+            )
         with self._trained.resident("weights"):
             ranks.everywhere(TrainingRank.connect_weights, transfer, self._inference.takes_adapters)
         self._connected = wanted

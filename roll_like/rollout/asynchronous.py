@@ -54,7 +54,7 @@ class AsyncRollouts:
         progress: SampleProgress,
     ) -> None:
         self._order = source.order
-        self._figures = source.figures
+        self._figures = source.step_figures
         self._config = config
         self._seed = seed
         self._runner = runner

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from roll_like.inference.interface import Guesses
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.thumbnails import thumbnail_name
@@ -82,6 +83,20 @@ def _sample_staleness(trajectory: Trajectory, policy_version: int) -> dict[str, 
         "staleness/tokens": Mean(float(np.average(ages, weights=lengths)), sum(lengths)),
         "staleness/mixed": Mean(float(len(set(ages)) > 1)),
         "schedule/off_policy": Mean(float(age > 0)),
+    }
+
+
+def speculation_metrics(guesses: Guesses) -> dict[str, Metric]:
+    """Return how much of what engines guessed was accepted; nothing where nothing was guessed.
+
+    >>> speculation_metrics(Guesses(tokens=8, accepted=6, passes=2))["rollout/speculation/accepted"].value
+    0.75
+    """
+    if not guesses.tokens:
+        return {}
+    return {
+        "rollout/speculation/accepted": Mean(guesses.accepted / guesses.tokens, guesses.tokens),
+        "rollout/speculation/length": Mean(1 + guesses.accepted / guesses.passes, guesses.passes),
     }
 
 

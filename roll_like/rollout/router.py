@@ -23,7 +23,7 @@ from functools import partial
 from typing import Protocol
 
 from roll_like.errors import GenerationError
-from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation
+from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Guesses
 
 POLL_SECONDS = 30.0
 #: Affinity keys that are kept; the next request of a dropped one may miss the prefix cache.
@@ -196,6 +196,7 @@ class Router:
         self._in_flight = 0
         self._affinities: OrderedDict[Hashable, _Endpoint] = OrderedDict()
         self._busy_seconds = 0.0
+        self._guesses = Guesses()
         self._woken = False
         self._aborts: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
@@ -283,6 +284,11 @@ class Router:
         """Return for how long replicas had at least one request so far, all together. Seconds."""
         now = self._clock()
         return self._busy_seconds + sum(now - endpoint.busy_since for endpoint in self._endpoints if endpoint.requests)
+
+    def take_guesses(self) -> Guesses:
+        """Return what engines guessed of all samples since the last call, aborted ones included."""
+        taken, self._guesses = self._guesses, Guesses()
+        return taken
 
     # ---- waiting -------------------------------------------------------------------------------
 
@@ -393,6 +399,8 @@ class Router:
             self._break(error)
 
     def _receive(self, endpoint: _Endpoint, result: Generation | FailedGeneration) -> None:
+        if isinstance(result, Generation) and result.speculation is not None:
+            self._guesses += result.speculation
         pending = self._take(endpoint, result.request_id)
         if pending is None or pending.done.done():
             return

@@ -13,6 +13,7 @@ from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, MakeRunner, SampleProgress, collect_batch, no_progress
+from roll_like.rollout.metrics import speculation_metrics
 from roll_like.rollout.router import Router
 from roll_like.types import Group, Scored, Task, by_agent
 from roll_like.values import Metrics, Sum, has_signal
@@ -108,6 +109,10 @@ class GroupSource:
         while True:
             yield self.order.next()
 
+    def step_figures(self) -> Metrics:
+        """Return `figures`, and how much of what engines guessed was accepted since the last call."""
+        return {**self.figures(), **speculation_metrics(self.engines.take_guesses())}
+
 
 class SynchronousRollouts:
     """Generates a step's groups with the current policy, while nothing else happens.
@@ -180,7 +185,7 @@ class SynchronousRollouts:
             waited_for=len(again),
         )
         busy = (source.engines.busy_seconds() - before) / replicas
-        return replace(collected, metrics={"time/engines": Sum(busy), **source.figures()})
+        return replace(collected, metrics={"time/engines": Sum(busy), **source.step_figures()})
 
     def state(self) -> dict[str, Any]:
         """Return the data position, with the tasks that were started and given back."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from faults import at, kill
 from hygiene import nothing_left
 from run_config import asynchronous, kill_run, read_lines, run_here, write_episodes_run, write_run
@@ -232,6 +233,40 @@ def test_the_only_engine_dies(tmp_path: Path, model: Path, monkeypatch: pytest.M
     assert code == 0, output
     assert "engine 0 was replaced in" in output
     require_bound(require_one_epoch(tmp_path), 2)
+
+
+#: What engines and trainer can do beside the ordinary, as sections of a run; one cell each.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "kept tokens": {"rollout": {"top_p": 0.95, "top_k": 64}},
+    "head in float32": {"model": {"dtype": "bfloat16", "head_dtype": "float32"}},
+    "muon": {"training": {"optimizer": {"lr": 1.0e-3, "muon": {}}}},
+    "guessed tokens": {"inference": {"type": "vllm", "kv_cache_gib": 0.1, "speculative": {"prompt_lookup_min": 1}}},
+    "8-bit weights": {"inference": {"type": "vllm", "kv_cache_gib": 0.1, "quantization": "int8"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_engine_dies_and_the_run_is_resumed_whatever_it_samples_and_trains_with(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    config = write(tmp_path, model, inference=TWO_GROUPS_AT_A_TIME)
+    values = yaml.safe_load(config.read_text())
+    for section, changes in OPTIONS[option].items():
+        values[section] = changes if section == "inference" else {**values[section], **changes}
+    config.write_text(yaml.safe_dump(values))
+    with nothing_left(), monkeypatch.context() as patch:
+        at(patch, Workers, "generating", 3, lambda workers: kill(workers.inference.cluster._actors[0]))
+        stop_after(5, patch)
+        code, output = run_here(config)
+    assert code == 0, output
+    assert "engine 0 was replaced in" in output
+    code, output = run_here(config, "--resume")
+    assert code == 0, output
+    require_bound(require_one_epoch(tmp_path), 2)
+    metrics = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    if option == "guessed tokens":
+        assert all("rollout/speculation/accepted" in line for line in metrics)
 
 
 @pytest.mark.slow

@@ -44,6 +44,14 @@ def vllm(float_model: Path) -> Iterator[EngineThread]:
         yield engine
 
 
+@pytest.fixture(scope="session")
+def speculating(float_model: Path) -> Iterator[EngineThread]:
+    """The same, which guesses what followed the last token before; it does not say what it kept."""
+    config = VLLMConfig(kv_cache_gib=0.1, max_running=16, speculative={"method": "ngram", "prompt_lookup_min": 1})
+    with EngineThread(VLLMEngine(config, float_spec(float_model))) as engine:
+        yield engine
+
+
 @pytest.fixture(scope="module")
 def resources(warm_ray: None) -> Iterator[ResourceManager]:
     """Its two cores, reserved."""

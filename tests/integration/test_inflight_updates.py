@@ -107,10 +107,10 @@ class Versions:
         self._sender.close()
 
 
-@pytest.fixture(scope="module", params=["vllm", "hf", "sglang"])
+@pytest.fixture(scope="module", params=["vllm", "speculating", "hf", "sglang"])
 def engine(request: pytest.FixtureRequest, float_model: Path) -> Iterator[EngineThread]:
-    if request.param == "vllm":
-        yield request.getfixturevalue("vllm")
+    if request.param in ("vllm", "speculating"):
+        yield request.getfixturevalue(request.param)
         return
     if request.param == "sglang":
         config = SGLangConfig(max_running=SLOTS, deterministic=True)

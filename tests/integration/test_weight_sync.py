@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from engine_thread import EngineThread
+from tiny_model import make_tiny_model
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.config import HFConfig
@@ -43,10 +46,14 @@ class Trainer:
         for parameter in self.model.parameters():
             parameter.add_((0.05 * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype))
 
+    def logits_of(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        logits_TV: torch.Tensor = self.model(tokens_T[None]).logits[0]
+        return logits_TV
+
     @torch.no_grad()
     def logprobs(self, generation: Generation) -> np.ndarray:
         tokens = torch.from_numpy(np.concatenate([PROMPT, generation.token_ids]).astype(np.int64))
-        logits_TV = self.model(tokens[None]).logits[0, len(PROMPT) - 1 : -1].float() / TEMPERATURE
+        logits_TV = self.logits_of(tokens)[len(PROMPT) - 1 : -1].float() / TEMPERATURE
         responses_T = tokens[len(PROMPT) :]
         return torch.log_softmax(logits_TV, -1).gather(1, responses_T[:, None])[:, 0].numpy()
 
@@ -81,8 +88,8 @@ def difference(trainer: Trainer, generations: list[Generation]) -> float:
     return float(np.mean([np.abs(trainer.logprobs(item) - item.logprobs).mean() for item in generations]))
 
 
-def sync_of(trainer: Trainer, engine: EngineThread, bucket_bytes: int = 1 << 16) -> WeightSync:
-    sender = SharedMemoryTransfer(engine, bucket_bytes).connect(trainer, rank=0)
+def sync_of(trainer: Trainer, engine: EngineThread, bucket_bytes: int = 1 << 16, **options: Any) -> WeightSync:
+    sender = SharedMemoryTransfer(engine, bucket_bytes, **options).connect(trainer, rank=0)
     return WeightSync(sender.send, engine)
 
 
@@ -93,10 +100,10 @@ def bfloat(tiny_model: Path) -> Iterator[EngineThread]:
         yield engine
 
 
-def follows(trainer: Trainer, engine: EngineThread, tolerance: float) -> None:
+def follows(trainer: Trainer, engine: EngineThread, tolerance: float, **options: Any) -> None:
     """The engine computes with the trainer's weights after every sync."""
     assert difference(trainer, samples(engine, "start")) < tolerance
-    sync = sync_of(trainer, engine)
+    sync = sync_of(trainer, engine, **options)
     for round_ in range(1, 3):
         trainer.change(seed=round_)
         assert difference(trainer, samples(engine, f"stale-{round_}")) > 0.2
@@ -120,6 +127,45 @@ def test_vllm_computes_with_the_trainers_weights_in_float32(vllm: EngineThread, 
 
 def test_vllm_computes_with_the_trainers_weights_in_bfloat16(bfloat: EngineThread, tiny_model: Path) -> None:
     follows(Trainer(tiny_model, "bfloat16"), bfloat, 0.03)
+
+
+class Float32Head(Trainer):
+    """One with `model.head_dtype: float32`."""
+
+    def logits_of(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        states_TH = self.model.model(tokens_T[None]).last_hidden_state[0]
+        return states_TH.float() @ self.model.lm_head.weight.float().T
+
+
+@pytest.mark.slow
+def test_a_head_in_float32_follows_and_is_nearer_than_one_in_bfloat16(tiny_model: Path, bfloat: EngineThread) -> None:
+    exact = Float32Head(tiny_model, "bfloat16")
+    sync_of(exact, bfloat).push()
+    rounded = difference(exact, samples(bfloat, "rounded", 16))
+    there = replace(spec(tiny_model, "bfloat16"), float32_head=True)
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), there)) as engine:
+        assert difference(exact, samples(engine, "first", 16)) < rounded
+        follows(exact, engine, 0.03)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_8_bit_weights_are_made_of_the_trainers_at_each_sync(
+    tmp_path: Path, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    model = make_tiny_model(tmp_path, dtype=dtype)
+    trainer = Trainer(model, dtype)
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, quantization="int8"), spec(model, dtype))) as engine:
+        # every tensor is compared; activations are rounded too
+        follows(trainer, engine, 0.1, int8=True)
+        assert difference(trainer, samples(engine, "rounded")) > 1e-3
+        for sync in ("full", "delta"):
+            trainer.change(seed=5)
+            report = sync_of(trainer, engine, by_value=True, sync=sync, full_every=5, int8=True).push()
+            assert report.unchecked == ()
+            assert difference(trainer, samples(engine, sync)) < 0.1
+        # a trainer that does not know of it finds other numbers than its own
+        with pytest.raises(WeightSyncError, match=r"computes with other numbers .*q_proj\.weight"):
+            sync_of(trainer, engine).push()
 
 
 @pytest.mark.slow

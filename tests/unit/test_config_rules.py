@@ -7,6 +7,9 @@ from config_files import MINIMAL, changed
 from pydantic import ValidationError
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.errors import ConfigError
+from roll_like.inference.kept import refuse_untold_kept
+from roll_like.inference.vllm.config import VLLMConfig
 
 CUDA: dict[str, Any] = changed(
     resources={"device": "cuda", "devices_per_node": 4, "device_mapping": {"training": "0-3", "inference": "0-3"}},
@@ -529,3 +532,45 @@ def test_one_seed_gives_one_sample_where_kernels_and_seeds_do() -> None:
     assert "samples without seeds differ from run to run" in found["inference.deterministic"]
     found = problems(changed(inference={"type": "vllm", "deterministic": True}))
     assert "for GPUs only; use inference.type: hf" in found["inference.deterministic"]
+
+
+def test_what_is_guessed_is_checked_exactly_or_refused() -> None:
+    guessing = {"type": "vllm", "speculative": {"method": "ngram"}}
+    assert RLVRConfig.from_values(changed(inference=guessing)).inference.speculates
+    found = problems(changed(inference=guessing, rollout__min_p=0.1))
+    assert "does not check guessed tokens by min_p" in found["rollout.min_p"]
+    found = problems(changed(inference=guessing, evaluation={**EVALUATION, "min_p": 0.1}))
+    assert "set it to 0, or remove inference.speculative" in found["evaluation.min_p"]
+    found = problems(changed(CUDA, inference__deterministic=True, inference__speculative={"method": "ngram"}))
+    assert "each guess draws random numbers" in found["inference.speculative"]
+    with pytest.raises(ConfigError, match="of guessed tokens; remove inference"):
+        refuse_untold_kept(RLVRConfig.from_values(changed(inference=guessing, rollout__top_p=0.9)))
+    wrong = [
+        ({"prompt_lookup_min": 5}, "nothing would ever be guessed"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "prompt_lookup_max is not read with method: suffix"),
+        ({"method": "ngram", "model": "small"}, "model is not read with method: ngram"),
+        ({"method": "draft"}, "needs a model that guesses"),
+        ({"num_speculative_tokens": 200}, "128"),
+        ({"method": "eagle"}, "'ngram', 'suffix' or 'draft'"),
+    ]
+    for section, message in wrong:
+        found = problems(changed(inference={"type": "vllm", "speculative": section}))
+        assert any(message in each for each in found.values()), found
+
+
+def test_8_bits_are_those_that_the_hardware_has() -> None:
+    assert RLVRConfig.from_values(changed(inference={"type": "vllm", "quantization": "int8"})).inference.quantizes
+    assert RLVRConfig.from_values(changed(CUDA, inference__quantization="fp8")).inference.quantizes
+    found = problems(changed(inference={"type": "vllm", "quantization": "fp8"}))
+    assert "weights are quantised to int8, and found fp8" in found["inference.quantization"]
+    found = problems(changed(CUDA, inference__quantization="int8"))
+    assert "weights are quantised to fp8, and found int8" in found["inference.quantization"]
+    engine = VLLMConfig(quantization="int8")
+    assert engine.sends_adapters is False
+    assert [each.path for each in engine.model_violations(experts=True)] == [("inference", "quantization")]
+    found = problems(changed(inference={"type": "vllm", "quantization": "int8", "lora": True}, training__lora={}))
+    assert "set inference.lora: false" in found["inference.quantization"]
+    found = problems(
+        changed(inference={"type": "vllm", "quantization": "int8"}, algorithm__correction={"type": "none"})
+    )
+    assert "set truncated (or masked)" in found["algorithm.correction.type"]

@@ -370,7 +370,19 @@ def test_the_page_and_the_list_agree_on_order_and_time_limits(
 def test_its_runs_are_valid_configurations_of_one_gpu(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     runs = {check.name: command for check in gpu_check.CHECKS for command in check.commands if "--config" in command}
-    assert set(runs) == {"rlvr", "sglang", "sft", "dpo", "zero3", "fsdp2", "hf", "lora", "offload"}
+    assert set(runs) == {
+        "rlvr",
+        "sglang",
+        "sft",
+        "dpo",
+        "zero3",
+        "fsdp2",
+        "hf",
+        "lora",
+        "offload",
+        "fp8",
+        "speculative",
+    }
     beside = {check.name for check in gpu_check.CHECKS if not check.alone}
     configs: dict[str, Any] = {}
     for name, command in runs.items():
@@ -392,6 +404,8 @@ def test_its_runs_are_valid_configurations_of_one_gpu(gpu_check: Any, monkeypatc
     assert (hf.inference.type, weight_backend(hf.inference, hf.resources)) == ("hf", "shared_memory")
     assert lora.may_send_adapters
     assert (offload.training.offload, offload.training.zero_stage) == ("optimizer", 2)
+    assert configs["fp8"].inference.quantizes == "fp8"
+    assert configs["speculative"].inference.speculates
 
 
 def test_the_benchmarks_take_the_options_that_it_gives_them(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:

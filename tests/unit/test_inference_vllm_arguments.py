@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 import roll_like
+from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import EngineSpec
 from roll_like.inference.vllm.arguments import engine_arguments, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.inference.vllm.plugin import VLLMPlugin
 
 SPEC = EngineSpec(
     model_path="/models/policy",
@@ -108,3 +110,27 @@ def test_batch_invariance_is_an_environment_variable() -> None:
     config = VLLMConfig(deterministic=True)
     assert vllm_environment(config, 1, "cuda")["VLLM_BATCH_INVARIANT"] == "1"
     assert "VLLM_BATCH_INVARIANT" not in vllm_environment(VLLMConfig(), 1, "cuda")
+
+
+def test_guesses_and_8_bits_are_arguments_that_vllm_knows() -> None:
+    draft = {"method": "draft", "model": "/models/small", "num_speculative_tokens": 3}
+    arguments = engine_arguments(VLLMConfig(speculative=draft, quantization="fp8"), SPEC)
+    assert arguments["speculative_config"] == {**draft, "method": "draft_model"}
+    assert arguments["quantization"] == "fp8_per_channel"
+    new = arguments.keys() - engine_arguments(VLLMConfig(), SPEC).keys()
+    assert new == {"speculative_config", "per_request_spec_decode_metrics", "quantization"}
+    assert new <= known_arguments()
+
+
+def test_a_draft_model_and_arctic_inference_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = ResourcesConfig(device="cpu", devices_per_node=2)
+
+    def found(**speculation: str) -> list[str]:
+        config = VLLMConfig(speculative=speculation)
+        return [each.key for each in VLLMPlugin.check(config, on_cpu) if each.level == "error"]
+
+    assert found(method="draft", model=str(tmp_path)) == ["inference.speculative.model"]
+    (tmp_path / "config.json").write_text("{}")
+    assert found(method="draft", model=str(tmp_path)) == found(method="ngram") == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert found(method="suffix") == ["inference.speculative.method"]

@@ -19,7 +19,7 @@ from tests_support import group, task
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.rollout import AsyncSchedule, RolloutConfig
 from roll_like.errors import GenerationError
-from roll_like.inference.interface import derived_seed
+from roll_like.inference.interface import Guesses, derived_seed
 from roll_like.rollout.asynchronous import AsyncRollouts
 from roll_like.rollout.collection import SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.source import GroupFilter, GroupSource, SynchronousRollouts
@@ -40,6 +40,9 @@ class FakeCollector:
 
     def busy_seconds(self) -> float:
         return self.busy
+
+    def take_guesses(self) -> Guesses:
+        return Guesses()
 
     def make(self, seed: int | None, progress: SampleProgress) -> FakeCollector:
         self.counter = SampleCounter(2, progress)

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_like.errors import GenerationError
-from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Guesses, Sampling
+from roll_like.rollout.metrics import speculation_metrics
 from roll_like.rollout.router import ReplicaLost, RequestAborted, Router, SampleLost, most_held
 from roll_like.types import Segment, StopReason
 
@@ -240,6 +241,7 @@ class ScriptedReplica:
         self.open: set[str] = set()
         self.most = 0
         self.lost = False
+        self.speculation: Guesses | None = None
         self._results: list[Generation | FailedGeneration] = []
         self._changed = asyncio.Event()
 
@@ -275,7 +277,13 @@ class ScriptedReplica:
                 none = np.zeros(0, np.int32), np.zeros(0, np.float32)
                 self._results.append(
                     Generation(
-                        request_id=name, token_ids=none[0], logprobs=none[1], segments=(), text=name, stop_reason=reason
+                        request_id=name,
+                        token_ids=none[0],
+                        logprobs=none[1],
+                        segments=(),
+                        text=name,
+                        stop_reason=reason,
+                        speculation=self.speculation,
                     )
                 )
         self._changed.set()
@@ -583,3 +591,21 @@ def test_whatever_happens_limits_hold_urgent_ones_go_first_and_each_request_ends
         assert not any([router._unfinished, *router._queues.values(), router._ordinary, router._in_flight])
 
     run(work())
+
+
+def test_guesses_of_all_samples_add_up_and_are_taken_once() -> None:
+    async def work() -> None:
+        rig = Rig(replicas=1, max_running=4)
+        for number in range(3):
+            rig.ask(str(number), key=number)
+        await rig.settle()
+        rig.replicas[0].speculation = Guesses(tokens=8, accepted=6, passes=2)
+        await rig.finish(*rig.replicas[0].open)
+        taken = rig.router.take_guesses()
+        assert taken == Guesses(tokens=24, accepted=18, passes=6)
+        metrics = speculation_metrics(taken)
+        assert metrics["rollout/speculation/accepted"].value == 0.75
+        assert metrics["rollout/speculation/length"].value == 4.0
+        assert speculation_metrics(rig.router.take_guesses()) == {}
+
+    asyncio.run(work())

@@ -23,6 +23,7 @@ from roll_like.config.rollout import RolloutConfig
 from roll_like.data.bad_rows import RowsReport
 from roll_like.data.tasks import TaskOrder, TaskSet, TaskSource
 from roll_like.errors import GenerationError
+from roll_like.inference.interface import Guesses
 from roll_like.policy_gradient import reward_workers
 from roll_like.rollout.collection import Collected, SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.evaluate import Evaluator
@@ -81,6 +82,9 @@ class FakeRunner:
 
     def busy_seconds(self) -> float:
         return self.busy
+
+    def take_guesses(self) -> Guesses:
+        return Guesses()
 
     async def run(self, number: int, owner: Task) -> Group[Scored]:
         self.begun[-1].append(owner.task_id)

@@ -27,6 +27,10 @@ WORKER_EXTENSION = "roll_like.inference.vllm.worker_extension.WorkerExtension"
 STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 #: In vLLM's additional configuration on CPU: whether what is kept of the vocabulary is told.
 TELLS_KEPT = "roll_like_tells_kept"
+#: What vLLM calls this package's 8-bit weights on CPU (`int8.py`).
+INT8 = "roll_like_int8"
+#: vLLM's names of `inference.quantization`.
+QUANTIZATIONS = {"int8": INT8, "fp8": "fp8_per_channel"}
 #: vLLM's number of the policy's adapter.
 ADAPTER_ID = 1
 #: Mappings of which this package sets some entries.
@@ -61,6 +65,13 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         arguments |= (
             {"additional_config": {TELLS_KEPT: True}} if spec.device == "cpu" else {"return_sampling_mask": True}
         )
+    if config.quantization is not None:
+        arguments["quantization"] = QUANTIZATIONS[config.quantization]
+    if config.speculative is not None:
+        arguments |= {
+            "speculative_config": config.speculative.engine_arguments(),
+            "per_request_spec_decode_metrics": "summary",
+        }
     if spec.float32_head:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if spec.adapter is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from roll_like.config.base import Fraction, PositiveFloat, PositiveInt, Violation
+from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
 from roll_like.config.inference import WEIGHT_TRANSPORTS, EngineCapabilities, JudgeConfig
 from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.settings import PassedThrough, SleepingEngineConfig
@@ -30,6 +30,10 @@ OWNED_ENGINE_ARGS = {
     "enable_return_routed_experts": "algorithm.router_replay",
     "return_sampling_mask": "rollout.top_p, rollout.top_k or rollout.min_p",
     "enable_expert_parallel": "inference.expert_parallel",
+    "quantization": "inference.quantization",
+    "quantization_config": "inference.quantization",
+    "speculative_config": "inference.speculative",
+    "per_request_spec_decode_metrics": "inference.speculative",
 }
 #: Ranks of adapters that vLLM reserves room for.
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -44,6 +48,58 @@ FIXED_ENGINE_ARGS = {
     "load_format": "weights are loaded from model.path",
     "trust_remote_code": "it is set by `model.trust_remote_code`",
 }
+
+
+#: Most tokens that vLLM checks at once for a request.
+MOST_GUESSED = 128
+
+
+class SpeculationConfig(ConfigModel):
+    """Guess the next tokens and check them in one pass of the policy (vLLM's `speculative_config`)."""
+
+    common: ClassVar[tuple[str, ...]] = ("method", "num_speculative_tokens")
+
+    method: Literal["ngram", "suffix", "draft"] = Field(
+        default="ngram",
+        description="ngram: what followed the last tokens before. suffix: that, and what earlier answers had, by "
+        "frequency; needs arctic-inference. draft: what a smaller model finds likeliest.",
+    )
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_GUESSED)] | None = Field(
+        default=None, description="Tokens that are guessed at a time, at most. Default: 4; 16 with suffix."
+    )
+    prompt_lookup_min: PositiveInt = Field(
+        default=2, description="With `ngram`: fewest last tokens that have to be the same."
+    )
+    prompt_lookup_max: PositiveInt = Field(default=4, description="With `ngram`: most last tokens that are compared.")
+    model: str | None = Field(
+        default=None,
+        description="With `draft`: local directory of a model with the policy's vocabulary. It is not trained.",
+    )
+
+    @model_validator(mode="after")
+    def _keys_are_the_methods(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max: "
+                f"{self.prompt_lookup_max}, so nothing would ever be guessed; lower the first or raise the second"
+            )
+        if self.method == "draft" and self.model is None:
+            raise ValueError("method: draft needs a model that guesses; set model, or use method: ngram")
+        others = [] if self.method == "draft" else self.changed("model")
+        others += [] if self.method == "ngram" else self.changed("prompt_lookup_min", "prompt_lookup_max")
+        if others:
+            raise ValueError(f"{others[0]} is not read with method: {self.method}; remove it")
+        return self
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Return vLLM's `speculative_config`."""
+        tokens = self.num_speculative_tokens or (16 if self.method == "suffix" else 4)
+        if self.method == "draft":
+            return {"method": "draft_model", "model": self.model, "num_speculative_tokens": tokens}
+        arguments: dict[str, Any] = {"method": self.method, "num_speculative_tokens": tokens}
+        if self.method == "ngram":
+            arguments |= {"prompt_lookup_min": self.prompt_lookup_min, "prompt_lookup_max": self.prompt_lookup_max}
+        return arguments
 
 
 class VLLMSettings(PassedThrough):
@@ -98,6 +154,37 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
         description="Kernels whose results do not depend on the batch (vLLM's batch invariance): one seed gives one "
         "sample whatever else is under way. Slower; on GPUs only.",
     )
+    speculative: SpeculationConfig | None = Field(
+        default=None,
+        description="Guess the next tokens and check them in one pass of the policy: the same distribution and "
+        "log-probabilities, and faster where much is accepted (docs/backends.md#guessed-tokens).",
+    )
+
+    quantization: Literal["int8", "fp8"] | None = Field(
+        default=None,
+        description="Sample with 8-bit weights, which the engine makes of the trainer's at each weight sync: `int8` on "
+        "CPU, `fp8` on GPUs. The trainer's stay as they are (docs/backends.md#8-bit-weights).",
+    )
+
+    @property
+    def quantizes(self) -> str | None:
+        """How the engine quantises the weights that it is sent."""
+        return self.quantization
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens are guessed."""
+        return self.speculative is not None
+
+    def sampling_violations(self, min_p: Mapping[str, float]) -> Iterator[Violation]:
+        """Yield what guessed tokens are not checked by."""
+        for section, value in min_p.items() if self.speculates else ():
+            if value > 0:
+                yield Violation(
+                    (section, "min_p"),
+                    "with inference.speculative vLLM does not check guessed tokens by min_p, and refuses requests that "
+                    "have one; set it to 0, or remove inference.speculative",
+                )
 
     @property
     def wants_seeds(self) -> bool:
@@ -112,12 +199,40 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
                 "vLLM has kernels that do not depend on the batch for GPUs only; use inference.type: hf, which "
                 "computes each request by itself, or remove this",
             )
+        if self.deterministic and self.speculates:
+            yield Violation(
+                ("inference", "speculative"),
+                "what is guessed depends on the batch, and each guess draws random numbers, so one seed would not give "
+                "one sample (inference.deterministic); remove one of the two",
+            )
+        wanted = "int8" if resources.device == "cpu" else "fp8"
+        if self.quantization not in (None, wanted):
+            yield Violation(
+                ("inference", "quantization"),
+                f"on resources.device: {resources.device} weights are quantised to {wanted}, and found "
+                f"{self.quantization}; set it to {wanted}, or remove it",
+            )
+        if self.quantization is not None and self.lora:
+            yield Violation(
+                ("inference", "quantization"),
+                "adapters that are sent alone are computed beside the base model's own weights, and the sync compares "
+                "those unquantised; set inference.lora: false, which sends whole weights, or remove this",
+            )
         yield from super().violations(resources)
+
+    def model_violations(self, *, experts: bool) -> Iterator[Violation]:
+        """Yield a mixture of experts whose weights were to be quantised on CPU."""
+        if experts and self.quantization == "int8":
+            yield Violation(
+                ("inference", "quantization"),
+                "experts are not quantised on CPU, and they are most of the model; remove it",
+            )
+        yield from super().model_violations(experts=experts)
 
     @property
     def sends_adapters(self) -> bool | None:
-        """Whether a run with `training.lora` sends the adapters alone."""
-        return self.lora
+        """Whether a run with `training.lora` sends the adapters alone; never to an engine that quantises weights."""
+        return False if self.quantization is not None and self.lora is None else self.lora
 
     def reserved_rank(self, rank: int) -> int:
         """Return the rank that vLLM reserves room for, and computes with, for adapters of a rank."""

@@ -25,6 +25,7 @@ from roll_like.inference.interface import (
     Fingerprints,
     GenerateRequest,
     Generation,
+    Guesses,
     PromptScores,
     Sampling,
     TopLogprobs,
@@ -114,6 +115,9 @@ class VLLMEngine(TaskEngine):
         with quick_imports():
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
+
+            if self._config.quantization == "int8":
+                import roll_like.inference.vllm.int8  # noqa: F401 - registers it
 
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, disable_log_stats=True))
         _count_steps(self._engine)
@@ -221,6 +225,7 @@ class VLLMEngine(TaskEngine):
             routes=completion.routed_experts,
             top=_top(flat, request.top_logprobs),
             kept=None if completion.sampling_mask is None else completion.sampling_mask.token_ids,
+            speculation=_guesses(completion.spec_decode_metrics),
         )
 
     # ---- GPU memory and weights -------------------------------------------------------------------
@@ -359,7 +364,11 @@ class VLLMEngine(TaskEngine):
         with self._errors("weight_update"):
             arguments = (list(names), seed, adapter)
             ranks = await self._answered(self._engine.collective_rpc("weight_fingerprints", args=arguments))
-        return Fingerprints(tensors=agreed([rank["tensors"] for rank in ranks]), tied=ranks[0]["tied"])
+        return Fingerprints(
+            tensors=agreed([rank["tensors"] for rank in ranks]),
+            tied=ranks[0]["tied"],
+            quantized=frozenset(ranks[0]["quantized"]),
+        )
 
     async def score_prompt(self, token_ids: IntArray, adapter: str, top_k: int) -> PromptScores:
         """Return the log-probabilities of given tokens, and the likeliest in their places."""
@@ -430,6 +439,14 @@ def _top(flat: Any, count: int) -> TopLogprobs | None:
         token_ids=np.asarray([flat.token_ids[row] for row in rows], np.int32).reshape(len(rows), -1)[:, :count],
         logprobs=np.asarray([flat.logprobs[row] for row in rows], np.float32).reshape(len(rows), -1)[:, :count],
     )
+
+
+def _guesses(counted: Any) -> Guesses | None:
+    """Return vLLM's counts of a request's guessed tokens: of its passes by how many were accepted, and of all."""
+    if counted is None:
+        return None
+    accepted = sum(number * passes for number, passes in enumerate(counted.histogram))
+    return Guesses(tokens=counted.num_draft_tokens, accepted=accepted, passes=sum(counted.histogram))
 
 
 def _count_steps(llm: Any) -> None:

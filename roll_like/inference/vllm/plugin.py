@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.config.base import Finding
@@ -11,7 +13,13 @@ from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.vllm.arguments import DOCUMENTED, known_arguments, vllm_environment
-from roll_like.inference.vllm.config import ADAPTER_RANKS, VLLMConfig, VLLMJudgeConfig, VLLMSettings
+from roll_like.inference.vllm.config import (
+    ADAPTER_RANKS,
+    SpeculationConfig,
+    VLLMConfig,
+    VLLMJudgeConfig,
+    VLLMSettings,
+)
 from roll_like.inference.vllm.images import torchvision_missing
 from roll_like.inference.vllm.served import adapter_layers
 from roll_like.registry import INFERENCE_ENGINES
@@ -112,8 +120,10 @@ class VLLMPlugin(EnginePlugin):
 
     @classmethod
     def kept_obstacle(cls, config: EngineConfig, unbounded: Sequence[str], *, device: str) -> str | None:
-        """Return that vLLM needs a bound for each request on GPUs."""
-        del config
+        """Return that vLLM needs a bound for each request on GPUs, and does not tell them of guessed tokens."""
+        assert isinstance(config, VLLMConfig)
+        if config.speculates:
+            return "vLLM does not tell them of guessed tokens; remove inference.speculative"
         if device == "cpu" or not unbounded:
             return None
         return (
@@ -131,6 +141,8 @@ class VLLMPlugin(EnginePlugin):
         else:
             for name, hint in unknown_arguments(config.engine_args, known, DOCUMENTED).items():
                 yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument; {hint}")
+        if config.speculative is not None:
+            yield from _guessing_findings(config.speculative)
         yield from config.without_effect(resources)
         unused, used = "kv_cache_gib", "gpu_memory_utilization"
         if resources.device == "cpu":
@@ -141,3 +153,20 @@ class VLLMPlugin(EnginePlugin):
                 f"inference.{unused}",
                 f"has no effect: on {resources.device} the cache is sized by inference.{used}; remove the key",
             )
+
+
+def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:
+    """Yield what guesses need and this machine does not have."""
+    if speculation.model is not None and not (Path(speculation.model) / "config.json").is_file():
+        yield Finding(
+            "error",
+            "inference.speculative.model",
+            f"{speculation.model} has no config.json; write the local directory of a model",
+        )
+    if speculation.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
+        yield Finding(
+            "error",
+            "inference.speculative.method",
+            "suffix needs the package arctic-inference, which is not installed here; install it (pip install "
+            "--no-deps arctic-inference), or use ngram",
+        )

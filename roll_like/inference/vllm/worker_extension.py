@@ -1,8 +1,9 @@
 """What this package adds to vLLM's worker, inside the engine's process.
 
 vLLM imports this module there because it is named as `worker_extension_cls`. Importing it registers the
-`shared_memory` weight-transfer engine beside vLLM's own. On CPU it also replaces what packs experts after a reload, and
-what rotates heads, and tells which tokens were kept. It also lets the watchdog see the process.
+`shared_memory` weight-transfer engine beside vLLM's own, and 8-bit weights. On CPU it also replaces what packs experts
+after a reload, and what rotates heads, tells which tokens were kept, and has guesses checked as they are sampled. It
+also lets the watchdog see the process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
+from vllm.model_executor.layers.quantization.online.fp8 import OnlineLinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -33,8 +35,10 @@ from roll_like.errors import STOPPING, WeightSyncError
 from roll_like.inference.vllm.adapters import HeldAdapters, compute_adapters_on_cpu, without_wrappers
 from roll_like.inference.vllm.arguments import ADAPTER_ID
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
+from roll_like.inference.vllm.int8 import Int8Linear
 from roll_like.inference.vllm.kept import tell_kept_tokens
 from roll_like.inference.vllm.rotary import rotate_every_head
+from roll_like.inference.vllm.speculative import check_guesses_as_sampled
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
 
@@ -84,6 +88,7 @@ repack_experts()
 compute_adapters_on_cpu()
 rotate_every_head()
 tell_kept_tokens()
+check_guesses_as_sampled()
 PROGRESS.open()
 
 
@@ -171,7 +176,7 @@ class WorkerExtension:
         return self._adapters
 
     @torch.inference_mode()
-    def weight_fingerprints(self, names: list[str], seed: int, adapter: int = ADAPTER_ID) -> dict[str, dict[str, str]]:
+    def weight_fingerprints(self, names: list[str], seed: int, adapter: int = ADAPTER_ID) -> dict[str, Any]:
         """Return fingerprints of the tensors that the trainer calls `names`, as this engine computes with them.
 
         Tensors of layers that this function cannot read back are left out. `adapter` is the number of the adapter that
@@ -194,8 +199,8 @@ class WorkerExtension:
             if isinstance(layer, LinearBase) and leaf == "weight":
                 if place.path not in pieces:
                     pieces = {place.path: linear_columns(layer, seed)}
-                if index is None or index < len(pieces[place.path]):
-                    own = pieces[place.path] if index is None else [pieces[place.path][index]]
+                own = pieces[place.path] if index is None else pieces[place.path][index : index + 1]
+                if own:
                     tensors[name] = digest(torch.cat(own))
             elif isinstance(layer, VocabParallelEmbedding) and leaf == "weight":
                 tensors[name] = digest(embedding_columns(layer, seed))
@@ -212,7 +217,7 @@ class WorkerExtension:
             if HEAD not in names:
                 tied.update((HEAD, name) for name in names if layers.is_input(name))
         PROGRESS.note_memory()  # once a sync
-        return {"tensors": tensors, "tied": tied}
+        return {"tensors": tensors, "tied": tied, "quantized": [name for name in tensors if layers.is_int8(name)]}
 
 
 class _Place(NamedTuple):
@@ -249,6 +254,11 @@ class _Layers:
         place = self.locate(name)
         return place is not None and isinstance(place.layer, VocabParallelEmbedding) and name != HEAD
 
+    def is_int8(self, name: str) -> bool:
+        """Return whether a tensor is a matrix that is held in 8 bits."""
+        place = self.locate(name)
+        return place is not None and place.leaf == "weight" and _is_int8(place.layer)
+
     def _locate(self, name: str) -> _Place | None:
         path, _, leaf = name.rpartition(".")
         parent, _, own = path.rpartition(".")
@@ -258,6 +268,10 @@ class _Layers:
             path = f"{parent}.{whole}" if parent else whole
         layer = self._modules.get(path)
         return None if layer is None or not leaf else _Place(layer, path, leaf, index)
+
+
+def _is_int8(layer: Any) -> bool:
+    return isinstance(getattr(layer, "quant_method", None), Int8Linear)
 
 
 def unit_vectors(width: int, seed: int, like: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -270,7 +284,12 @@ def unit_vectors(width: int, seed: int, like: Tensor | None, dtype: torch.dtype)
 
 
 def linear_columns(layer: LinearBase, seed: int) -> list[Tensor]:
-    """Return the checked columns of every matrix of a (fused) layer, as it multiplies, shape [out, C] each."""
+    """Return the checked columns of every matrix of a (fused) layer, as it multiplies, shape [out, C] each.
+
+    None where they cannot be told: what vLLM's own 8-bit layers compute of a unit vector is rounded.
+    """
+    if isinstance(layer.quant_method, OnlineLinearBase) and not _is_int8(layer):
+        return []
     weight = next(layer.parameters(), None)
     inputs = unit_vectors(layer.input_size, seed, weight, layer.params_dtype)
     if isinstance(layer, RowParallelLinear) and layer.tp_size > 1:
@@ -279,6 +298,8 @@ def linear_columns(layer: LinearBase, seed: int) -> list[Tensor]:
         outputs = tensor_model_parallel_all_reduce(layer.quant_method.apply(layer, inputs, None))
         return [outputs.T]
     outputs = layer.quant_method.apply(layer, inputs, None)
+    if _is_int8(layer):
+        return list(layer.quant_method.held(outputs).split(list(layer.logical_widths)))
     sizes = getattr(layer, "output_partition_sizes", [outputs.shape[1]])
     return [_whole(piece, layer, index).T for index, piece in enumerate(outputs.split(list(sizes), dim=1))]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.int8 import int8_fingerprint
 
 
 class WeightSource(Protocol):
@@ -37,6 +38,7 @@ class SendReport:
         buckets: How many pieces they went in.
         sent_bytes: What travelled of them to each engine; None where it was all.
         changed_share: Share of the numbers that differed from those of the send before; None where none was compared.
+        quantized: Fingerprint of each matrix as an engine with 8-bit weights has to hold it; empty for others.
     """
 
     fingerprints: Mapping[str, str]
@@ -44,6 +46,7 @@ class SendReport:
     buckets: int
     sent_bytes: int | None = None
     changed_share: float | None = None
+    quantized: Mapping[str, str] = field(default_factory=dict)
 
 
 class WeightSender(Protocol):
@@ -86,20 +89,39 @@ def buckets_of(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterato
 
 
 def send_buckets(
-    source: WeightSource, max_bytes: int, rank: int, seed: int, send: Callable[[Sequence[tuple[str, Tensor]]], None]
+    source: WeightSource,
+    max_bytes: int,
+    rank: int,
+    seed: int,
+    send: Callable[[Sequence[tuple[str, Tensor]]], None],
+    *,
+    int8: bool = False,
 ) -> SendReport:
-    """Gather all weights on every rank, and have rank 0 send them, bucket by bucket; see `WeightSender.send`."""
+    """Gather all weights on every rank, and have rank 0 send them, bucket by bucket; see `WeightSender.send`.
+
+    Args:
+        source: What is sent.
+        max_bytes: Size of a bucket.
+        rank: Of this process.
+        seed: Chooses what the fingerprints look at.
+        send: Sends a bucket.
+        int8: Whether engines make 8-bit weights of matrices.
+    """
     buckets = buckets_of(source.full_weights(), max_bytes)
     fingerprints: dict[str, str] = {}
+    quantized: dict[str, str] = {}
     total = count = 0
     try:
         for tensors in buckets if rank == 0 else ():
             send(tensors)
             fingerprints.update((name, fingerprint(tensor, seed)) for name, tensor in tensors)
+            for name, tensor in tensors if int8 else ():
+                if tensor.ndim == 2:
+                    quantized[name] = int8_fingerprint(tensor, seed)
             total += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
             count += 1
             del tensors  # before the next ones are gathered
     finally:
         # all ranks gather, and would wait for ever for one that does not
         deque(buckets, maxlen=0)
-    return SendReport(fingerprints=fingerprints, bytes=total, buckets=count)
+    return SendReport(fingerprints=fingerprints, bytes=total, buckets=count, quantized=quantized)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roll_like.config.inference import EngineConfig
 from roll_like.config.model import Precision
 from roll_like.errors import EngineError
 from roll_like.types import FloatArray, IntArray
@@ -27,6 +28,18 @@ PROBE_TEXT = (
 )
 #: Largest mean difference of a token's log-probability that rounding explains. Nats.
 TOLERANCES: dict[Precision, float] = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
+#: The same of an engine with 8-bit weights and activations, whatever the precision.
+QUANTIZED_TOLERANCE = 0.3
+
+
+def tolerance_of(engine: EngineConfig, precision: Precision) -> float:
+    """Return the largest mean difference that a probe of an engine accepts, in nats.
+
+    Args:
+        engine: The `inference` section.
+        precision: Of trainer and engine.
+    """
+    return engine.probe_tolerance or (QUANTIZED_TOLERANCE if engine.quantizes else TOLERANCES[precision])
 
 
 def probe_tokens(encode: Callable[[str], Sequence[int]], max_model_len: int) -> IntArray:

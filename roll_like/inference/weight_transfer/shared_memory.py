@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -284,6 +284,7 @@ class SharedMemoryTransfer:
         by_value: Whether buckets travel through Ray with their content, because an engine may be on another machine.
         sync: Whether what changed can travel alone; only `by_value`.
         full_every: Of so many sends one is full all the same.
+        int8: Whether engines make 8-bit weights of what they are sent.
     """
 
     engines: ClusterHandle[InferenceEngine]
@@ -291,6 +292,7 @@ class SharedMemoryTransfer:
     by_value: bool = False
     sync: SyncMode = "full"
     full_every: int = 1
+    int8: bool = False
 
     def connect(self, source: WeightSource, rank: int) -> SharedMemorySender:
         """Return this rank's end; no connection is needed."""
@@ -313,7 +315,7 @@ class SharedMemorySender:
         if self._plan.keeps and self._rank == 0:
             return self._send_kept(seed)
         with _Send(self._transfer, self._kept) as sending:
-            report = send_buckets(self._source, self._transfer.bucket_bytes, self._rank, seed, sending.put)
+            report = self._send_buckets(seed, sending.put)
             sending.wait()
             self._kept = sending.worth_keeping()
         return report
@@ -335,11 +337,15 @@ class SharedMemorySender:
                 sending.announce({**payload, KEPT: (token, number)})
                 number += 1
 
-            report = send_buckets(self._source, self._transfer.bucket_bytes, self._rank, seed, put)
+            report = self._send_buckets(seed, put)
             sending.wait()
         self._plan.end(token)
         share = changed / compared if compared else None
         return replace(report, sent_bytes=sent, changed_share=share)
+
+    def _send_buckets(self, seed: int, send: Callable[[Sequence[tuple[str, Tensor]]], None]) -> SendReport:
+        transfer = self._transfer
+        return send_buckets(self._source, transfer.bucket_bytes, self._rank, seed, send, int8=transfer.int8)
 
     def _payload(
         self, number: int, tensors: Sequence[tuple[str, Tensor]], *, changes: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from roll_like.config.inference import POLICY
@@ -129,7 +130,7 @@ class WeightSync:
         sent = self._send(version)
         self._engines.everywhere(InferenceEngine.finish_weight_update, version)
         checking = time.perf_counter()
-        unchecked = self._check(sent.fingerprints, version)
+        unchecked = self._check(sent, version)
         check_seconds = time.perf_counter() - checking
         probe = self._probe if self._probe is not None and (unchecked or self._probe.due(self._pushes)) else None
         if unchecked and probe is None:
@@ -171,7 +172,7 @@ class WeightSync:
         self._engines.everywhere(InferenceEngine.start_adapter, name, tuple(dropped))
         sent = self._send(seed)
         self._engines.everywhere(InferenceEngine.finish_adapter)
-        unchecked = self._check(sent.fingerprints, seed, name)
+        unchecked = self._check(sent, seed, name)
         if self._probe is not None and (unchecked or self._probe.due(self._pushes)):
             self._ask(self._probe, self._probe.trainer(self._probe.tokens), seed, name)
         elif unchecked:
@@ -189,7 +190,8 @@ class WeightSync:
         differences = (probe.compare(number, trained, found, version) for number, found in enumerate(engines))
         return max(differences, default=0.0)  # all engines may have died just now
 
-    def _check(self, sent: Mapping[str, str], version: int, adapter: str = POLICY) -> tuple[str, ...]:
+    def _check(self, report: SendReport, version: int, adapter: str = POLICY) -> tuple[str, ...]:
+        sent = report.fingerprints
         if not sent:
             raise WeightSyncError("the trainer sent no tensor at all")
         unchecked: set[str] = set()
@@ -198,7 +200,7 @@ class WeightSync:
         else:
             engines = self._engines.everywhere(InferenceEngine.adapter_fingerprints, adapter, list(sent), version)
         for engine, held in enumerate(engines):
-            drifted, unknown = compare_fingerprints(sent, held)
+            drifted, unknown = compare_fingerprints(sent, held, report.quantized)
             if drifted:
                 raise WeightSyncError(
                     f"after sync {version}, inference engine {engine} computes with other numbers than the trainer "
@@ -240,8 +242,17 @@ class VersionCounter:
         )
 
 
-def compare_fingerprints(sent: Mapping[str, str], held: Fingerprints) -> tuple[list[str], list[str]]:
-    """Return the tensors in which an engine differs from the trainer, and those it could not read back."""
+def compare_fingerprints(
+    sent: Mapping[str, str], held: Fingerprints, quantized: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[str], list[str]]:
+    """Return the tensors in which an engine differs from the trainer, and those it could not read back.
+
+    Args:
+        sent: Fingerprints of the trainer's tensors.
+        held: The engine's.
+        quantized: Fingerprints of the trainer's matrices in 8 bits, for those that the engine holds so.
+    """
+    sent = {**sent, **{name: quantized.get(name, "") for name in held.quantized}}
     drifted = [name for name, value in sent.items() if name in held.tensors and held.tensors[name] != value]
     unknown = [name for name in sent if name not in held.tensors]
     drifted += [
