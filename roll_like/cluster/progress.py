@@ -13,6 +13,7 @@ import os
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from enum import IntEnum
 from io import TextIOWrapper
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+from roll_like.cluster.spans import SPANS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,10 +126,13 @@ class ProgressPage:
         """Be busy with something; the last one that began and has not ended is shown."""
         activity = (work, name)
         self._enter(activity)
+        began = time.monotonic()
         try:
             yield
         finally:
             self._leave(activity)
+            if SPANS.on:
+                SPANS.past("", name, time.monotonic() - began)
 
     def hold(self, name: str, busy: bool) -> None:
         """Be busy with something, or no longer, where no block of code lasts as long; to repeat it changes nothing."""

@@ -80,6 +80,23 @@ class MetricsConfig(ConfigModel):
     )
 
 
+class ProfileConfig(ConfigModel):
+    """Steps that are recorded in detail: a trace of the driver, ranks, engines, environments and rewards.
+
+    Other steps cost nothing. `roll-like profile RUN` asks a run under way for its next step.
+    """
+
+    steps: tuple[PositiveInt, ...] = Field(
+        default=(), description="Steps to profile, from 1 on; the first ones also hold what is compiled once."
+    )
+    stacks: bool = Field(
+        default=False, description="Record the lines of Python that each operator was called from. Traces get large."
+    )
+    memory: bool = Field(
+        default=True, description="Record allocations; on GPUs also write a snapshot of each rank's memory."
+    )
+
+
 GuardName = Literal["mismatch", "grad_norm", "reward", "entropy", "truncation", "zero_variance"]
 
 
@@ -145,6 +162,7 @@ class RunConfig(NamedConfig, PipelineConfig):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     guards: GuardsConfig = Field(default_factory=GuardsConfig)
+    profile: ProfileConfig = Field(default_factory=ProfileConfig)
 
     if TYPE_CHECKING:  # declared by each pipeline, with more in them, among its own keys
         resources: ResourcesConfig
@@ -212,6 +230,13 @@ class RunConfig(NamedConfig, PipelineConfig):
         yield from self.resources.violations(self.roles)
         for key, section in self.trained.items():
             yield from section.violations(key, device)
+        steps = getattr(self, "steps", None)
+        for index, step in enumerate(self.profile.steps):
+            if steps is not None and step > steps:
+                yield Violation(
+                    ("profile", "steps", index),
+                    f"step {step} never comes: the run has {steps} steps; profile one of them",
+                )
         for key in ("data", "evaluation", "pair_evaluation"):
             rows = getattr(self, key, None)
             if isinstance(rows, ScheduleConfig):

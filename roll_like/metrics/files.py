@@ -5,6 +5,7 @@
     RUN/events.jsonl            warnings, workers that hung, tracker failures, how the run ended
     RUN/run.json                what the run is
     RUN/rollouts/step_000001.jsonl, eval_000000.jsonl
+    RUN/profile/                profiles of single steps
     RUN/.lock                   held by the process that runs, with its number
 
 Every line is one JSON object, written with one call. A line that a killed process left half
@@ -25,6 +26,8 @@ EVALUATIONS = "evaluations.jsonl"
 EVENTS = "events.jsonl"
 RUN = "run.json"
 ROLLOUTS = "rollouts"
+PROFILE = "profile"
+PROFILE_REQUEST = "request"
 LOCK = ".lock"
 RESERVED = frozenset({"step", "time", "elapsed"})
 

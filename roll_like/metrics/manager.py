@@ -461,7 +461,7 @@ def _set_aside(run_dir: Path) -> Path | None:
     while (target := run_dir / f"earlier-{number}").exists():
         number += 1
     target.mkdir()
-    for name in (files.METRICS, files.EVALUATIONS, files.EVENTS, files.RUN, files.ROLLOUTS, *ARTIFACTS):
+    for name in (files.METRICS, files.EVALUATIONS, files.EVENTS, files.RUN, files.ROLLOUTS, files.PROFILE, *ARTIFACTS):
         if name != CONFIG and (run_dir / name).exists():
             shutil.move(run_dir / name, target / name)
     (run_dir / files.ROLLOUTS).mkdir()

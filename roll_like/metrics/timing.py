@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from roll_like.cluster.spans import SPANS
 from roll_like.values import Metric, Sum
 
 GIB = 2**30
@@ -50,7 +51,8 @@ class StepTimer:
         """Time a part of the step."""
         with self._lock:
             timer_id, self._next_id = self._next_id, self._next_id + 1
-            self._running[timer_id] = (name, self._clock())
+            began = self._clock()
+            self._running[timer_id] = (name, began)
         if self._on_enter is not None:
             self._on_enter(name)
         try:
@@ -58,7 +60,10 @@ class StepTimer:
         finally:
             with self._lock:
                 _, start = self._running.pop(timer_id)
-                self._finished.setdefault(name, []).append((start, self._clock()))
+                end = self._clock()
+                self._finished.setdefault(name, []).append((start, end))
+            if SPANS.on:
+                SPANS.past("driver", name, end - began)
 
     def restart(self) -> None:
         """Begin a step now: what was timed before belongs to none."""

@@ -7,11 +7,13 @@ slow ones do not wait for each other.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from roll_like.cluster import Cluster, WorkerDied
+from roll_like.cluster.spans import SPANS
 from roll_like.cluster.worker_restarts import PoolRestarts, RestartCallback, to_stderr
 from roll_like.errors import ConfigError
 from roll_like.rewards.base import RewardConfig
@@ -138,6 +140,7 @@ class RewardPool:
         generation = self.worker_restarts.generations[rank]
         # waiting for other groups counts: a worker takes them side by side
         limit = self._limit * self._load[rank]
+        began = time.monotonic()
         call = asyncio.ensure_future(self._cluster.ask(rank, RewardWorker.score, group))
         call.add_done_callback(lambda ended: self._release(rank, ended))
         # not cancelled with this coroutine: the worker goes on, and has no room until it is done
@@ -152,6 +155,8 @@ class RewardPool:
             if done and (rank, generation) in self._retired:
                 return _Lost(str(error), "retired")
             return _Lost(str(error), "alone" if alone else "company")
+        if SPANS.on:
+            SPANS.past(f"{self._cluster.name} {rank}", "score", time.monotonic() - began)
         self.worker_restarts.worked(rank)
         if len(scored.failures) > len(group.failures):
             await self._retire_if_hung(rank, generation)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Protocol
 
+from roll_like.cluster.spans import SPANS
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Guesses
 
@@ -102,6 +104,7 @@ class _Pending:
     done: asyncio.Future[Generation]
     attempts: int = 0
     endpoint: _Endpoint | None = None  # None: it waits
+    given: float = 0.0  # when a replica got it
     taken_back: bool = False
 
 
@@ -110,6 +113,7 @@ class _Endpoint:
     """A replica, and what it was given."""
 
     replica: Replica
+    number: int
     requests: dict[str, _Pending] = field(default_factory=dict)
     submits: set[asyncio.Task[None]] = field(default_factory=set)
     poller: asyncio.Task[None] | None = None
@@ -181,7 +185,8 @@ class Router:
         awaits_more: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._endpoints = [_Endpoint(replica) for replica in replicas]
+        self._endpoints = [_Endpoint(replica, number) for number, replica in enumerate(replicas)]
+        self._numbers = itertools.count(len(self._endpoints))
         self._most_held = most_held(max_running)
         self._slack = affinity_slack(max_running)
         self._by_load = _ByLoad(self._endpoints, self._most_held)
@@ -270,7 +275,7 @@ class Router:
 
     def admit(self, replica: Replica) -> None:
         """Give requests to another replica too, such as one in the place of a lost one."""
-        endpoint = _Endpoint(replica)
+        endpoint = _Endpoint(replica, next(self._numbers))
         self._endpoints.append(endpoint)
         self._by_load.add(endpoint)
         self._wake()
@@ -358,7 +363,7 @@ class Router:
     def _give(self, endpoint: _Endpoint, pending: _Pending) -> None:
         if not endpoint.requests:
             endpoint.busy_since = self._clock()
-        pending.endpoint = endpoint
+        pending.endpoint, pending.given = endpoint, self._clock()
         endpoint.requests[pending.request.request_id] = pending
         self._by_load.moved(endpoint, endpoint.load - 1)
         self._in_flight += 1
@@ -367,6 +372,8 @@ class Router:
         pending = endpoint.requests.pop(request_id, None)
         if pending is not None:
             pending.endpoint = None
+            if SPANS.on:
+                SPANS.past(f"engine {endpoint.number}", "request", self._clock() - pending.given)
             self._by_load.moved(endpoint, endpoint.load + 1)
             self._in_flight -= 1
             if not endpoint.requests:

@@ -28,6 +28,7 @@ from roll_like.rollout.source import KeptRollouts
 from roll_like.rollout.storage import write_groups
 from roll_like.rollout.thumbnails import keep_thumbnails, thumbnails_folder
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore
+from roll_like.run.profile import StepProfiler
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.training.engine import TrainingEngine
@@ -121,6 +122,7 @@ class RunState:
         self._clock = CheckpointClock(config.checkpoint.every_minutes or math.inf)
         self._failed_writes = 0
         self._guards = Guards(config.guards)
+        self._profiler = StepProfiler(config.profile, directory, metrics)
         self._nothing_learned = NothingLearned()
         for _, values in metrics.history:  # of the steps before a resumption; they were warned of then
             self._guards.check(values)
@@ -223,11 +225,15 @@ class RunState:
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""
         self.metrics.started()
+        self._profiler.expect(self.reached + 1, self._config.total_steps)
         for step in range(self.finished, self._config.total_steps):
             if self._signal.requested:
                 raise StopRequested
+            if not self.replaying:
+                self._profiler.begin(step + 1, self.trained)
             self.timer.restart()
             yield step
+            self._profiler.end()
             if not self.replaying:
                 self._keep_step()
         if self._wanted_at_end():
@@ -312,6 +318,7 @@ class RunState:
         """
         if self._again:
             return
+        self._profiler.turns(collected.groups)
         # the first step trains version 1
         self._show(collected.groups, self.finished)
         if isinstance(self._config, SamplingRunConfig) and self._config.rollout.save_tokens:

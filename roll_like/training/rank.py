@@ -52,6 +52,7 @@ from roll_like.training.language_model import score_energies
 from roll_like.training.layout import MicroBatch
 from roll_like.training.optimizer import learning_rate
 from roll_like.training.policy import RowModule
+from roll_like.training.profiled import RankProfile, RankProfiler
 from roll_like.training.sequence_parallel import SequenceParallel
 from roll_like.training.skipped import COMPUTE_SECONDS
 from roll_like.training.speed import Speed
@@ -102,6 +103,7 @@ class TrainingRank:
         self._base_is_known = False
         self._speed: Speed | None = None
         self._random_states: dict[str, Any] = {}  # before the gradient was computed
+        self._profiler: RankProfiler | None = None
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -178,6 +180,16 @@ class TrainingRank:
         if hasattr(self, "_backend"):  # `start` may have failed before
             self._backend.close()
         gc.unfreeze()
+
+    def begin_profile(self, *, stacks: bool, memory: bool) -> None:
+        """Record what this rank computes, until `end_profile`."""
+        self._profiler = RankProfiler(self._spec.device, stacks=stacks, memory=memory)
+
+    def end_profile(self, stem: str) -> RankProfile:
+        """Write what was recorded to files whose names begin with `stem`, on a disk that the driver sees."""
+        assert self._profiler is not None, "it was begun"
+        profiler, self._profiler = self._profiler, None
+        return profiler.finish(Path(f"{stem}_{self.rank}"))
 
     # ---- computing -----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
     compare    figures of several runs in the terminal; with -o the same page, or an image of the curves
     rollouts   what a policy wrote, in the terminal; with -o or --diff the same page
     watch, ui  a run that goes on; MLflow
+    profile    a trace of the next step of a run that goes on
 
 Nothing heavy is imported here: `roll-like --help` reads this file too.
 """
@@ -43,6 +44,9 @@ def add_commands(add: Add) -> None:
 
     watch = add("watch", _watch, "follow a run or a service that goes on; of a run that has ended, print the summary")
     _add_run(watch)
+
+    profile = add("profile", _profile, "profile the next step of a run that goes on, for ui.perfetto.dev")
+    _add_run(profile)
 
     ui = add("ui", _ui, "serve the MLflow user interface on the store of the runs")
     ui.add_argument("run", nargs="?", metavar="RUN", help="run whose store is served; default: that of all runs")
@@ -135,6 +139,18 @@ def _compare(arguments: argparse.Namespace) -> int:
     warn(notes)
     if path is not None:
         print(f"written: {path}")
+    return OK
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.profiles import profile_stem, request_profile
+    from roll_like.metrics.runs import find_run
+
+    folder = find_run(arguments.run, arguments.output_dir, command="profile")
+    found = request_profile(folder)
+    print(f"written: {profile_stem(folder, found['step']).with_suffix('.json.gz')}")
+    for wait in found["waits"]:
+        print(f"  {wait}")
     return OK
 
 

@@ -45,11 +45,16 @@ def _end(event: Mapping[str, Any]) -> str:
     return "; ".join([f"the run ended: {event['status']}", *why, *missing])
 
 
+def _profile(event: Mapping[str, Any]) -> str:
+    return "; ".join([f"step {event['step']} was profiled: {files.PROFILE}/{event['trace']}", *event["waits"]])
+
+
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": lambda event: startup_line(event["phases"]),
     "warning": lambda event: str(event["text"]),
     "hang": _hang,
     "recovery": _recovery,
+    "profile": _profile,
     "rewind": lambda event: f"went back from step {event['step']} to the checkpoint of step {event['to']}",
     "end": _end,
 }

@@ -23,6 +23,7 @@ from roll_like.errors import ConfigError, DataError
 from roll_like.metrics import files
 from roll_like.metrics.curves import Line, Points, averaged, choose_panels, lines_of, mean_line, thinned
 from roll_like.metrics.names import STEP_PHASES, TIMERS, metric_info
+from roll_like.metrics.profiles import read_profiles
 from roll_like.metrics.progress import duration
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.rollouts import KINDS, RolloutRow, group_of, rollout_steps, solved, subsample
@@ -42,6 +43,8 @@ PAGE_LIMIT = 1000
 MOST_FILES = 100
 #: Events of a run that a page shows at most: the last ones.
 MOST_EVENTS = 200
+#: Profiled steps of a run that a page shows at most: the last ones.
+MOST_PROFILES = 4
 #: Most bytes of pictures in a page.
 PICTURE_BYTES = 32 * 2**20
 _THUMBNAIL = re.compile(r"[0-9a-f]{32}\.webp")
@@ -268,6 +271,7 @@ def _run(label: str, run: Run, config: Mapping[str, Any], figures: Mapping[str, 
         "timeline": [
             {"label": line.label, "colour": TIMERS[line.name][1], **_points(points)} for line, points in layers
         ],
+        "profiles": read_profiles(run.folder)[-MOST_PROFILES:],
         "events": [
             {
                 "kind": str(event["kind"]),

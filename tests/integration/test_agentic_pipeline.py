@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import copy2
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 from hygiene import nothing_left
 from run_config import read_lines, run_here, write_episodes_run
+from trace_rules import read_trace
+
+from roll_like.metrics.profiles import read_profiles
 
 TESTS = Path(__file__).parents[1]
 VERIFIERS = TESTS.parent / ".verifiers" / "bin" / "python"
@@ -58,6 +62,36 @@ def test_many_turns_are_learned(tmp_path: Path, tiny_model: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["steps"] == 8
 
 
+def check_profile(run: Path, step: Mapping[str, Any]) -> None:
+    """One trace of the second step: every role on one time axis, with the operators of the trainer."""
+    (profile,) = read_profiles(run)
+    (trace,) = (run / "profile").glob("*.gz")  # and no file of a rank is left
+    assert len(list((run / "profile").iterdir())) == 2
+    events = read_trace(trace)
+    seconds = profile["seconds"]
+    assert step["time/step"] < seconds < step["time/step"] + 60
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    timed: dict[str, list[Mapping[str, Any]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            timed.setdefault(names[event["pid"]], []).append(event)
+            assert 0 <= event["ts"] <= event["ts"] + event["dur"] <= (seconds + 1) * 1e6, event
+    assert {"driver", "engine", "environments", "rewards", "training rank 0"} < timed.keys(), names.values()
+    (operators,) = (found for name, found in timed.items() if name.startswith("training rank 0:"))
+    (backward,) = (event for event in timed["training rank 0"] if event["name"] == "forward_backward")
+    (train,) = (event for event in timed["driver"] if event["name"] == "train")
+    products = [event for event in operators if event["name"] == "aten::mm"]
+    assert products
+    assert train["ts"] <= backward["ts"] <= backward["ts"] + backward["dur"] <= train["ts"] + train["dur"]
+    inside = [e for e in products if backward["ts"] <= e["ts"] <= backward["ts"] + backward["dur"]]
+    assert len(inside) >= 0.9 * len(products)
+    (generate,) = (event for event in timed["driver"] if event["name"] == "generate")
+    assert sum(generate["ts"] <= event["ts"] <= generate["ts"] + generate["dur"] for event in timed["engine"]) >= 16
+    assert 1 <= len(profile["waits"]) <= 3
+    assert any(wait.startswith("the engines waited") for wait in profile["waits"]), profile["waits"]
+    assert "training rank 0" in {lane["label"] for lane in profile["lanes"]}
+
+
 def test_rewards_are_added_to_those_of_the_environment(tmp_path: Path, tiny_model: Path) -> None:
     copy2(TESTS / "tiny_rewards.py", tmp_path)
     config = write_episodes_run(
@@ -82,12 +116,14 @@ def test_rewards_are_added_to_those_of_the_environment(tmp_path: Path, tiny_mode
         },
         evaluation={"environments": [{"id": "tiny/Letters-v0", "name": "other"}], "seeds": 2, "episodes_per_seed": 2},
         checkpoint={"at_end": False, "export": False},
+        profile={"steps": [2]},
     )
     with nothing_left():
         code, output = run_here(config)
     assert code == 0, output
     run = tmp_path / "runs" / "tiny"
     steps = read_lines(run / "metrics.jsonl")
+    check_profile(run, steps[1])
     for step in steps:
         rows = read_lines(run / "rollouts" / f"step_{int(step['step']):06d}.jsonl")
         assert len(rows) == 16

@@ -655,12 +655,59 @@ const phases = () => {
     ),
   ];
 };
+const profile = (run, one) => {
+  const row = 18,
+    left = 190,
+    high = row * one.lanes.length + 24,
+    at = (seconds) => left + ((WIDE - left - 8) * seconds) / one.seconds;
+  const drawing = svg("svg", {
+    viewBox: `0 0 ${WIDE} ${high}`,
+    role: "img",
+    "aria-label": `what worked in step ${one.step}`,
+  });
+  const names = unique(one.lanes.flatMap((lane) => lane.spans.map((span) => span[2])));
+  one.lanes.forEach((lane, number) => {
+    const y = row * number + 2;
+    drawing.append(svg("text", { x: left - 6, y: y + 11, "text-anchor": "end", "font-size": 11 }, lane.label));
+    for (const [began, ended, name] of lane.spans)
+      drawing.append(
+        svg(
+          "rect",
+          {
+            x: at(began).toFixed(1),
+            y,
+            width: Math.max(0.6, at(ended) - at(began)).toFixed(1),
+            height: row - 4,
+            fill: `hsl(${(names.indexOf(name) * 67 + 210) % 360} 45% 55%)`,
+          },
+          svg("title", {}, `${name}: ${brief(ended - began)} s, from ${brief(began)} s on`),
+        ),
+      );
+  });
+  for (const share of [0, 0.25, 0.5, 0.75, 1])
+    drawing.append(
+      svg(
+        "text",
+        { x: at(share * one.seconds), y: high - 6, "text-anchor": share === 1 ? "end" : "middle", "font-size": 11 },
+        `${brief(share * one.seconds)} s`,
+      ),
+    );
+  return [
+    heading(`Step ${one.step} in detail${several ? `, ${run.label}` : ""}`),
+    one.waits.length
+      ? element("ul", {}, one.waits.map((wait) => element("li", {}, wait)))
+      : soft("Neither the trainer nor the engines waited for longer than a hundredth of the step."),
+    element("figure", { class: "wide" }, drawing),
+    soft("The whole trace: open ", code(`profile/${one.trace}`), " of the run in ui.perfetto.dev."),
+  ];
+};
 const drawTimeline = () =>
   byId("timeline").replaceChildren(
     ...[
       heading("Steps"),
       runs.map(timeline),
       phases(),
+      runs.map((run) => run.profiles.map((one) => profile(run, one))),
       heading("Failures, recoveries and warnings"),
       Object.keys(overview.failures).length
         ? element(
