@@ -1,0 +1,147 @@
+"""Runs for large GPUs to start from: each fits by its plan, and reads rows as the public data sets have them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll_like import cli
+from roll_like.builtin.rewards.code import Code
+from roll_like.builtin.rewards.math import Math
+from roll_like.config.load import load_config
+from roll_like.data.rows import read_rows
+from roll_like.errors import DataError
+from roll_like.tools.search import SearchIndex, read_corpus
+from roll_like.types import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = ROOT / "tests" / "data" / "shapes"
+
+#: Rows of HotpotQA's subset `distractor`, with two paragraphs in the place of ten.
+HOTPOT = [
+    {
+        "id": f"5a8b{number}",
+        "question": question,
+        "answer": answer,
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": {"title": ["Ed Wood (film)"], "sent_id": [0]},
+        "context": {
+            "title": ["Ed Wood (film)", title],
+            "sentences": [["Ed Wood is a 1994 film.", " It is about a director."], [f"{title} was born in {year}."]],
+        },
+    }
+    for number, (question, answer, title, year) in enumerate(
+        [
+            ("Who directed Ed Wood?", "Tim Burton", "Tim Burton", 1958),
+            ("Who was born in 1966?", "Scott D.", "Scott D.", 1966),
+        ]
+    )
+]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hugging Face cache with the published config.json of models, and nothing else."""
+    for folder in SHAPES.iterdir():
+        model = tmp_path / "hub" / f"models--Qwen--{folder.name}"
+        snapshot = model / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        shutil.copy(folder / "config.json", snapshot)
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture(scope="module")
+def make_search_data() -> Callable[[list[str]], None]:
+    """`scripts/make_search_data.py`."""
+    main: Callable[[list[str]], None] = runpy.run_path(str(ROOT / "scripts" / "make_search_data.py"))["main"]
+    return main
+
+
+def write_hotpot(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = str(folder / "rows.jsonl")
+    return ["--train", path, "--eval", path, "--folder", str(folder / "search_data")]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("rlvr_gsm8k_1gpu_24gb", "Memory of GPU 0 of 24.0 GiB"),
+        ("rlvr_8gpu_colocated", "Memory of each of the GPUs 0-7 of 79.6 GiB"),
+        ("rlvr_code_8gpu", "Memory of each of the GPUs 0-7 of 79.6 GiB"),
+        ("agentic_search_8gpu", "Memory of each of the GPUs 0-7 of 79.6 GiB"),
+        ("vision_geometry_8gpu", "Memory of each of the GPUs 0-7 of 79.6 GiB"),
+        ("rlvr_moe_16gpu", "Memory of each of the GPUs 0-15 of 79.6 GiB"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_each_fits_on_its_gpus_by_the_plan(
+    name: str,
+    gpus: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    make_search_data: Callable[[list[str]], None],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_search_data(write_hotpot(tmp_path, HOTPOT))
+    code = cli.main(["run", "--config", str(ROOT / "configs" / f"{name}.yaml"), "--check", f"output_dir={tmp_path}"])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert gpus in shown.out
+
+
+def test_questions_and_paragraphs_of_hotpotqa(tmp_path: Path, make_search_data: Callable[[list[str]], None]) -> None:
+    make_search_data(write_hotpot(tmp_path, HOTPOT))
+    rows = [json.loads(line) for line in (tmp_path / "search_data" / "train.jsonl").read_text().splitlines()]
+    assert rows[0] == {"prompt": "Who directed Ed Wood?", "answer": "Tim Burton"}
+    corpus = read_corpus(tmp_path / "search_data" / "corpus.jsonl")
+    assert [passage.title for passage in corpus] == ["Ed Wood (film)", "Tim Burton", "Scott D."]  # each once
+    assert corpus[0].text == "Ed Wood is a 1994 film. It is about a director."
+    assert SearchIndex(corpus).search("born 1966", 1)[0][0].title == "Scott D."
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: expected the fields question, answer and context"):
+        make_search_data(write_hotpot(tmp_path, [{"question": "Who?"}]))
+
+
+def task_of(config: str, row: dict[str, Any], tmp_path: Path) -> Task:
+    """A row of a recipe's first source, as its rewards see it."""
+    import numpy as np
+
+    source = load_config(ROOT / "configs" / f"{config}.yaml").data.sources[0]  # type: ignore[attr-defined]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    local = source.model_copy(update={"path": str(tmp_path / "rows.jsonl"), "subset": None})
+    (read,) = read_rows(local, "data.sources.0")
+    return Task(
+        task_id="0",
+        source="s",
+        domain="s",
+        messages=(),
+        prompt_ids=np.zeros(1, np.int32),
+        answer=read.fields.get(source.answer_field or ""),
+        metadata=read.fields,
+        origin=read.origin,
+    )
+
+
+def test_rows_of_deepcoder_have_tests(tmp_path: Path) -> None:
+    """`tests` is JSON text; each test names its type."""
+    tests = [{"type": "stdin_stdout", "input": "3 4\n", "output": "7\n"}]
+    task = task_of("rlvr_code_8gpu", {"problem": "Add two numbers.", "tests": json.dumps(tests)}, tmp_path)
+    config = load_config(ROOT / "configs" / "rlvr_code_8gpu.yaml")
+    Code(config.rewards.use[0]).check_row(task)  # type: ignore[attr-defined]
+    assert task.metadata["problem"] == "Add two numbers."
+
+
+def test_rows_of_geometry3k_have_answers(tmp_path: Path) -> None:
+    row = {"images": ["diagram.png"], "problem": "<image>Find x.", "answer": "2 \\sqrt { 221 }"}
+    config = load_config(ROOT / "configs" / "vision_geometry_8gpu.yaml")
+    Math(config.rewards.use[0]).check_row(task_of("vision_geometry_8gpu", row, tmp_path))  # type: ignore[attr-defined]
