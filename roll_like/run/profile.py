@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ class StepProfiler:
             return
         step, began, engines = self._open.step, self._open.began, self._open.engines
         self._open = None
-        spans, window = SPANS.end(), (began, time.time())
+        spans = [replace(span, track=span.track or "driver") for span in SPANS.end()]
+        window = (began, time.time())
         stem = profile_stem(self._directory, step)
         ranks: dict[str, Path] = {}
         snapshots = []
