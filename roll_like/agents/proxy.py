@@ -314,9 +314,7 @@ class Proxy:
             served = "POST chat/completions, responses, messages and reward, GET task and models"
             what = f"{request.method} {request.path} is not served; there are {served} under /v1"
             return _error_response(request, ApiError(error.status, what))
-        except ConnectionError:
-            raise  # the client disconnected
-        except web.RequestPayloadError as error:
+        except (web.RequestPayloadError, ConnectionError) as error:  # where the client has gone, nobody reads it
             return _error_response(request, ApiError(400, f"the body could not be read: {error}"))
         except Exception as error:  # noqa: BLE001 - it is logged, sent to the agent, and fails the episode
             _log.exception("a request of an agent failed")

@@ -335,8 +335,8 @@ class ServiceServer:
         request[_OWNER] = own
         try:
             return await handler(request)
-        except ConnectionError:
-            raise  # the client has gone
+        except ConnectionError:  # the client has gone: aiohttp would log what is raised, and finds out by itself
+            return web.Response(status=499)
         except Exception as error:  # noqa: BLE001 - the client gets it, and the service goes on
             return self._answer_to(error, request)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
 
+import pytest
 from chat_templates import renderer
-from fake_policy import assert_token_exact, episode_settings, parts_of, spelled
+from fake_policy import FakePolicy, assert_token_exact, episode_settings, parts_of, spelled
 from proxy_rig import CHATML, TOOL, rig, until
 
-from roll_like.inference.interface import Sampling
+from roll_like.agents.proxy import Proxy
+from roll_like.inference.interface import GenerateRequest, Sampling
+from roll_like.rollout.router import Router
 from roll_like.types import Scored, StopReason
 
 # ---- recording -----------------------------------------------------------------------------------
@@ -255,6 +259,27 @@ async def test_asking_the_same_on_purpose_is_another_sample() -> None:
     assert answers == ["fox", "dog"]
     assert_token_exact(scored, one.policy)
     assert len(parts_of(scored)) == 2
+
+
+async def test_a_client_that_goes_while_it_is_answered_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(_: GenerateRequest) -> str:
+        writer.transport.abort()  # noticed only by what is written next
+        return "fox"
+
+    body = json.dumps({"model": "any", "stream": True, "messages": [{"role": "user", "content": "hello"}]})
+    policy = FakePolicy(CHATML, answer)
+    async with Proxy(cast(Router, policy), CHATML) as proxy:
+        episode = proxy.open(episode_settings())
+        address = urlsplit(episode.base_url)
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        head = ["POST /v1/chat/completions HTTP/1.1", f"Authorization: Bearer {episode.key}"]
+        head += ["Host: policy", f"Content-Length: {len(body)}", "", body]
+        writer.write("\r\n".join(head).encode())
+        await until(lambda: policy.requests)
+        await asyncio.sleep(0.05)
+        assert episode.turns == 0
+        await episode.close()
+    assert not caplog.records
 
 
 async def test_a_client_that_went_away_leaves_no_turn() -> None:
