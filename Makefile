@@ -45,8 +45,9 @@ torchvision: setup  ## Fetch a torchvision for vLLM with images on a CPU, apart 
 verifiers: setup  ## Make an environment with the verifiers library, apart from .venv: docs/verifiers.md
 	@bash scripts/environment.sh verifiers
 
-megatron: setup  ## Fetch Megatron-Core, apart from .venv: docs/backends.md
+megatron: setup  ## Fetch Megatron-Core and its converter, apart from .venv: docs/backends.md
 	@bash scripts/megatron.sh
+	@bash scripts/megatron.sh megatron_bridge
 
 tinker: setup  ## Make an environment with tinker's client and recipes, apart from .venv: docs/service.md
 	@bash scripts/environment.sh tinker

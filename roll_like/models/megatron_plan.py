@@ -52,6 +52,18 @@ def output_bias(config: Any) -> bool:
     return bool(getattr(config, "attention_bias", False)) and config.model_type not in ("qwen2", "glm4_moe")
 
 
+def layers_of_stages(layers: int, stages: int) -> list[int]:
+    """Return how many layers each stage of a pipeline has.
+
+        61 layers, 8 stages  →  7 8 8 8 8 8 7 7
+
+    Where they are not divided evenly, stages in the middle have one more: the first embeds, the last one projects.
+    """
+    each, more = divmod(layers, stages)
+    start = (stages - more) // 2
+    return [each + (start <= stage < start + more) for stage in range(stages)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """The experts of a model.
@@ -141,6 +153,12 @@ def refuse_no_converter(config: PretrainedConfig, settings: TrainerConfig) -> No
             "Megatron-Core does not divide those that have biases",
             fix="remove the key, or divide the experts themselves: expert_parallel",
         )
+    stages, layers = settings.pipeline_parallel * settings.virtual_pipeline, int(text.num_hidden_layers)
+    if stages > layers:
+        raise ConfigError(
+            f"pipeline_parallel times virtual_pipeline: {stages} stages divide {layers} layers, and each needs one",
+            fix=f"set them so that their product is at most {layers}",
+        )
     for key, ranks, what, count in _divided(text, mixture, settings):
         if count % ranks:
             possible = ", ".join(str(n) for n in range(1, min(count, 64) + 1) if count % n == 0)
@@ -158,8 +176,6 @@ def _divided(config: Any, mixture: Mixture | None, settings: TrainerConfig) -> I
     yield "tensor_parallel times sequence_parallel", tensor * settings.sequence_parallel, "query heads", heads
     if mixture is None or not all(mixture.layers):
         yield "tensor_parallel", tensor, "inner units (intermediate_size)", int(config.intermediate_size)
-    stages = settings.pipeline_parallel * settings.virtual_pipeline
-    yield "pipeline_parallel times virtual_pipeline", stages, "layers", int(config.num_hidden_layers)
     if mixture is None:
         return
     yield "expert_parallel", settings.expert_parallel, "experts in a layer", mixture.experts

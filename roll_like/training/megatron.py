@@ -451,7 +451,7 @@ class MegatronBackend(TrainingBackend):
             if torch.distributed.get_rank() == 0:
                 folder.mkdir(exist_ok=True)
                 # written first: a checkpoint counts when all is written
-                (Path(directory) / _SIZES).write_text(json.dumps({"expert_parallel": self._settings.expert_parallel}))
+                (Path(directory) / _SIZES).write_text(json.dumps({"experts_apart": self._experts_apart()}))
             torch.distributed.barrier()
             dist_checkpointing.save(self._states(loading=False), str(folder))
 
@@ -465,11 +465,14 @@ class MegatronBackend(TrainingBackend):
                 f"{folder} is missing: the checkpoint was not written by training.backend: megatron"
             )
         self._weights.forget()
-        was = int(json.loads((Path(directory) / _SIZES).read_text())["expert_parallel"])
-        if (was > 1) != (self._settings.expert_parallel > 1):
+        was = bool(json.loads((Path(directory) / _SIZES).read_text())["experts_apart"])
+        if was != self._experts_apart():
+            sizes = ("expert_parallel", "tensor_parallel", "expert_tensor_parallel")
+            found = ", ".join(f"{key}: {getattr(self._settings, key)}" for key in sizes)
             raise RuntimeError(
-                f"it was written with expert_parallel: {was}, and Megatron-Core does not read the moments of divided "
-                f"experts where ranks do not divide them, or the reverse (found {self._settings.expert_parallel})"
+                f"it was written by ranks that {'had' if was else 'did not have'} experts apart from other weights "
+                "(expert_parallel above 1, or tensor_parallel other than expert_tensor_parallel), and Megatron-Core "
+                f"does not read the moments of one in the other; found {found}"
             )
         with self._on_device(), _plain_errors():
             state = dist_checkpointing.load(self._states(loading=True), str(folder))
@@ -479,6 +482,12 @@ class MegatronBackend(TrainingBackend):
             self._optimizer.load_state_dict(state["optimizer"])
             for group, options in zip(self._optimizer.param_groups, configured, strict=True):
                 group.update(options)  # Megatron-Core takes those of the checkpoint
+
+    def _experts_apart(self) -> bool:
+        """Return whether experts have an optimizer of their own: other ranks add their gradients up."""
+        settings = self._settings
+        apart = settings.expert_parallel > 1 or settings.tensor_parallel != settings.expert_tensor_parallel
+        return apart and bool(self._chunks[0].config.num_moe_experts)
 
     def _states(self, *, loading: bool) -> dict[str, Any]:
         from megatron.core import parallel_state

@@ -25,7 +25,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from roll_like.config.training import TrainerConfig
-from roll_like.models.megatron_plan import LATENT, Mixture, head_width, output_bias, window_of
+from roll_like.models.megatron_plan import LATENT, Mixture, head_width, layers_of_stages, output_bias, window_of
 from roll_like.models.router import UNKNOWN
 from roll_like.training.joined import KERNELS, JoinedAttention, joined_attention, joined_attention_forward
 from roll_like.training.megatron_latent import LatentAttention
@@ -325,6 +325,10 @@ def transformer_config(config: Any, settings: TrainerConfig, dtype: torch.dtype)
             "activation_func_clamp_value": config.swiglu_limit,
             "glu_linear_offset": 1.0,
         }
+    counts = layers_of_stages(config.num_hidden_layers, pipeline * virtual)
+    if min(counts) < max(counts):
+        stages = [["decoder"] * count for count in counts]
+        more["pipeline_model_parallel_layout"] = [["embedding", *stages[0]], *stages[1:-1], [*stages[-1], "loss"]]
     if virtual > 1:
         # batched sends between two ranks are taken for each other, and gradients are wrong without an error
         more |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}

@@ -68,6 +68,8 @@ CASES: dict[int, list[tuple[str, str, Options]]] = {
         ("latent, tensor and within experts", "deepseek_v3", {"tensor_parallel": 2, "expert_tensor_parallel": 2}),
         ("latent, pipeline", "deepseek_v3", {"pipeline_parallel": 2, "gradient_checkpointing": True}),
         ("latent, interleaved", "deepseek_v3", {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+        ("uneven stages", "uneven", {"pipeline_parallel": 2}),
+        ("uneven interleaved stages", "uneven", {"pipeline_parallel": 2, "virtual_pipeline": 2}),
         ("latent, experts", "deepseek_v3", {"expert_parallel": 2}),
         ("latent, tokens", "deepseek_v3", {"sequence_parallel": 2}),
         ("sinks, tensor", "gpt_oss", {"tensor_parallel": 2}),
@@ -148,8 +150,9 @@ RESUMED: dict[str, tuple[str, Options, Options]] = {
     "whole optimizer": ("qwen3", {"pipeline_parallel": 2, "zero_stage": 0}, {"tensor_parallel": 2, "zero_stage": 0}),
     "interleaved to data": ("qwen3", {"pipeline_parallel": 2, "virtual_pipeline": 2}, {}),
     "experts": ("qwen3_moe", {"expert_parallel": 2}, {"expert_parallel": 2, "tensor_parallel": 2}),
-    "latent": ("deepseek_v3", {"tensor_parallel": 2}, {"pipeline_parallel": 2}),
-    "sinks": ("gpt_oss", {"pipeline_parallel": 2}, {"tensor_parallel": 2}),
+    "latent": ("deepseek_v3", {"tensor_parallel": 2}, {"expert_parallel": 2}),
+    "sinks": ("gpt_oss", {"expert_parallel": 2}, {"tensor_parallel": 2}),
+    "uneven": ("uneven", {"pipeline_parallel": 2}, {"pipeline_parallel": 2, "virtual_pipeline": 2}),
 }
 
 
@@ -185,8 +188,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for family in ("gpt_oss", "mistral_window"):  # shorter than the samples
             patch.setitem(FAMILIES[family][2], "sliding_window", 9)
         kinds = {kind for cases in CASES.values() for _, kind, _ in cases} | {kind for kind, *_ in RESUMED.values()}
-        for family in sorted(kinds - {"qwen2_tied"}):
+        for family in sorted(kinds - {"qwen2_tied", "uneven"}):
             made[family] = make_family(family, tmp_path_factory.mktemp(family))
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setitem(COMMON, "num_hidden_layers", 5)
+            made["uneven"] = make_family("deepseek_v3", tmp_path_factory.mktemp("uneven"))
         for name, value in TIED.items():
             patch.setitem(COMMON, name, value)
         made["qwen2_tied"] = make_family("qwen2", tmp_path_factory.mktemp("qwen2"))

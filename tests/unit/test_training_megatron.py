@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError
-from roll_like.models.megatron_plan import CONVERTED, Mixture, window_of
+from roll_like.models.megatron_plan import CONVERTED, Mixture, layers_of_stages, window_of
 from roll_like.training import megatron, megatron_weights
 from roll_like.training.megatron import MegatronBackend
 from roll_like.training.megatron_weights import OUTPUT, Bundle, Kind, Place, bundle_of, bundles, rank_part, whole_of
@@ -89,6 +89,14 @@ def test_models_with_a_converter_are_taken(kind: str) -> None:
     MegatronBackend.refuse_model(model(kind, **more), TrainingConfig(backend="megatron", workers=16, **sizes))
 
 
+@pytest.mark.parametrize(
+    ("layers", "stages", "counts"),
+    [(61, 8, [7, 8, 8, 8, 8, 8, 7, 7]), (4, 2, [2, 2]), (5, 2, [3, 2]), (5, 4, [1, 2, 1, 1]), (3, 3, [1, 1, 1])],
+)
+def test_stages_in_the_middle_have_more_layers(layers: int, stages: int, counts: list[int]) -> None:
+    assert layers_of_stages(layers, stages) == counts
+
+
 def test_layers_with_experts_are_those_of_transformers() -> None:
     with torch.device("meta"):
         for kind, more in (
@@ -156,7 +164,7 @@ def test_windows_are_those_of_each_layer() -> None:
         (model(), {"tensor_parallel": 3}, "key heads"),
         (model(intermediate_size=97), {"tensor_parallel": 2}, "97 inner units"),
         (model(), {"tensor_parallel": 4, "sequence_parallel": 4}, "sequence_parallel: 16 divides .* 8 query heads"),
-        (model(), {"pipeline_parallel": 3}, "has 4 layers\n"),
+        (model(), {"pipeline_parallel": 5}, "5 stages divide 4 layers, and each needs one"),
         (model(), {"pipeline_parallel": 2, "virtual_pipeline": 4}, "pipeline_parallel times virtual_pipeline: 8"),
         (model(), {"expert_parallel": 2}, "the model has none"),
         (model("qwen3_moe", num_experts=6), {"expert_parallel": 4}, "6 experts in a layer"),
