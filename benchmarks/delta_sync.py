@@ -55,8 +55,8 @@ class Receiver:
         self._buckets = LocalBuckets()
         self._held: dict[str, Any] = {}
 
-    def held_weights(self) -> str:
-        return self._buckets.held
+    def held_weights(self, part: int = 0) -> str:
+        return self._buckets.held(part)
 
     def update_weights(self, info: Mapping[str, Any]) -> None:
         from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket

@@ -29,6 +29,8 @@ class _Reader:
 class _Reading:
     """A weight transfer to a test."""
 
+    in_parts = False
+
     def connect(self, rank: TrainingRank, _index: int) -> Any:
         return _Reader(rank)
 
@@ -50,6 +52,8 @@ class _AdapterReader(_Reader):
 
 class _ReadingAdapters:
     """A transfer of adapters alone to a test."""
+
+    in_parts = False
 
     def connect(self, rank: TrainingRank, _index: int) -> Any:
         return _AdapterReader(rank)

@@ -339,13 +339,18 @@ class InferenceEngine(ABC):
     async def start_weight_update(self) -> None:
         """Freeze generation until `resume`, and get ready for new weights. May follow `wake`: it is frozen then."""
 
-    async def held_weights(self) -> str:
-        """Return which send of buckets this engine keeps, so that what changed since then is enough; empty if none."""
+    async def held_weights(self, part: int = 0) -> str:
+        """Return which send of buckets this engine keeps, so that what changed since then is enough; empty if none.
+
+        Args:
+            part: Of the weights: a stage of the trainer's layers, which sends its own.
+        """
+        del part
         return ""
 
     @abstractmethod
     async def update_weights(self, info: Mapping[str, Any]) -> None:
-        """Load one bucket of tensors.
+        """Load one bucket of tensors; another may come meanwhile, if several ranks send parts of the weights.
 
         Raises:
             WeightSyncError: Its bytes are not those that were sent.

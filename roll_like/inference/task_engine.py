@@ -135,9 +135,9 @@ class TaskEngine(PolledEngine):
         self._buckets.close()
         self._arrived.set()
 
-    async def held_weights(self) -> str:
+    async def held_weights(self, part: int = 0) -> str:
         """Return which send is kept here. See `InferenceEngine.held_weights`."""
-        return self._buckets.held
+        return self._buckets.held(part)
 
     # ---- requests ------------------------------------------------------------------------------
 

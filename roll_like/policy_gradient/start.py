@@ -17,7 +17,7 @@ from roll_like.inference.interface import EngineSpec, InferenceEngine
 from roll_like.inference.kept import refuse_untold_kept
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
-from roll_like.inference.weight_transfer.interface import SendReport
+from roll_like.inference.weight_transfer.interface import SendReport, all_sent
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
 from roll_like.models.precision import precision_of
@@ -212,9 +212,9 @@ class _Sender:
         self._connected = wanted
 
     def __call__(self, seed: int) -> SendReport:
-        """Send; return what rank 0 says."""
+        """Send; return what ranks say together."""
         self.connect()
-        return self._trained.cluster.everywhere(TrainingRank.send_weights, seed)[0]
+        return all_sent(self._trained.cluster.everywhere(TrainingRank.send_weights, seed))
 
 
 def start_weight_sync(

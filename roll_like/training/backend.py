@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from roll_like.algorithms.lazy import torch
 from roll_like.config.base import Violation
@@ -112,6 +112,24 @@ class SetAside:
     def of_weights(cls, weights: Mapping[str, Tensor]) -> SetAside:
         """Return weights as they are before the first step."""
         return cls(weights=weights, moments={name: {} for name in weights}, gradients=dict.fromkeys(weights))
+
+
+class Stage(Protocol):
+    """Ranks that have some of a model's layers, and hand out the weights of these by themselves."""
+
+    @property
+    def number(self) -> int:
+        """Which layers they have; those with the first ones are 0."""
+
+    @property
+    def rank(self) -> int:
+        """Place of this rank among them."""
+
+    def owner(self, parameter: Tensor) -> int:
+        """Return the number of the stage that hands out a parameter of the module."""
+
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
+        """Return what holds the whole of some of this stage's parameters; all its ranks must ask for the same ones."""
 
 
 class TrainingBackend(ABC):
@@ -309,6 +327,11 @@ class TrainingBackend(ABC):
     @abstractmethod
     def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
         """Return what holds the whole of sharded parameters, in their order; every rank must ask for the same ones."""
+
+    @property
+    def stage(self) -> Stage | None:
+        """Which of the layers this rank has; None where it has its share of all."""
+        return None
 
     @abstractmethod
     def save(self, directory: str) -> None:

@@ -16,7 +16,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -44,10 +44,10 @@ R = TypeVar("R")
 NEEDED = (0, 19, 2)
 #: Name of the folder of weights and optimizer within a checkpoint.
 TAG = "megatron"
-#: Name of the file beside it that says how experts were divided.
-_SIZES = "megatron.json"
-#: What groups of the optimizer have from the configuration.
-_OPTIONS = ("betas", "eps", "weight_decay")
+#: Name of the file beside it that says what its tensors are called in the trained module.
+_NAMES = "megatron.json"
+#: End of the names of what Transformer Engine's layers keep in a checkpoint beside tensors; others keep None.
+_NOTHING = "_extra_state"
 _INSTALL = "run scripts/megatron.sh and set PYTHONPATH to the .megatron folder that it makes"
 
 
@@ -135,6 +135,13 @@ class MegatronBackend(TrainingBackend):
     def refuse_model(config: PretrainedConfig, settings: TrainerConfig) -> None:
         """Raise a ConfigError for a model without a converter, or that the ranks cannot divide evenly."""
         refuse_no_converter(config, settings)
+
+    @staticmethod
+    def merged(directory: Path) -> Mapping[str, Tensor]:
+        """Return whole parameters from the files of any number of ranks, each read when it is asked for."""
+        from roll_like.training.megatron_files import read_parameters
+
+        return read_parameters(directory / TAG, json.loads((directory / _NAMES).read_text()))
 
     @staticmethod
     def divided(settings: TrainerConfig) -> frozenset[StatePart]:
@@ -262,7 +269,9 @@ class MegatronBackend(TrainingBackend):
                 tied=bool(heads) and heads[0].weight is backbone.embed_tokens.weight,
                 head=bool(heads),
             )
-            self._weights = StageWeights(place, parallel_state.get_pipeline_model_parallel_group(), dtype)
+            stages = parallel_state.get_pipeline_model_parallel_group()
+            alike = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+            self._weights = StageWeights(place, stages, dtype, rank=alike * size + place.tensor.rank())
             self._weights.fill(module, backbone, heads, self._chunks)
             self._models = self._trained_together(described) if trained else self._chunks
             if trained:
@@ -432,12 +441,22 @@ class MegatronBackend(TrainingBackend):
         for group in self._optimizer.param_groups:
             yield from group["params"]
 
+    def _optimizers(self) -> Sequence[Any]:
+        """Return Megatron-Core's optimizers: divided experts have one of their own."""
+        found: Sequence[Any] = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
+        return found
+
     # ---- weights and states --------------------------------------------------------------------
 
     @contextmanager
     def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         """Hold the whole of some weights: its stage puts them together and tells the other stages."""
         yield [self._weights.whole(parameter) for parameter in parameters]
+
+    @property
+    def stage(self) -> StageWeights | None:
+        """The layers that this rank has; None where it has its share of all."""
+        return self._weights if self._settings.pipeline_parallel > 1 else None
 
     def save(self, directory: str) -> None:
         """Write this rank's share of model and optimizer; ranks with other sizes can take it back."""
@@ -451,7 +470,7 @@ class MegatronBackend(TrainingBackend):
             if torch.distributed.get_rank() == 0:
                 folder.mkdir(exist_ok=True)
                 # written first: a checkpoint counts when all is written
-                (Path(directory) / _SIZES).write_text(json.dumps({"experts_apart": self._experts_apart()}))
+                (Path(directory) / _NAMES).write_text(json.dumps(self._weights.described(self.module)))
             torch.distributed.barrier()
             dist_checkpointing.save(self._states(loading=False), str(folder))
 
@@ -465,29 +484,17 @@ class MegatronBackend(TrainingBackend):
                 f"{folder} is missing: the checkpoint was not written by training.backend: megatron"
             )
         self._weights.forget()
-        was = bool(json.loads((Path(directory) / _SIZES).read_text())["experts_apart"])
-        if was != self._experts_apart():
-            sizes = ("expert_parallel", "tensor_parallel", "expert_tensor_parallel")
-            found = ", ".join(f"{key}: {getattr(self._settings, key)}" for key in sizes)
-            raise RuntimeError(
-                f"it was written by ranks that {'had' if was else 'did not have'} experts apart from other weights "
-                "(expert_parallel above 1, or tensor_parallel other than expert_tensor_parallel), and Megatron-Core "
-                f"does not read the moments of one in the other; found {found}"
-            )
         with self._on_device(), _plain_errors():
-            state = dist_checkpointing.load(self._states(loading=True), str(folder))
+            wanted = self._states(loading=True)
+            own = _without_tensors(wanted["optimizer"])
+            state = dist_checkpointing.load(wanted, str(folder))
             for index, chunk in enumerate(self._chunks):
-                chunk.load_state_dict(state[f"model{index}"])
-            configured = [{key: group[key] for key in _OPTIONS} for group in self._optimizer.param_groups]
-            self._optimizer.load_state_dict(state["optimizer"])
-            for group, options in zip(self._optimizer.param_groups, configured, strict=True):
-                group.update(options)  # Megatron-Core takes those of the checkpoint
-
-    def _experts_apart(self) -> bool:
-        """Return whether experts have an optimizer of their own: other ranks add their gradients up."""
-        settings = self._settings
-        apart = settings.expert_parallel > 1 or settings.tensor_parallel != settings.expert_tensor_parallel
-        return apart and bool(self._chunks[0].config.num_moe_experts)
+                nothing: dict[str, Any] = {name: None for name in chunk.state_dict() if name.endswith(_NOTHING)}
+                chunk.load_state_dict(nothing | state[f"model{index}"])
+            self._optimizer.load_state_dict(_with_tensors(own, state["optimizer"]))
+            steps = next(_steps_in(state["optimizer"]), 0)
+            for group in self._optimizer.param_groups:
+                group["step"] = steps
 
     def _states(self, *, loading: bool) -> dict[str, Any]:
         from megatron.core import parallel_state
@@ -502,8 +509,12 @@ class MegatronBackend(TrainingBackend):
         for index, chunk in enumerate(self._chunks):
             last = chunk.post_process
             chunk.post_process = last and chunk.output_layer is not None  # else it looks for an output projection
-            models[f"model{index}"] = chunk.sharded_state_dict(metadata=metadata)
+            found = chunk.sharded_state_dict(metadata=metadata)
+            models[f"model{index}"] = {name: each for name, each in found.items() if not name.endswith(_NOTHING)}
             chunk.post_process = last
+        for inner in self._optimizers():
+            if not inner.optimizer.state:  # before the first step there are no moments, and loading asks for them
+                inner.init_state_fn(inner.optimizer, inner.config)
         optimizer = self._optimizer.sharded_state_dict(models, is_loading=loading, metadata=metadata)
         return {**models, "optimizer": optimizer}
 
@@ -518,7 +529,7 @@ class MegatronBackend(TrainingBackend):
             yield from (buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers))
         if self._optimizer is not None:
             yield from self._stepped()
-            for inner in getattr(self._optimizer, "chained_optimizers", [self._optimizer]):
+            for inner in self._optimizers():
                 for states in inner.optimizer.state.values():
                     yield from (each for each in states.values() if isinstance(each, torch.Tensor))
 
@@ -552,6 +563,38 @@ def _package() -> Iterator[Violation]:
             f"megatron needs megatron-core {needed} or newer, and {found} is installed (pip takes no newer one on "
             f"Python below 3.12); {_INSTALL}",
         )
+
+
+def _without_tensors(states: Any) -> Any:
+    """Return an optimizer's states, for `_with_tensors`, with None for what a checkpoint has divided among ranks."""
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
+    from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
+
+    def alone(each: Any) -> Any:
+        return each.unwrap() if isinstance(each, LocalNonpersistentObject) else each
+
+    return dict_list_map_outplace(lambda each: None if isinstance(each, ShardedBase) else alone(each), states)
+
+
+def _with_tensors(own: Any, read: Any) -> Any:
+    """Return an optimizer's states with the tensors that were read, and all else as it is here.
+
+    All else has another form where ranks did not divide experts, or did: Megatron-Core steps divided ones apart.
+    """
+    if own is None:
+        return read
+    if isinstance(own, dict):
+        found = read if isinstance(read, dict) else {}
+        return {key: _with_tensors(each, found.get(key)) for key, each in own.items()}
+    return own
+
+
+def _steps_in(read: Any) -> Iterator[int]:
+    """Yield how many steps an optimizer in a checkpoint has taken, from each of its groups that says so."""
+    for key, each in read.items() if isinstance(read, dict) else ():
+        if key == "param_groups":
+            yield from (int(group["step"]) for group in each if "step" in group)
+        yield from _steps_in(each)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,14 +18,18 @@ from roll_like.training.megatron_weights import EXTRA, OUTPUT, Bundle, Place, bu
 class StageWeights:
     """The weights of a module in the chunks of this rank and of the other stages, under the module's names.
 
+    To those who ask it is a `Stage`, this rank's.
+
     Args:
         place: Which part of a weight this rank has.
         stages: The ranks whose chunks make one model with this rank's.
         dtype: Precision of the weights.
+        rank: Of this rank among those with the same chunks.
     """
 
-    def __init__(self, place: Place, stages: ProcessGroup, dtype: torch.dtype) -> None:
+    def __init__(self, place: Place, stages: ProcessGroup, dtype: torch.dtype, rank: int) -> None:
         self._place, self._stages, self._dtype = place, stages, dtype
+        self.number, self.rank = stages.rank(), rank
         self._own: dict[Bundle, list[Tensor]] = {}
         self._owners: dict[str, int] = {}  # the stage that hands a weight out, by its name
         self._bundle_of: dict[str, Bundle] = {}
@@ -99,15 +104,40 @@ class StageWeights:
         missing = set(self._outlines) - set(self._owners)
         assert not missing, f"no rank has {sorted(missing)[:3]}"
 
+    def described(self, module: nn.Module) -> Any:
+        """Return what `megatron_files.read_parameters` needs beside a checkpoint, as JSON has it."""
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        return {
+            "queries": self._place.queries,
+            "groups": self._place.groups,
+            "vocabulary": self._place.vocabulary,
+            "family": self._place.family,
+            "names": {name: names[id(outline)] for name, outline in self._outlines.items() if id(outline) in names},
+        }
+
     def forget(self) -> None:
         """Hold no whole weight any more: their numbers change."""
         self._whole = None
 
-    def whole(self, parameter: Tensor) -> Tensor:
+    def owner(self, parameter: Tensor) -> int:
+        """Return which stage hands out one of the module's parameters; the first one, if it is a buffer."""
+        name = self._names.get(id(parameter))
+        return 0 if name is None else self._owners[self._bundle_of[name].names[0]]
+
+    @contextmanager
+    def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+        """Hold the whole of some of this stage's parameters; its ranks ask for the same ones."""
+        yield [self.whole(parameter, told=False) for parameter in parameters]
+
+    def whole(self, parameter: Tensor, *, told: bool = True) -> Tensor:
         """Return the whole of one of the module's parameters, or a buffer as it is.
 
-        The weight's stage puts it together, with those of its bundle, and tells the other stages; all ranks ask for the
-        same one. The bundle is held until one of another is asked for.
+        The weight's stage puts it together, with those of its bundle. The bundle is held until one of another is asked
+        for.
+
+        Args:
+            parameter: All ranks ask for the same one.
+            told: Whether the other stages are told; else only the ranks of the weight's stage ask.
         """
         name = self._names.get(id(parameter))
         if name is None:
@@ -115,10 +145,10 @@ class StageWeights:
         bundle = self._bundle_of[name]
         if self._whole is None or self._whole[0] != bundle:
             self.forget()  # first of all, for its memory
-            self._whole = bundle, self._told(bundle)
+            self._whole = bundle, self._put_together(bundle, told)
         return self._whole[1][name]
 
-    def _told(self, bundle: Bundle) -> dict[str, Tensor]:
+    def _put_together(self, bundle: Bundle, told: bool) -> dict[str, Tensor]:
         """Return the whole weights of a bundle, by name."""
         owner = self._owners[bundle.names[0]]
         if self._stages.rank() == owner:
@@ -129,7 +159,7 @@ class StageWeights:
             device = torch.cuda.current_device()
             shapes = {name: self._outlines[name].shape for name in bundle.names}
             whole = {name: torch.empty(shape, dtype=self._dtype, device=device) for name, shape in shapes.items()}
-        if self._stages.size() > 1:
+        if told and self._stages.size() > 1:
             source = torch.distributed.get_process_group_ranks(self._stages)[owner]
             for name, tensor in whole.items():
                 whole[name] = tensor.contiguous()

@@ -45,7 +45,7 @@ from roll_like.models.quantized import scales
 from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
-from roll_like.training.backend import State, TrainingBackend, whole_shape
+from roll_like.training.backend import Stage, State, TrainingBackend, whole_shape
 from roll_like.training.host_copies import HostCopies
 from roll_like.training.interface import RankModel, RankSpec, Share
 from roll_like.training.language_model import score_energies
@@ -306,13 +306,19 @@ class TrainingRank:
         """
         return self._adapters() if self._sends_adapters else self._checkpoint(merged=True)
 
-    def _checkpoint(self, *, merged: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of a checkpoint, with or without what adapters add."""
+    def own_weights(self, stage: Stage) -> Iterator[tuple[str, Tensor]]:
+        """Yield those of `full_weights` that this rank's stage has; all its ranks walk through them together."""
+        return self._checkpoint(merged=True, stage=stage)
+
+    def _checkpoint(self, *, merged: bool, stage: Stage | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of a checkpoint, or of a stage's layers, with or without what adapters add."""
         model = self._hf_model()
         weights = {weight.name: weight if merged else weight.frozen for weight in named_weights(model)}
         for group in self._tensor_groups():
-            with self._whole([weights[name] for name in group.parameters]) as whole:
-                yield from checkpoint_tensors(model, group, whole)
+            members = [weights[name] for name in group.parameters]
+            if stage is None or stage.owner(members[0].parameter) == stage.number:
+                with self._whole(members, stage) as whole:
+                    yield from checkpoint_tensors(model, group, whole)
 
     def _adapters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the matrices of all adapters, B times its scale, named after the checkpoint's tensors beside them."""
@@ -348,10 +354,11 @@ class TrainingRank:
                 yield from whole.items()
 
     @contextmanager
-    def _whole(self, weights: Sequence[NamedWeight]) -> Iterator[dict[str, Tensor]]:
-        """Hold whole parameters, with their adapters merged, by name."""
+    def _whole(self, weights: Sequence[NamedWeight], stage: Stage | None = None) -> Iterator[dict[str, Tensor]]:
+        """Hold whole parameters, with their adapters merged, by name; those of a stage on its ranks alone."""
         dtype, sharded = DTYPES[self._spec.dtype], self._backend.sharded
-        with self._gathered([part for weight in weights for part in weight.parts]) as gathered:
+        parameters = [part for weight in weights for part in weight.parts]
+        with self._gathered(parameters) if stage is None else stage.gathered(parameters) as gathered:
             PROGRESS.tick()
             parts = iter(gathered)
             yield {
@@ -371,11 +378,24 @@ class TrainingRank:
         if self._sender is not None:  # the way to engines of which one was replaced; it may keep a model's memory
             self._sender.close()
             self._sender = None
-        self._sender = transfer.connect(self, self.rank)
+        stage = None if adapters or not transfer.in_parts else self._sending_stage()
+        if stage is None:
+            self._sender = transfer.connect(self, self.rank)
+        else:
+            self._sender = transfer.connect(OwnLayers(self, stage), stage.rank, stage.number)
+
+    def _sending_stage(self) -> Stage | None:
+        """Return the stage that sends its own weights; None if others have a share of what becomes one tensor."""
+        stage = self._backend.stage
+        if stage is None:
+            return None
+        parameters = {weight.name: weight.parameter for weight in named_weights(self._hf_model())}
+        owners = ({stage.owner(parameters[name]) for name in group.parameters} for group in self._tensor_groups())
+        return stage if all(len(each) == 1 for each in owners) else None
 
     @shared_phase
     def send_weights(self, seed: int) -> SendReport:
-        """Take part in moving what engines are sent; rank 0's report says what that was.
+        """Take part in moving what engines are sent; the reports of all ranks together say what that was.
 
         The first report after `connect_weights` also has fingerprints of frozen weights that engines loaded themselves.
         """
@@ -555,6 +575,22 @@ class TrainingRank:
     def reload(self, state: State) -> None:
         """Move it back."""
         self._host[state].reload()
+
+
+class OwnLayers:
+    """The weights that one stage of the layers sends: a `WeightSource`.
+
+    Args:
+        rank: One of its ranks.
+        stage: The stage.
+    """
+
+    def __init__(self, rank: TrainingRank, stage: Stage) -> None:
+        self._rank, self._stage = rank, stage
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, whole tensor) of the stage's layers."""
+        return self._rank.own_weights(self._stage)
 
 
 def share_rows(module: nn.Module, ranks: int) -> None:

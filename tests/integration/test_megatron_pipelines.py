@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_installed import FOLDER, INSTALLED
 from run_config import (
     finish_run,
     kill_run,
@@ -17,7 +18,6 @@ from run_config import (
     write_run,
     write_sft_run,
 )
-from test_training_megatron import FOLDER, INSTALLED
 from tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, INSTALLED]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gloo_ranks import on_ranks
+from megatron_installed import FOLDER, INSTALLED
 from rank_specs import cpu_rank
-from test_training_megatron import FOLDER, INSTALLED
 from tests_support import ragged_policy_samples
 from tiny_families import make_family
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 import pytest
@@ -15,12 +14,10 @@ import torch
 from gloo_ranks import on_ranks
 from model_families import make_family
 from rank_specs import cpu_rank
+from tensor_memory import NewTensors
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, TopKAnswers
@@ -374,39 +371,6 @@ def test_engines_are_sent_whole_tensors(divided: list[Trained], alone: list[Trai
         if not any("experts" in name for name in found.weights):  # those are fused in memory
             assert found.sent.keys() == found.weights.keys() >= {"model.layers.1.mlp.down_proj.weight"}
             assert apart(found.sent, found.weights) == 0
-
-
-class NewTensors(TorchDispatchMode):
-    """Counts what tensors that are made within hold together, at most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # what it does with this rank's part comes here
-        self._new(args)  # what was there before: a rank's own part
-        made = func(*args, **(kwargs or {}))
-        for storage in self._new(made):
-            self.held += storage.nbytes()
-            finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        self.peak = max(self.peak, self.held)
-        return made
-
-    def _new(self, tensors: Any) -> list[torch.UntypedStorage]:
-        found = {}
-        for each in tree_leaves(tensors):
-            if isinstance(each, Tensor) and not isinstance(each, DTensor) and not each.is_meta:
-                found[each.untyped_storage()._cdata] = each.untyped_storage()
-        new = [storage for key, storage in found.items() if key not in self._known]
-        self._known.update(found)
-        return new
-
-    def _gone(self, storage: int, size: int) -> None:
-        self._known.discard(storage)
-        self.held -= size
 
 
 def stream(rank: int, ranks: int, address: Any, model: Path, tensor_parallel: int) -> dict[str, int]:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from hygiene import nothing_left
-from run_config import read_lines, run_here, write_run, write_sft_run
+from run_config import (
+    read_lines,
+    run_here,
+    write_dpo_run,
+    write_reward_model_run,
+    write_run,
+    write_sft_run,
+)
 from safetensors.torch import load_file
 from tiny_model import make_tiny_model
 
@@ -37,6 +44,8 @@ def rlvr(folder: Path, model: Path, **changes: Any) -> Path:
 RUNS: dict[str, Callable[..., Path]] = {
     "rlvr": rlvr,
     "sft": write_sft_run,
+    "dpo": write_dpo_run,
+    "reward_model": write_reward_model_run,
 }
 
 
@@ -57,7 +66,7 @@ def test_a_run_goes_as_on_one_rank(tmp_path: Path, name: str) -> None:
     (alone, expected), (series, weights) = found
     assert len(series) == 3
     for one, two in zip(alone, series, strict=True):
-        figures = {key for key in one if key.startswith(("train/", "critic/", "reward/", "sync/bytes"))}
+        figures = {key for key in one if key.startswith(("train/", "critic/", "rollout/reward/", "sync/sent_bytes"))}
         assert figures & {"train/loss", "train/grad_norm"} == {"train/loss", "train/grad_norm"}
         for key in figures - {"train/padding_fraction", "train/padding_tokens", "train/computed_tokens"}:
             assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-5), key

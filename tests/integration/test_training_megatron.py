@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gloo_ranks import on_ranks
+from megatron_installed import FOLDER, INSTALLED
 from rank_specs import cpu_rank
 from test_tensor_parallel import Case, objective_of, shards
 from test_training_fsdp2 import (
@@ -37,12 +38,11 @@ from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import converted
 from roll_like.models.modules import persistent_buffers
 from roll_like.models.stored import stored_tensors
+from roll_like.run.export import merged_weights
 from roll_like.training.interface import RankSpec, Share
 from roll_like.training.rank import TrainingRank
 from roll_like.values import reduce
 
-FOLDER = Path(__file__).parents[2] / ".megatron"
-INSTALLED = pytest.mark.skipif(not FOLDER.is_dir(), reason="scripts/megatron.sh has not installed Megatron-Core")
 #: For all layouts one after the other. Seconds.
 TIMEOUT = 800
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT), INSTALLED]
@@ -153,16 +153,24 @@ RESUMED: dict[str, tuple[str, Options, Options]] = {
     "latent": ("deepseek_v3", {"tensor_parallel": 2}, {"expert_parallel": 2}),
     "sinks": ("gpt_oss", {"expert_parallel": 2}, {"tensor_parallel": 2}),
     "uneven": ("uneven", {"pipeline_parallel": 2}, {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+    "experts to tensor": ("qwen3_moe", {"expert_parallel": 2}, {"tensor_parallel": 2}),
+    "data to experts": ("qwen3_moe", {}, {"expert_parallel": 2}),
+    "experts to pipeline, whole optimizer": (
+        "qwen3_moe",
+        {"expert_parallel": 2, "zero_stage": 0},
+        {"pipeline_parallel": 2, "zero_stage": 0},
+    ),
 }
 
 
 def resume(
     rank: int, ranks: int, addresses: Any, model: str, folder: str, before: Options, after: Options
-) -> tuple[Reports, Weights]:
-    """Two steps, a checkpoint, and a third step of ranks with other sizes."""
+) -> tuple[Reports, Weights, Weights]:
+    """Two steps, a checkpoint, and a third step of ranks with other sizes; the weights of the checkpoint are last."""
     trainer = start(rank, ranks, addresses[0], model, before)
     reports = [learn(trainer, 0), learn(trainer, 1)]
     trainer.save(folder)
+    saved = {name: each.detach().clone() for name, each in trainer._parameters()}
     trainer.close()
     trainer = start(rank, ranks, addresses[1], model, after)
     trainer.load(folder)
@@ -170,10 +178,10 @@ def resume(
     reports.append(learn(trainer, 2))
     found = weights_of(trainer)
     trainer.close()
-    return reports, found
+    return reports, found, saved
 
 
-def resume_all(rank: int, ranks: int, _: Any, cases: Sequence[Any]) -> dict[str, tuple[Reports, Weights]]:
+def resume_all(rank: int, ranks: int, _: Any, cases: Sequence[Any]) -> dict[str, tuple[Reports, Weights, Weights]]:
     sys.path.append(str(FOLDER))
     return {name: resume(rank, ranks, *rest) for name, *rest in cases}
 
@@ -274,10 +282,13 @@ def test_a_checkpoint_is_taken_by_ranks_with_other_sizes(
         addresses = [("127.0.0.1", free_port()) for _ in range(2)]
         cases.append((name, addresses, str(models[kind]), str(folder), before, after))
     for found in on_ranks(resume_all, cases, timeout=TIMEOUT):
-        for name, (reports, weights) in found.items():
+        for name, (reports, weights, saved) in found.items():
             _, norms, wanted = expected[RESUMED[name][0]]
             assert close([step["train/grad_norm"] for step in reports], norms), name
             assert largest_difference(weights, wanted) < 1e-5, name
+            merged = merged_weights(tmp_path / name, "megatron")  # as `roll-like export` does
+            assert merged.keys() == {key for key in saved if not key.endswith("correction_bias")}, name  # a buffer
+            assert all(torch.equal(each, saved[key]) for key, each in merged.items()), name
 
 
 #: What other objectives learn from, on models with two layers.

@@ -1,4 +1,4 @@
-"""Distributed checkpoints of FSDP2: tensors are read, and nothing that is in the files is run."""
+"""Distributed checkpoints: tensors are read, and nothing that is in the files is run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from roll_like.errors import CheckpointError
 from roll_like.run.export import merged_weights
+from roll_like.training.checkpoint_reader import TensorReader
 
 WEIGHTS = {
     "weight.causal_lm.a": torch.arange(6.0).view(2, 3),
@@ -70,3 +71,21 @@ def test_damaged_metadata_is_refused(tmp_path: Path, content: bytes) -> None:
     write(tmp_path).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"\.metadata is refused"):
         merged_weights(tmp_path, "fsdp2")
+
+
+def test_a_tensor_or_one_layer_of_it_is_read_and_the_rest_passed_over(tmp_path: Path) -> None:
+    layers, scalar = torch.randn(5, 4, 3), torch.tensor(3.0)
+    metadata = write(tmp_path, layers=layers, scalar=scalar, other=Creates(tmp_path / "created"))
+    found = pickle.loads(metadata.read_bytes())
+    found.planner_data = [Creates(tmp_path / "created")]
+    replaced(metadata, found)
+    reader = TensorReader(metadata.parent, others=True)
+    assert reader.read_metadata().state_dict_metadata.keys() == {*WEIGHTS, "layers", "scalar"}
+    for row, layer in enumerate(layers):
+        assert torch.equal(reader.read_tensor("layers", row), layer)
+    for key, tensor in {**WEIGHTS, "layers": layers, "scalar": scalar}.items():
+        assert torch.equal(reader.read_tensor(key), tensor)
+    for key in ("nothing", "other"):
+        with pytest.raises(KeyError, match=key):
+            reader.read_tensor(key)
+    assert not (tmp_path / "created").exists()

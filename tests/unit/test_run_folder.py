@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from config_files import MINIMAL, changed
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
@@ -74,6 +75,23 @@ def test_a_resumed_run_keeps_its_date(
     begun = settled(run.model_copy(update={"model": run.model.model_copy(update={"date": date(2026, 1, 2)})}))
     (directory / "config.yaml").write_text(dump_config(begun))
     assert as_begun(run, resume).model.date == kept
+
+
+@pytest.mark.parametrize("section", ["training", "critic"])
+def test_checkpoints_of_another_backend_are_refused_before_a_run(tmp_path: Path, section: str) -> None:
+    values = {"algorithm__advantage": "gae", "critic": {"backend": "deepspeed"}} if section == "critic" else {}
+    run = RLVRConfig.model_validate(changed(MINIMAL, output_dir=str(tmp_path), name="demo", **values))
+    directory, _ = resolve_run_folder(run, None)
+    dated = run.model_copy(update={"model": run.model.model_copy(update={"date": date(2026, 1, 2)})})
+    other = changed(yaml.safe_load(dump_config(settled(dated))), **{f"{section}__backend": "fsdp2"})
+    (directory / "config.yaml").write_text(yaml.safe_dump(other))
+    assert as_begun(run, "").training == run.training  # nothing is written yet
+    (directory / "checkpoints" / "step_000020").mkdir(parents=True)
+    assert as_begun(run, None) == run
+    with pytest.raises(ConfigError, match=rf"written with {section}\.backend: fsdp2, and deepspeed cannot") as caught:
+        as_begun(run, "")
+    assert f"set {section}.backend: fsdp2" in str(caught.value)
+    assert "checkpoints/step_000020 -o MODEL" in str(caught.value)
 
 
 def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,7 +22,7 @@ from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer import shared_memory
 from roll_like.inference.weight_transfer.delta import CHANGES, KEPT, SendPlan, bits_of
 from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
-from roll_like.inference.weight_transfer.interface import SendReport, buckets_of
+from roll_like.inference.weight_transfer.interface import SendReport, all_sent, buckets_of
 from roll_like.inference.weight_transfer.shared_memory import (
     BucketInfo,
     LocalBuckets,
@@ -328,8 +329,8 @@ def test_buckets_travel_with_their_content_where_memory_is_not_shared() -> None:
 class Keeping(OtherMachine):
     """The same engine, which keeps what it was sent."""
 
-    def held_weights(self) -> str:
-        return self.buckets.held
+    def held_weights(self, part: int = 0) -> str:
+        return self.buckets.held(part)
 
     def finish_weight_update(self, version: int) -> None:
         super().finish_weight_update(version)
@@ -438,11 +439,11 @@ def test_changes_on_a_copy_that_was_altered_are_refused() -> None:
     sync, sender = keeping(policy, engine)
     sync.push()
     policy.change()
-    engine.buckets._kept[0].view[0] ^= 1
+    engine.buckets._kept[0, 0].view[0] ^= 1
     with pytest.raises(WeightSyncError, match="arrived changed"):
         sync.push()
     with pytest.raises(WeightSyncError, match="does not have the bucket"):
-        LocalBuckets().here({"size": 64, KEPT: ("a", 0), CHANGES: {}})
+        LocalBuckets().here({"size": 64, KEPT: ("a", 0, 0), CHANGES: {}})
     sender.close()
     engine.buckets.close()
 
@@ -462,3 +463,43 @@ def test_auto_takes_what_was_faster_and_tries_again(monkeypatch: pytest.MonkeyPa
     assert hows[:6] == ["full", "full", "delta", "full", "full", "full"]
     assert hows[6:] == ["full", *["delta"] * 5]
     assert [SendPlan("full", 1).begin(version, ["all"]) for version in (1, 2)] == ["full", "full"]
+
+
+class Layers(Changing):
+    """The same weights under names of a stage's own."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((f"{self.stage}.{name}", tensor) for name, tensor in self.tensors.items())
+
+
+def test_stages_send_their_layers_at_the_same_time_and_each_what_changed_in_its_own() -> None:
+    stages, engine = [Layers(0), Layers(1)], Keeping()
+    transfer = SharedMemoryTransfer(engine, 4000, by_value=True, sync="delta", full_every=100)  # type: ignore[arg-type]
+    senders = [transfer.connect(each, rank, each.stage) for each in stages for rank in (0, 1)]  # the second one gathers
+
+    def send(seed: int) -> SendReport:
+        with ThreadPoolExecutor(len(senders)) as threads:
+            return all_sent([*threads.map(lambda sender: sender.send(seed), senders)])
+
+    sync = WeightSync(send, engine)  # type: ignore[arg-type]
+    whole = {name: tensor for each in stages for name, tensor in each.full_weights()}
+    first = sync.push()
+    assert first.bytes == sum(tensor.nbytes for tensor in whole.values())
+    assert (first.buckets, first.checked, first.changed_share) == (2 * 3, len(whole), None)
+    changed = stages[1].change()
+    second = sync.push()
+    assert second.sent_bytes == 2 * 6 + 2 * (4 + 8)  # positions and values of weights and of steps
+    assert second.changed_share == pytest.approx(changed / sum(map(torch.Tensor.numel, whole.values())), rel=0.5)
+    senders[2:] = [transfer.connect(stages[1], rank, 1) for rank in (0, 1)]  # its ranks were replaced
+    stages[0].change()
+    third = sync.push()
+    assert third.sent_bytes is not None
+    assert first.bytes / 2 < third.sent_bytes < first.bytes
+    for name, tensor in whole.items():
+        assert torch.equal(bits_of(engine.held[name]), bits_of(tensor)) or not tensor.numel()
+    for sender in senders:
+        sender.close()

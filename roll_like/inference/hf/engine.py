@@ -307,9 +307,9 @@ class HFEngine(PolledEngine):
         """Load one bucket."""
         await self._compute(self._load_bucket, info)
 
-    async def held_weights(self) -> str:
+    async def held_weights(self, part: int = 0) -> str:
         """Return which send is kept here. See `InferenceEngine.held_weights`."""
-        return self._buckets.held
+        return self._buckets.held(part)
 
     @torch.inference_mode()
     def _load_bucket(self, info: Mapping[str, Any]) -> None:

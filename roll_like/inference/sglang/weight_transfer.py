@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed
@@ -42,14 +42,16 @@ class SGLangTransfer:
     port: int
     backend: str = "nccl"
     bucket_bytes: int = GPU_BUCKET_BYTES
+    in_parts: ClassVar[bool] = False  # rank 0 and all schedulers are one group
 
     @property
     def world_size(self) -> int:
         """Trainer rank 0 and all GPUs of all engines."""
         return 1 + len(self.engines) * self.gpus_per_engine
 
-    def connect(self, source: WeightSource, rank: int) -> SGLangSender:
+    def connect(self, source: WeightSource, rank: int, part: int = 0) -> SGLangSender:
         """Connect to the engines: opens the process group on rank 0."""
+        del part  # all of it
         return SGLangSender(self, source, rank)
 
     def places(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -39,9 +39,11 @@ class VLLMTransfer:
     gpus_per_engine: int
     address: str
     port: int
+    in_parts: ClassVar[bool] = False  # vLLM's engines join one group, with one trainer rank
 
-    def connect(self, source: WeightSource, rank: int) -> VLLMSender:
+    def connect(self, source: WeightSource, rank: int, part: int = 0) -> VLLMSender:
         """Connect to the engines: opens the NCCL group on rank 0."""
+        del part  # all of it
         return VLLMSender(self, source, rank)
 
     def init_info(self, rank: int, largest_bytes: int) -> Any:

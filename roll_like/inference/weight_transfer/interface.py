@@ -2,7 +2,8 @@
 
 A `WeightTransfer` is made on the driver, travels to every trainer rank and is connected there to the rank's
 weights. Every rank then takes part in each `send`, because sharded parameters are gathered by all of them;
-rank 0 alone talks to the engines.
+rank 0 alone talks to the engines. Where ranks divide the layers, those of each stage do so for their own layers
+at the same time (`in_parts`): no weight goes from one stage to another.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -30,7 +31,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendReport:
-    """What one rank did in one `send`. Ranks other than 0 send nothing.
+    """What one rank did in one `send`, or all of them together. Ranks that do not send report nothing.
 
     Attributes:
         fingerprints: Fingerprint of each tensor as it was sent.
@@ -47,6 +48,25 @@ class SendReport:
     sent_bytes: int | None = None
     changed_share: float | None = None
     quantized: Mapping[str, str] = field(default_factory=dict)
+
+
+def all_sent(reports: Sequence[SendReport]) -> SendReport:
+    """Return what ranks sent together: each sends other tensors."""
+    sent = [each for each in reports if each.buckets]
+    compared = [each for each in sent if each.changed_share is not None]
+    numbers = sum(each.bytes for each in compared)
+    return SendReport(
+        fingerprints={name: found for each in reports for name, found in each.fingerprints.items()},
+        bytes=sum(each.bytes for each in sent),
+        buckets=sum(each.buckets for each in sent),
+        sent_bytes=(
+            sum(each.bytes if each.sent_bytes is None else each.sent_bytes for each in sent)
+            if any(each.sent_bytes is not None for each in sent)
+            else None
+        ),
+        changed_share=sum((each.changed_share or 0.0) * each.bytes for each in compared) / numbers if numbers else None,
+        quantized={name: found for each in reports for name, found in each.quantized.items()},
+    )
 
 
 class WeightSender(Protocol):
@@ -69,8 +89,17 @@ class WeightSender(Protocol):
 class WeightTransfer(Protocol):
     """A way for weights to travel. Picklable."""
 
-    def connect(self, source: WeightSource, rank: int) -> WeightSender:
-        """Return this rank's end. Called once on every rank, after the engines have started."""
+    #: Whether several ranks may send at a time, each a part of the weights.
+    in_parts: ClassVar[bool]
+
+    def connect(self, source: WeightSource, rank: int, part: int = 0) -> WeightSender:
+        """Return this rank's end. Called once on every rank, after the engines have started.
+
+        Args:
+            source: The weights, or a part of them.
+            rank: Of this process among those that gather them; 0 sends.
+            part: Which part they are.
+        """
 
 
 def buckets_of(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:

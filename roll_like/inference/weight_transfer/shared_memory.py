@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -224,11 +224,14 @@ class LocalBuckets:
 
     def __init__(self) -> None:
         self._memory: list[SharedMemory] = []
-        self._kept: dict[int, SharedMemory] = {}
-        self._coming = NOTHING
-        #: The send whose buckets are all kept here, as the trainer calls it.
-        self.held = NOTHING
+        self._kept: dict[tuple[int, int], SharedMemory] = {}  # by part of the weights, and number of the bucket
+        self._coming: dict[int, str] = {}
+        self._held: dict[int, str] = {}
         own_node()  # for processes that this one starts
+
+    def held(self, part: int = 0) -> str:
+        """Return the send of a part whose buckets are all kept here, as the trainer calls it."""
+        return self._held.get(part, NOTHING)
 
     def here(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Return a description of the bucket in this machine's memory: the same, unless it came with its content."""
@@ -242,10 +245,11 @@ class LocalBuckets:
             memory.view.write(info[CONTENT].data)
         return _description(info) | {"node": own_node(), "pid": os.getpid(), "fd": memory.fd}
 
-    def _keep(self, info: Mapping[str, Any], token: str, number: int) -> SharedMemory:
+    def _keep(self, info: Mapping[str, Any], token: str, part: int, number: int) -> SharedMemory:
         """Write what came of a bucket over what is kept of it; `held` is empty until all have come."""
-        self.held, self._coming = NOTHING, token
-        memory = self._kept.get(number)
+        self._held.pop(part, None)
+        self._coming[part] = token
+        memory = self._kept.get((part, number))
         if CHANGES in info:
             if memory is None or memory.size != info["size"]:
                 raise WeightSyncError(
@@ -255,21 +259,21 @@ class LocalBuckets:
             bucket = BucketInfo(**_description(info))
             apply_changes([_view(memory.view, bucket, index) for index in range(len(bucket.names))], info[CHANGES])
             return memory
-        memory = self._kept[number] = _of_size(info["size"], memory)
+        memory = self._kept[part, number] = _of_size(info["size"], memory)
         memory.view.seek(0)
         memory.view.write(info[CONTENT].data)
         return memory
 
     def clear(self) -> None:
         """Give the memory up that is not kept: the update is over."""
-        self.held, self._coming = self._coming, NOTHING
+        self._held, self._coming = self._held | self._coming, {}
         while self._memory:
             self._memory.pop().close()
 
     def close(self) -> None:
         """Give up what is kept as well."""
         self.clear()
-        self.held = NOTHING
+        self._held = {}
         while self._kept:
             self._kept.popitem()[1].close()
 
@@ -293,19 +297,21 @@ class SharedMemoryTransfer:
     sync: SyncMode = "full"
     full_every: int = 1
     int8: bool = False
+    in_parts: ClassVar[bool] = True
 
-    def connect(self, source: WeightSource, rank: int) -> SharedMemorySender:
+    def connect(self, source: WeightSource, rank: int, part: int = 0) -> SharedMemorySender:
         """Return this rank's end; no connection is needed."""
-        return SharedMemorySender(self, source, rank)
+        return SharedMemorySender(self, source, rank, part)
 
 
 class SharedMemorySender:
     """One rank's end; see `WeightSender`."""
 
-    def __init__(self, transfer: SharedMemoryTransfer, source: WeightSource, rank: int) -> None:
+    def __init__(self, transfer: SharedMemoryTransfer, source: WeightSource, rank: int, part: int) -> None:
         self._transfer = transfer
         self._source = source
         self._rank = rank
+        self._part = part
         self._kept: list[SharedMemory] = []
         self._plan = SendPlan(transfer.sync if transfer.by_value else "full", transfer.full_every)
         self._sent: dict[int, tuple[SharedMemory, BucketInfo]] = {}  # as engines keep it, bucket by bucket
@@ -322,7 +328,7 @@ class SharedMemorySender:
 
     def _send_kept(self, seed: int) -> SendReport:
         """Send all of it or what changed, and keep what engines have then."""
-        how = self._plan.begin(seed, self._transfer.engines.everywhere(InferenceEngine.held_weights))
+        how = self._plan.begin(seed, self._transfer.engines.everywhere(InferenceEngine.held_weights, self._part))
         token = new_token()
         with _Send(self._transfer, []) as sending:
             number = sent = changed = compared = 0
@@ -334,7 +340,7 @@ class SharedMemorySender:
                 if counts is not None:
                     changed += sum(counts)
                     compared += sum(tensor.numel() for _, tensor in tensors)
-                sending.announce({**payload, KEPT: (token, number)})
+                sending.announce({**payload, KEPT: (token, self._part, number)})
                 number += 1
 
             report = self._send_buckets(seed, put)
