@@ -4,7 +4,7 @@ BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo test test-all unit chaos compatibility oracle oracle-setup tokenizers torchvision verifiers tinker megatron gpu-check lint types imports docs site lock mlflow clean
+.PHONY: help setup demo test test-all unit chaos compatibility parallel oracle oracle-setup tokenizers torchvision verifiers tinker megatron gpu-check lint types imports docs site lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ chaos: setup  ## Kill, stop and break the roles of runs in all phases, and compa
 
 compatibility: setup torchvision  ## Run engines, training backends and families of models together; writes docs/compatibility.md
 	$(BIN)/pytest tests/integration/test_compatibility.py --compatibility docs/compatibility.md
+
+parallel: setup megatron  ## Compare every layout of ranks with one rank; prints and writes docs/parallel.md
+	$(BIN)/pytest tests/integration/test_parallel.py --parallel docs/parallel.md
 
 oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md
 	$(BIN)/pytest tests/oracle --conformance docs/conformance.md

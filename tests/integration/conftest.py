@@ -1,4 +1,4 @@
-"""Hardware for the integration tests, on the Ray that the test session has; writes docs/compatibility.md if asked."""
+"""Hardware for the integration tests, on the Ray that the test session has; writes pages of docs/ if asked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import compatibility
+import parallel_cells
 import pytest
 from engine_thread import EngineThread, float_spec
 from tiny_model import make_tiny_model
@@ -20,14 +21,18 @@ from roll_like.inference.vllm.engine import VLLMEngine
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compatibility", type=Path, help="page to write what engines and backends have shown to")
+    parser.addoption("--parallel", type=Path, help="page to write what layouts of ranks have shown to")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     compatibility.PAGE.refuse_workers(config)
+    parallel_cells.PAGE.refuse_workers(config)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     compatibility.PAGE.finish(terminalreporter, exitstatus, config, lambda: compatibility.tables(compatibility.RESULTS))
+    cells = parallel_cells.RESULTS
+    parallel_cells.PAGE.finish(terminalreporter, exitstatus, config, lambda: parallel_cells.table(cells))
 
 
 @pytest.fixture(scope="session")
