@@ -36,6 +36,7 @@ from roll_like.metrics.commands import number_within
 from roll_like.service.commands import add_service
 from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
+from roll_like.starters.layout_command import add_plan
 from roll_like.viewer.commands import add_commands
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_import(environment)
 
     add_init(partial(_add, commands))
+    add_plan(partial(_add, commands))
     add_commands(partial(_add, commands))
     add_serving(partial(_add, commands))
     add_service(partial(_add, commands))

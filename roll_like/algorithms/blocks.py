@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from roll_like.algorithms.divided import DividedVocabulary
+from roll_like.algorithms.lazy import torch
 from roll_like.types import PLAIN_LOGITS, LogitTransform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from roll_like.algorithms.divided import DividedVocabulary
 
 #: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
 #: cache, which makes the softmax several times faster; on GPUs large kernels are.

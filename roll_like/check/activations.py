@@ -6,10 +6,12 @@ each, in b bytes a number, a layer of transformers' Llama, Qwen2 or Qwen3 keeps
     two norms, each its input in float32, the normalised and the scaled one   2 · (4 + 2b) · h
     norms of queries and keys, where there are some                           (4 + b) · (q + k)
     flash attention: queries, keys, values, outputs, and log-sum-exps         b · (2q + 2k) + 4 · H
+    compressed queries, keys and values of c elements, with norms             (4 + 2b) · c
     gated MLP: gate, its activation, up projection, their product             4b · i
 
 With gradient checkpointing only a layer's input is kept, b · h, and one layer at a time is computed again. Attention
-with masks keeps keys and values once for each query head, and the mask. Counted by `benchmarks/memory_plan.py`.
+with masks keeps keys and values once for each query head, and the mask. Counted by `benchmarks/memory_plan.py`. Stages
+of a pipeline keep that for as many micro-batches as are under way (`models/stages.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ def layer_bytes(shape: ModelShape, *, width: int, keys: float = 1.0, dense: bool
         dense: Whether attention has masks, and keys and values are repeated for query heads that share them.
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
-    queries, values = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    norms = 2 * (4 + 2 * width) * hidden
+    queries, keys_of_heads = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    values, outputs = (heads * (shape.value_dim or shape.head_dim) for heads in (shape.kv_heads, shape.heads))
+    norms = (4 + 2 * width) * (2 * hidden + shape.query_rank + shape.latent)
     if shape.query_norm:
-        norms += (4 + width) * (queries + values)
-    kept = queries if dense else keys * values
-    attention = width * (2 * queries + 2 * kept) + 4 * shape.heads
+        norms += (4 + width) * (queries + keys_of_heads)
+    kept = queries + outputs if dense else keys * (keys_of_heads + values)
+    attention = width * (queries + outputs + kept) + 4 * shape.heads
     mlp = 4 * width * inner
     if shape.experts:  # each has a copy of its tokens, and of its output
         mlp = shape.experts * (mlp + 2 * width * hidden)
@@ -49,10 +52,13 @@ def training_bytes(
     keys: float = 1.0,
     dense_row: int = 0,
     ranks: int = 1,
+    layers: int | None = None,
+    under_way: int = 1,
 ) -> int:
     """Return the most that exists of activations in the backward pass of one micro-batch, without logits, in bytes.
 
-    Ranks that divide matrices keep the inputs of attention and MLP of all tokens, and a part of all else.
+    Ranks that divide matrices keep the inputs of attention and MLP of all tokens while a layer is computed, and a part
+    of all else.
 
     Args:
         shape: The model's sizes.
@@ -62,13 +68,18 @@ def training_bytes(
         keys: Keys for each query token.
         dense_row: Longest row of attention with masks, in tokens; 0 for attention without.
         ranks: Those that divide matrices, and between them the tokens.
+        layers: Those that one pass of a pipeline's stage goes through; default: all.
+        under_way: Passes of which activations are kept at a time.
     """
     gathered = 2 * width * shape.hidden_size if ranks > 1 else 0
     layer = layer_bytes(shape, width=width, keys=keys, dense=dense_row > 0) / ranks + gathered
-    kept = shape.layers * width * shape.hidden_size / ranks + layer if checkpointing else shape.layers * layer
+    passed = under_way * (shape.layers if layers is None else layers)
+    kept = passed * width * shape.hidden_size / ranks + layer if checkpointing else passed * layer
     # the norm before the output layer, and the gradients of one layer's widest tensors
     widest = (4 + 2 * width) * shape.hidden_size + 2 * width * shape.intermediate_size * max(shape.experts, 1)
     passing = widest / ranks + gathered
+    if layers is not None:  # what a stage sends on is held until its gradient comes
+        kept += under_way * width * shape.hidden_size / ranks
     return round(tokens * (kept + passing)) + _mask_bytes(shape, tokens, dense_row, width)
 
 
@@ -77,7 +88,7 @@ def _mask_bytes(shape: ModelShape, tokens: int, row: int, width: int) -> int:
     return tokens * row * (shape.masks + width)
 
 
-def forward_bytes(shape: ModelShape, tokens: int, *, width: int, dense_row: int = 0) -> int:
+def forward_bytes(shape: ModelShape, tokens: int, *, width: int, dense_row: int = 0, ranks: int = 1) -> int:
     """Return what exists at a time in a forward pass without gradients, without logits, in bytes.
 
     Args:
@@ -85,9 +96,11 @@ def forward_bytes(shape: ModelShape, tokens: int, *, width: int, dense_row: int 
         tokens: Of the micro-batch, padding included.
         width: Bytes of a number.
         dense_row: Longest row of attention with masks, in tokens; 0 for attention without.
+        ranks: Those that divide matrices, and between them the tokens.
     """
     inner = shape.intermediate_size * max(shape.experts, 1)
-    passing = tokens * ((8 + 3 * width) * shape.hidden_size + 3 * width * inner)
+    gathered = 2 * width * shape.hidden_size if ranks > 1 else 0
+    passing = tokens * (((8 + 3 * width) * shape.hidden_size + 3 * width * inner) // ranks + gathered)
     return passing + _mask_bytes(shape, tokens, dense_row, width)
 
 

@@ -27,6 +27,8 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.models.shape import ModelShape
+from roll_like.models.stages import kept_passes, layers_of_stage
+from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 
 #: What a process holds on a GPU before it has a tensor: a CUDA context with its kernels, and a communicator.
@@ -75,6 +77,8 @@ class GPUPlan:
         cache: Key-value cache of an engine on one GPU in bytes, where it follows from the GPU's memory.
         cache_per_token: What one token takes of it, in bytes.
         left_out: Roles on these GPUs whose memory is not counted.
+        stages: Of trained models whose layers are divided: role → which stage is shown, and of how many. It is the one
+            that holds most while it computes.
     """
 
     devices: DeviceRange
@@ -83,6 +87,7 @@ class GPUPlan:
     cache: int | None = None
     cache_per_token: int | None = None
     left_out: tuple[str, ...] = ()
+    stages: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class _Model:
     weights: int
     optimizer: dict[str, int] = field(default_factory=dict)
     computing: dict[str, int] = field(default_factory=dict)
+    stage: tuple[int, int] = (0, 1)
 
     def held(self, *, optimizer: bool = True) -> Parts:
         states = {"weights": self.weights, **(self.optimizer if optimizer else {})}
@@ -150,7 +156,7 @@ def _plan_of(
         processes[("inference", "CUDA")] = CONTEXT_BYTES
         whole, cache = _engine(config, engine, shapes["inference"], memory)
         phase("sampling", whole, staying())
-        per_token = shapes["inference"].kv_bytes_per_token(bytes_per_value(config)) // engine.devices_per_worker
+        per_token = shapes["inference"].kv_bytes_per_token(bytes_per_value(config), engine.devices_per_worker)
         awake = {} if _sleeps(config.inference) and models else whole
     for model in models:
         together = engine is None or not model.moves
@@ -169,24 +175,32 @@ def _plan_of(
         cache=cache,
         cache_per_token=per_token,
         left_out=left_out,
+        stages={model.role: model.stage for model in models if model.stage[1] > 1},
     )
 
 
 def _in_transit(config: RunConfig, shapes: Mapping[str, ModelShape]) -> Parts:
-    """Return what a weight update takes beside what trainer and engine hold: the largest tensor travels whole."""
+    """Return what a weight update takes beside what trainer and engine hold: the largest tensor travels whole.
+
+    Ranks that divide a mixture put one of a layer's two tensors of all experts together; experts travel one by one.
+    """
     if not isinstance(config, SamplingRunConfig) or config.replay is not None or "training" not in shapes:
         return {}
     largest = shapes["training"].embedding_parameters * bytes_per_value(config)
+    gathered = max(largest, 2 * shapes["training"].expert_parameters // 3 * bytes_per_value(config))
     backend = weight_backend(config.inference, config.resources)
     if backend == NCCL.name:
         # vLLM fills a bucket with up to a tensor more than its size, on each side while two others are on their way
         bucket = GPU_BUCKET_BYTES + largest
-        sent = {("training", "tensors in transit"): bucket, ("training", "transfer buffers"): 2 * bucket}
+        sent = {
+            ("training", "tensors in transit"): bucket + gathered - largest,
+            ("training", "transfer buffers"): 2 * bucket,
+        }
         return sent | {("inference", "transfer buffers"): 2 * bucket}
     if _shared(config, config.resources.devices_of("training")):
         buffers = 2 * max(GPU_BUCKET_BYTES, largest)
-        return {("training", "tensor in transit"): largest, ("training", "transfer buffers"): buffers}
-    return {("training", "tensor in transit"): largest, ("inference", "tensor in transit"): largest}
+        return {("training", "tensor in transit"): gathered, ("training", "transfer buffers"): buffers}
+    return {("training", "tensor in transit"): gathered, ("inference", "tensor in transit"): largest}
 
 
 def _in_host(models: Sequence[_Model], engine: int) -> int:
@@ -225,22 +239,40 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
         return None
     tokens = section.max_tokens_per_micro_batch
     frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=tokens)
-    states = training_states(frozen, shape, 0, width)
+    stages = frozen.pipeline_parallel
+    states = [training_states(frozen, shape, 0, width, stage=stage) for stage in range(stages)]
+    largest = max(range(stages), key=lambda stage: (states[stage].weights, stage))
+    ranks, row = frozen.tensor_parallel, _masked_row(config, config.training, shape, tokens)
     computing = {
-        "activations": forward_bytes(
-            shape, tokens, width=width, dense_row=_masked_row(config, config.training, shape, tokens)
-        ),
-        "logits": _head(config, frozen, shape, tokens, trained=False),
-        "buffers": states.buffers,
+        "activations": forward_bytes(shape, tokens, width=width, dense_row=row, ranks=ranks),
+        "logits": _head(config, frozen, shape, tokens, trained=False) if largest == stages - 1 else 0,
+        "buffers": states[largest].buffers,
     }
-    return _Model(role=role.name, moves=moves, processes=processes, weights=states.weights, computing=computing)
+    return _Model(
+        role=role.name,
+        moves=moves,
+        processes=processes,
+        weights=states[largest].weights,
+        computing=computing,
+        stage=(largest, stages),
+    )
 
 
 def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape: ModelShape) -> _Model:
+    """Return what a trained model takes of a GPU; of a pipeline, the stage that takes most."""
+    stages = [_trained_stage(config, role, settings, shape, stage) for stage in range(settings.pipeline_parallel)]
+    return max(stages, key=lambda stage: sum(stage.while_computing().values()))
+
+
+def _trained_stage(config: RunConfig, role: str, settings: TrainerConfig, shape: ModelShape, stage: int) -> _Model:
     width, tokens = bytes_per_value(config), settings.max_tokens_per_micro_batch
     trained = trained_parameters(config, shape, role)
     quantized = shape.quantized_parameters if role == "training" else shape.critic_quantized_parameters
-    states = training_states(settings, shape, trained, width, quantized)
+    states = training_states(settings, shape, trained, width, quantized, stage=stage)
+    stages, virtual, layers = settings.pipeline_parallel, settings.virtual_pipeline, None
+    under_way, parts = kept_passes(stages, virtual, stage)
+    if stages > 1:
+        layers = len(layers_of_stage(shape.layers, stages, virtual, stage)) // parts
     activations = training_bytes(
         shape,
         tokens,
@@ -249,11 +281,12 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
         keys=_keys_per_token(config, settings),
         dense_row=_masked_row(config, settings, shape, tokens),
         ranks=settings.tensor_parallel,
+        layers=layers,
+        under_way=under_way,
     )
     head = 0
-    if isinstance(settings, TrainingConfig) and config.task == "text-generation":
-        part = replace(shape, vocab_size=shape.vocab_size // settings.tensor_parallel)
-        head = _head(config, settings, part, tokens, trained=settings.lora is None)
+    if isinstance(settings, TrainingConfig) and config.task == "text-generation" and stage == stages - 1:
+        head = _head(config, settings, shape, tokens, trained=settings.lora is None)
     computing = {"activations": activations, "logits": head, "buffers": states.buffers}
     if states.step > activations + head:  # activations are gone when the optimizer moves
         computing = {"optimizer step": states.step, "buffers": states.buffers}
@@ -268,6 +301,7 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
             ASIDE: aside_bytes(config, states) if role == "training" else 0,
         },
         computing=computing,
+        stage=(stage, stages),
     )
 
 
@@ -278,6 +312,8 @@ def _masked_row(config: RunConfig, settings: TrainerConfig, shape: ModelShape, t
     here whether their machine has Triton, with which they need none.
     """
     masked = settings.attention == "auto" and (shape.masked or bytes_per_value(config) == 4)
+    if TRAINING_BACKENDS.get(settings.backend).joins_rows:
+        return 0
     if settings.sequence_parallel > 1 or (settings.attention != "dense" and not masked):
         return 0
     shared = not isinstance(config, PolicyGradientConfig) or settings.share_prompts
@@ -285,9 +321,10 @@ def _masked_row(config: RunConfig, settings: TrainerConfig, shape: ModelShape, t
 
 
 def _head(config: RunConfig, settings: TrainingConfig, shape: ModelShape, tokens: int, *, trained: bool) -> int:
+    part = replace(shape, vocab_size=-(-shape.vocab_size // settings.tensor_parallel))
     chunks = {"chunk_tokens": settings.logprob_chunk_tokens, "chunk_vocab": settings.logprob_chunk_vocab}
     products = None if config.model.head_dtype is None else 4
-    return head_bytes(shape, tokens, width=bytes_per_value(config), **chunks, trained=trained, products=products)
+    return head_bytes(part, tokens, width=bytes_per_value(config), **chunks, trained=trained, products=products)
 
 
 def _keys_per_token(config: RunConfig, settings: TrainerConfig) -> float:
@@ -315,7 +352,7 @@ def _engine(
     compute = ENGINE_TOKENS * (2 * shape.hidden_size + 3 * inner // gpus) * width + 3 * 4 * running * shape.vocab_size
     share = config.inference.gpu_share
     if memory is None or share is None:
-        cache = running * config.longest_sample * shape.kv_bytes_per_token(width) // gpus
+        cache = running * config.longest_sample * shape.kv_bytes_per_token(width, gpus)
         parts = {**loaded, "activations": compute, "KV cache at most": cache}
         return {("inference", part): size for part, size in parts.items()}, None
     cache = max(int(share * memory) - sum(loaded.values()) - compute, 0)

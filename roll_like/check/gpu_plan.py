@@ -280,9 +280,13 @@ def _memory_table(plan: GPUPlan, memory: int | None) -> RenderableType:
     table.add_column("GiB", justify="right")
     for phase in plan.phases:
         table.add_row(phase.name, _held(phase), f"{phase.total / GIB:.1f}")
-    if not plan.host:
-        return table
-    return Group(table, f"in host memory meanwhile: at most {plan.host / GIB:.1f} GiB of each GPU's roles")
+    notes = [
+        f"{role}: stage {stage + 1} of {stages} of its pipeline is shown, which holds most"
+        for role, (stage, stages) in plan.stages.items()
+    ]
+    if plan.host:
+        notes.append(f"in host memory meanwhile: at most {plan.host / GIB:.1f} GiB of each GPU's roles")
+    return Group(table, *notes)
 
 
 def _held(phase: GPUPhase) -> str:

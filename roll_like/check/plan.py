@@ -16,6 +16,7 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.training import QUANTIZED_BYTES, StateBytes, StateSizes, TrainerConfig
 from roll_like.models.shape import ModelShape
+from roll_like.models.stages import layers_of_stage
 from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
@@ -278,7 +279,7 @@ def _parts(states: StateBytes) -> tuple[tuple[str, int], ...]:
 
 
 def training_states(
-    settings: TrainerConfig, model: ModelShape, trained: int, width: int, quantized: int = 0
+    settings: TrainerConfig, model: ModelShape, trained: int, width: int, quantized: int = 0, *, stage: int = 0
 ) -> StateBytes:
     """Return the memory of one rank of a model in training, without activations.
 
@@ -288,17 +289,33 @@ def training_states(
         trained: How many parameters are trained: all, none, or those of adapters beside the model's own.
         width: Bytes of a weight.
         quantized: How many weights are in 4 bits; no backend divides them (`rules`).
+        stage: Which of the stages that divide the layers the rank has.
     """
+    whole = trained == model.parameters
+    layers = layers_of_stage(model.layers, settings.pipeline_parallel, settings.virtual_pipeline, stage)
+    dense = sum(layer < model.dense_layers for layer in layers)
+    parameters = model.parameters
+    if settings.pipeline_parallel > 1:
+        ends = (stage == 0) + (stage == settings.pipeline_parallel - 1)  # tied embeddings are at both
+        parameters = (
+            (len(layers) - dense) * model.layer_parameters
+            + dense * model.dense_layer_parameters
+            + ends * model.embedding_parameters
+        )
     sizes = StateSizes(
-        parameters=model.parameters + (trained if trained != model.parameters else 0),
-        trained=trained,
+        parameters=parameters + (0 if whole else trained),
+        trained=parameters if whole else trained,
         largest=model.embedding_parameters,
         layer=model.layer_parameters,
         experts=model.expert_parameters,
-        outside=model.parameters - model.layers * model.layer_parameters,
+        outside=model.parameters
+        - (model.layers - model.dense_layers) * model.layer_parameters
+        - model.dense_layers * model.dense_layer_parameters,
         width=width,
         # norms and biases of layers are few; adapters are matrices
-        matrices=model.layers * model.layer_parameters if trained == model.parameters else trained,
+        matrices=model.layers * model.layer_parameters if whole else trained,
+        routed=(len(layers) - dense) * model.expert_parameters,
+        undivided=len(layers) * model.undivided_parameters,
     )
     states: StateBytes = TRAINING_BACKENDS.get(settings.backend).state_bytes(settings, sizes)
     if not quantized:

@@ -557,7 +557,7 @@ QUANTIZED_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSizes:
-    """What the memory of a model in training follows from.
+    """What the memory of a model in training follows from; of one stage, where ranks divide the layers.
 
     Attributes:
         parameters: Number of parameters, adapters included.
@@ -568,6 +568,8 @@ class StateSizes:
         outside: Parameters outside of the layers: embedding, final norm, and the head where it is not the embedding.
         width: Bytes of a weight in the forward pass.
         matrices: How many of the trained are weights that Muon can move.
+        routed: Parameters of all layers' experts which their routers choose from.
+        undivided: Parameters that each of the ranks holds which divide matrices.
     """
 
     parameters: int
@@ -578,6 +580,8 @@ class StateSizes:
     width: int
     experts: int = 0
     matrices: int = 0
+    routed: int = 0
+    undivided: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

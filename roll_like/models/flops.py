@@ -65,7 +65,7 @@ class ForwardPass:
         return 2 * (self.tokens * layers + self.targets * embedding)
 
     def _attention(self, shape: ModelShape) -> int:
-        return 2 * self.pairs * 2 * shape.layers * shape.heads * shape.head_dim
+        return 2 * self.pairs * shape.layers * shape.heads * shape.head_widths
 
 
 def training_pass(samples: Sequence[TrainingSample]) -> ForwardPass:

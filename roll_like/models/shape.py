@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from roll_like.models.attention import RECURRENT
 from roll_like.models.stored import stated_json, stored_tensors
 from roll_like.models.vision import FAMILIES
 
+#: Folders with the config.json of published models.
+PUBLISHED = Path(__file__).parent / "published"
 #: `model_type`s whose attention normalises queries and keys; config.json does not say so otherwise.
 _QUERY_NORMS = {"qwen3", "qwen3_moe", "qwen3_next", "olmo2", "olmo3", "gemma3_text", "gemma3"}
 #: Layers with a state, as `layer_types` and keys of configurations tell: `AttentionLayers` sees them in a loaded model.
@@ -43,6 +46,14 @@ class ModelShape:
         experts: Experts of a layer that one token goes to; 0 without a mixture.
         idle_parameters: Parameters of the experts that one token does not go to.
         expert_parameters: Parameters of the experts of one layer that its router chooses from.
+        dense_layers: Layers without experts of a mixture: the first ones.
+        dense_layer_parameters: Parameters of one of these.
+        value_dim: Width of a head's values, where it is not `head_dim`; else 0.
+        latent: Width of the compressed keys and values that a token has in a layer, in place of heads; else 0.
+        rotated: How much of that carries positions, which all heads share.
+        query_rank: Width of compressed queries; 0 where they are not compressed.
+        undivided_parameters: Parameters of a layer that ranks hold whole which divide its matrices: norms, router and
+            what compresses.
         masked: Whether attention has masks in every precision: no rows can be joined, or weights are dropped.
         masks: Masks of a row: one of windows beside that of all tokens.
     """
@@ -67,6 +78,13 @@ class ModelShape:
     expert_parameters: int = 0
     masked: bool = False
     masks: int = 1
+    dense_layers: int = 0
+    dense_layer_parameters: int = 0
+    value_dim: int = 0
+    latent: int = 0
+    rotated: int = 0
+    query_rank: int = 0
+    undivided_parameters: int = 0
 
     @property
     def active_parameters(self) -> int:
@@ -80,20 +98,33 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer."""
+        """Parameters of one decoder layer; of a mixture, of one with experts."""
         embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
-        return (self.parameters - embeddings) // self.layers
+        dense = self.dense_layers * self.dense_layer_parameters
+        return (self.parameters - embeddings - dense) // (self.layers - self.dense_layers)
 
-    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-        """Return the size of one token's keys and values in all layers, in bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
+    @property
+    def head_widths(self) -> int:
+        """Widths of a head's keys and values together."""
+        return self.head_dim + (self.value_dim or self.head_dim)
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2, gpus: int = 1) -> int:
+        """Return the size of one token's keys and values in all layers, in bytes.
+
+        Args:
+            bytes_per_value: Of a number.
+            gpus: Of an engine, which divide the heads; one head is whole, and so are compressed keys and values. Bytes
+                of each of them.
+        """
+        width = self.latent or -(-self.kv_heads // gpus) * self.head_widths
+        return self.layers * width * bytes_per_value
 
 
 def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     """Return the sizes stated in `path/config.json`.
 
-    Parameters are counted exactly from the headers of `*.safetensors` where those are there, and
-    otherwise estimated for a decoder with gated MLPs (of one or of many experts).
+    Parameters are counted exactly from the headers of `*.safetensors` where those are there, and otherwise follow from
+    the sizes for a decoder with gated MLPs (of one or of many experts), as llama, Qwen and DeepSeek-V3 are.
 
     Args:
         path: The model's directory.
@@ -156,15 +187,70 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
         ),
         masks=2 if _has_windows(config) else 1,
     )
+    shape = _compressed(shape, optional)
     shared = optional("n_shared_experts") or 0
     experts = (optional(*_EXPERT_COUNTS) or 1) + shared
+    query_bias = config.get("model_type") == "qwen2" or bool(config.get("attention_bias"))
+    attention = _attention_parameters(shape) + (shape.head_dim * (heads + 2 * shape.kv_heads) if query_bias else 0)
+    norms = 2 * hidden + (2 * shape.head_dim if shape.query_norm else 0)
+    whole = norms + _compressing_parameters(shape)
+    of_one, router = 3 * hidden * shape.intermediate_size, 0
+    layer = attention + norms + of_one
     if experts > 1:
         active = (optional("num_experts_per_tok") or 1) + shared
-        of_one = 3 * hidden * shape.intermediate_size
-        idle, chosen_from = shape.layers * of_one * max(experts - active, 0), of_one * (experts - shared)
-        shape = replace(shape, experts=active, idle_parameters=idle, expert_parameters=chosen_from)
+        dense = min(optional("first_k_dense_replace") or 0, shape.layers)
+        inner = optional("intermediate_size") or shape.intermediate_size
+        router = hidden * (experts - shared)
+        layer = attention + norms + router + of_one * experts
+        shape = replace(
+            shape,
+            experts=active,
+            idle_parameters=(shape.layers - dense) * of_one * max(experts - active, 0),
+            expert_parameters=of_one * (experts - shared),
+            dense_layers=dense,
+            dense_layer_parameters=attention + norms + 3 * hidden * inner if dense else 0,
+        )
     counted = sum(each.numel for each in stored_tensors(path).values()) if weights else 0
-    return replace(shape, parameters=counted or _estimate(shape, experts))
+    embeddings = shape.embedding_parameters * (1 if tied else 2)
+    dense, of_dense = shape.dense_layers, shape.dense_layer_parameters
+    estimated = (shape.layers - dense) * layer + dense * of_dense + embeddings + hidden
+    return replace(shape, parameters=counted or estimated, undivided_parameters=whole + router)
+
+
+def _compressed(shape: ModelShape, optional: Callable[[str], int | None]) -> ModelShape:
+    """Return the sizes of attention over compressed keys and values (DeepSeek-V2, arXiv:2405.04434), if it is that."""
+    latent = optional("kv_lora_rank")
+    if latent is None:
+        return shape
+    rotated = optional("qk_rope_head_dim") or 0
+    return replace(
+        shape,
+        head_dim=(optional("qk_nope_head_dim") or 0) + rotated,
+        value_dim=optional("v_head_dim") or shape.head_dim,
+        latent=latent + rotated,
+        rotated=rotated,
+        query_rank=optional("q_lora_rank") or 0,
+        kv_heads=shape.heads,
+    )
+
+
+def _attention_parameters(shape: ModelShape) -> int:
+    """Return the parameters of a layer's attention, without norms of heads."""
+    hidden = shape.hidden_size
+    if not shape.latent:
+        return 2 * hidden * shape.head_dim * (shape.heads + shape.kv_heads)
+    values, keys = shape.latent - shape.rotated, shape.head_dim - shape.rotated
+    queries = (shape.query_rank or hidden) * shape.heads * shape.head_dim
+    expanded = values * shape.heads * (keys + shape.value_dim)
+    return queries + expanded + shape.heads * shape.value_dim * hidden + _compressing_parameters(shape)
+
+
+def _compressing_parameters(shape: ModelShape) -> int:
+    """Return the parameters of what compresses queries, keys and values, with its norms."""
+    if not shape.latent:
+        return 0
+    compressing = shape.hidden_size * (shape.query_rank + shape.latent)
+    return compressing + shape.query_rank + shape.latent - shape.rotated
 
 
 def embedding_rows(path: Path) -> int | None:
@@ -202,12 +288,3 @@ def _has_windows(config: dict[str, Any]) -> bool:
     if types is not None:
         return "sliding_attention" in types
     return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
-
-
-def _estimate(shape: ModelShape, experts: int) -> int:
-    attention = 2 * shape.hidden_size * shape.head_dim * (shape.heads + shape.kv_heads)
-    mlp = 3 * shape.hidden_size * shape.intermediate_size * experts
-    router = shape.hidden_size * experts if experts > 1 else 0
-    norms = 2 * shape.hidden_size
-    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
-    return shape.layers * (attention + mlp + router + norms) + embeddings + shape.hidden_size

@@ -158,17 +158,21 @@ class MegatronBackend(TrainingBackend):
     def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:
         """Return the memory of one rank: weights in the forward pass's precision, gradients and moments in float32.
 
-        Experts are counted like other matrices: where more ranks divide them than matrices, less is needed.
+        The distributed optimizer divides moments among the ranks with the same part: of experts other ranks than of
+        the rest. As counted on CPU ranks (`tests/integration/test_training_megatron.py`).
         """
-        parts = settings.tensor_parallel * settings.pipeline_parallel
-        own, trained = sizes.parameters // parts, sizes.trained // parts
-        copies = settings.workers // parts if settings.zero_stage == 1 else 1
+        stage = settings.workers // settings.pipeline_parallel
+        experts = settings.expert_parallel * settings.expert_tensor_parallel
+        divided = sizes.parameters - sizes.routed - sizes.undivided
+        own, routed = divided // settings.tensor_parallel + sizes.undivided, sizes.routed // experts
+        if not sizes.trained:
+            return StateBytes(weights=(own + routed) * sizes.width)
         moments = 8 if sizes.width == 4 else 12  # two of AdamW, and master weights
+        alike = (stage // settings.tensor_parallel, stage // experts) if settings.zero_stage == 1 else (1, 1)
         return StateBytes(
-            weights=own * sizes.width,
-            gradients=4 * trained,
-            optimizer=moments * trained // copies,
-            buffers=sizes.largest * sizes.width,  # one layer is gathered at a time to be handed out
+            weights=(own + routed) * sizes.width,
+            gradients=4 * (own + routed),
+            optimizer=moments * own // alike[0] + moments * routed // alike[1],
         )
 
     # ---- ranks ---------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ COLUMNS = {
     "data_check": {f"{which}_{what}" for which in ("first", "second") for what in ("seconds", "cpu_seconds", "gib")},
     "head_dtype": {f"{head}_{what}" for head in ("bfloat16", "float32", "engine_only") for what in ("mean", "kl")},
     "kept_tokens": {f"{kept}_{what}" for kept in ("all", "2") for what in ("seconds", "mib", "bytes")},
+    "layout_scale": {"rows"},
     "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
     "delta_sync": {"1e-05", "mbit"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},

@@ -31,12 +31,14 @@ from tiny_families import ALTERNATING, COMMON, FAMILIES, make_family
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.check.plan import training_states
 from roll_like.cluster.address import free_port
 from roll_like.config.model import ModelConfig
 from roll_like.config.training import CriticConfig, TrainingConfig
 from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import converted
 from roll_like.models.modules import persistent_buffers
+from roll_like.models.shape import load_model_shape
 from roll_like.models.stored import stored_tensors
 from roll_like.run.export import merged_weights
 from roll_like.training.interface import RankSpec, Share
@@ -97,7 +99,7 @@ EXPORTED = ("all", "latent, all", "sinks, all")
 NAMES = [(ranks, name) for ranks, cases in CASES.items() for name, *_ in cases]
 
 
-def start(rank: int, ranks: int, address: Any, model: str, options: Options) -> TrainingRank:
+def start(rank: int, ranks: int, address: Any, model: str, options: Options, dtype: str = "float32") -> TrainingRank:
     import roll_like.training.megatron  # noqa: F401
 
     settings = TrainingConfig(
@@ -105,7 +107,7 @@ def start(rank: int, ranks: int, address: Any, model: str, options: Options) -> 
         optimizer=OPTIMIZER,
     )
     assert not list(settings.violations("training", "cpu"))
-    spec: RankSpec[Any] = cpu_rank(SupervisedObjective(settings=settings, packing=True), model)
+    spec: RankSpec[Any] = cpu_rank(SupervisedObjective(settings=settings, packing=True), model, dtype=dtype)
     trainer = TrainingRank(spec, rank, ranks)
     trainer.start(address)
     return trainer
@@ -141,6 +143,55 @@ def train_all(
 ) -> dict[str, tuple[Reports, Weights]]:
     sys.path.append(str(FOLDER))
     return {name: train(rank, ranks, *rest) for name, *rest in cases}
+
+
+#: Layouts whose memory is counted: ranks, family, precision, settings.
+COUNTED: tuple[tuple[int, str, str, Options], ...] = (
+    (2, "qwen3", "bfloat16", {"zero_stage": 0}),
+    (2, "qwen3", "bfloat16", {"tensor_parallel": 2}),
+    (2, "qwen2_tied", "bfloat16", {"pipeline_parallel": 2}),
+    (2, "qwen3", "float32", {"pipeline_parallel": 2}),
+    (2, "qwen3_moe", "bfloat16", {"expert_parallel": 2}),
+    (2, "qwen3_moe", "bfloat16", {"tensor_parallel": 2, "expert_parallel": 2}),
+    (4, "qwen3_moe", "bfloat16", {"tensor_parallel": 2, "expert_parallel": 4}),
+    (4, "qwen3_moe", "bfloat16", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_tensor_parallel": 2}),
+    (4, "qwen3_moe", "float32", {"pipeline_parallel": 2, "virtual_pipeline": 2, "sequence_parallel": 2}),
+)
+
+
+def held(rank: int, ranks: int, _: Any, cases: Sequence[Any]) -> list[tuple[int, int]]:
+    """Bytes of weights, and of gradients and optimizer, of this rank after a step."""
+    sys.path.append(str(FOLDER))
+    found = []
+    for address, model, dtype, options in cases:
+        trainer = start(rank, ranks, address, model, options, dtype)
+        learn(trainer, 0)
+        of_weights, of_all = (
+            {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for part in parts for each in part}
+            for parts in (
+                [trainer._backend.tensors("weights")],
+                [trainer._backend.tensors("weights"), trainer._backend.tensors("optimizer")],
+            )
+        )
+        found.append((sum(of_weights.values()), sum(of_all.values()) - sum(of_weights.values())))
+        trainer.close()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_rank_holds_what_the_plan_says(ranks: int, models: dict[str, Path]) -> None:
+    cases = [rest for count, *rest in COUNTED if count == ranks]
+    given = [(("127.0.0.1", free_port()), str(models[kind]), dtype, options) for kind, dtype, options in cases]
+    for rank, counts in enumerate(on_ranks(held, given, ranks=ranks, timeout=TIMEOUT)):
+        for (kind, dtype, options), (weights, others) in zip(cases, counts, strict=True):
+            settings = TrainingConfig(**{"backend": "megatron", "workers": ranks, "zero_stage": 1, **options})
+            shape = load_model_shape(models[kind])
+            stage = rank % settings.sharing // (settings.tensor_parallel * settings.sequence_parallel)
+            width = 4 if dtype == "float32" else 2
+            planned = training_states(settings, shape, shape.parameters, width, stage=stage)
+            case = (rank, kind, options)
+            assert weights == pytest.approx(planned.weights, rel=0.01), case
+            assert others == pytest.approx(planned.gradients + planned.optimizer, rel=0.01), case
 
 
 #: What saves after two steps, and what takes the third.

@@ -29,7 +29,7 @@ from roll_like.config.load import load_config
 from roll_like.config.run import RunConfig
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError
-from roll_like.models.shape import ModelShape, load_model_shape
+from roll_like.models.shape import PUBLISHED, ModelShape, load_model_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "tests" / "data" / "shapes"
@@ -629,7 +629,7 @@ def test_states_of_fsdp2_are_in_float32_and_layers_travel() -> None:
 
 def test_divided_experts_are_not_gathered() -> None:
     """Qwen3-30B-A3B on eight ranks: 128 experts of 3 · 2048 · 768 parameters are 604 of the 623 million of a layer."""
-    model = shape_of("Qwen3-30B-A3B")
+    model = load_model_shape(PUBLISHED / "Qwen3-30B-A3B")
     assert model.expert_parameters == 128 * 3 * 2048 * 768
     settings = TrainingConfig(backend="fsdp2", zero_stage=3, workers=8)
     states = training_states(settings, model, model.parameters, width=2)

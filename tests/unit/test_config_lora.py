@@ -49,7 +49,8 @@ class Billion:
     parameters = 2**30
     adapted_width = 2**20
     critic_adapted_width = 2**10
-    quantized_parameters, critic_quantized_parameters = 0, 0
+    quantized_parameters = critic_quantized_parameters = 0
+    dense_layers = dense_layer_parameters = undivided_parameters = 0
     embedding_parameters = 2**20
     layers, layer_parameters, expert_parameters = 2, 2**28, 0
 

@@ -43,6 +43,7 @@ class Billion:
     layers, layer_parameters, expert_parameters = 2, 2**28, 0
     adapted_width = critic_adapted_width = 0
     quantized_parameters = critic_quantized_parameters = 0
+    dense_layers = dense_layer_parameters = undivided_parameters = 0
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         return 100 * bytes_per_value

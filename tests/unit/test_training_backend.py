@@ -219,6 +219,7 @@ class Sizes:
     parameters, embedding_parameters, layers, layer_parameters, expert_parameters = 1000, 100, 9, 100, 0
     adapted_width = critic_adapted_width = 0
     quantized_parameters = critic_quantized_parameters = 0
+    dense_layers = dense_layer_parameters = undivided_parameters = 0
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         return bytes_per_value
