@@ -17,6 +17,7 @@ from roll_like.builtin.rewards.math import Math
 from roll_like.config.load import load_config
 from roll_like.data.rows import read_rows
 from roll_like.errors import DataError
+from roll_like.models.shape import PUBLISHED
 from roll_like.tools.search import SearchIndex, read_corpus
 from roll_like.types import Task
 
@@ -49,7 +50,7 @@ HOTPOT = [
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hugging Face cache with the published config.json of models, and nothing else."""
-    for folder in SHAPES.iterdir():
+    for folder in (*SHAPES.iterdir(), *PUBLISHED.iterdir()):
         model = tmp_path / "hub" / f"models--Qwen--{folder.name}"
         snapshot = model / "snapshots" / ("0" * 40)
         snapshot.mkdir(parents=True)
