@@ -119,7 +119,7 @@ class JudgeClient:
         except TimeoutError:
             raise RewardError(
                 f"the judge at {address} did not answer within {self._timeout:g} s",
-                fix="raise `timeout_seconds` of the llm_judge reward, or lower its `concurrency`",
+                fix="raise `timeout_seconds` of the reward, or lower its `concurrency`",
             ) from None
         except httpx.HTTPError as error:
             raise RewardError(

@@ -199,7 +199,8 @@ class LLMJudge(Reward):
         forward = orders[0]
         swapped = [[1.0 - win for win in votes] for votes in orders[1]]
         counted = self.config.counted
-        changed = [counted(a) != counted(b) for a, b in zip(forward, swapped, strict=True)]
+        # two sampled means of the same judge differ by chance: what counts is who wins
+        changed = [_winner(counted(a)) != _winner(counted(b)) for a, b in zip(forward, swapped, strict=True)]
         return counted(list(itertools.chain.from_iterable([*forward, *swapped]))), sum(changed) / len(changed)
 
     def _pair(self, first: Completion, second: Completion) -> list[Any]:
@@ -231,6 +232,11 @@ def _read_winner(found: Any) -> float:
     if match is None:
         raise MalformedError(f"`winner` should be A, B or tie, found {found!r}")
     return _WINS[match[1].casefold()]
+
+
+def _winner(wins: float) -> int:
+    """Return 1 where the first response has more than half of the wins, -1 where the second has, 0 for a tie."""
+    return (wins > 0.5) - (wins < 0.5)
 
 
 def _matches(size: int, opponents: int | None) -> list[tuple[int, int]]:

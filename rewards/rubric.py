@@ -266,9 +266,9 @@ class Rubric(Reward):
                 raise ValueError(f"the field {field!r} is a text that is not JSON: {error}; {_SHAPE}") from error
         if not isinstance(found, list | tuple) or not found:
             raise ValueError(f"the field {field!r} should hold criteria, found {found!r}; {_SHAPE}")
-        criteria = [*self._own, *(_read_criterion(row, f"{field}[{index}]") for index, row in enumerate(found))]
-        double = repeated(each.name for each in criteria)
-        criteria = [replace(each, name=each.text) if each.name in double else each for each in criteria]
+        own = [_read_criterion(row, f"{field}[{index}]") for index, row in enumerate(found)]
+        double = repeated(each.name for each in (*self._own, *own))
+        criteria = [*self._own, *(replace(each, name=each.text) if each.name in double else each for each in own)]
         for name in repeated(each.name for each in criteria):
             raise ValueError(f"the field {field!r} has the criterion {name!r} twice; remove one")
         if all(each.weight < 0 for each in criteria):

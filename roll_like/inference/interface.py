@@ -119,7 +119,7 @@ class Guesses:
 
     Attributes:
         tokens: How many were guessed.
-        accepted: How many of them became part of the response.
+        accepted: How many of them the policy accepted, also behind where a stop or `max_tokens` then cut the response.
         passes: Forward passes of the policy in which some were checked; each adds one token of its own.
     """
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+#: Fewer answers with one of the two labels leave kappa to chance: among 19 and 1, a single error can make it 0.
+_FEWEST = 5
+
+
 @dataclass(slots=True)
 class PairAgreement:
     """Labelled pairs, by what the reward made of them.
@@ -84,6 +88,11 @@ class CriterionAgreement:
         return self.met + self.wrongly_met + self.missed + self.unmet
 
     @property
+    def has_kappa(self) -> bool:
+        """Whether both labels are frequent enough for kappa to tell something."""
+        return min(self.met + self.missed, self.wrongly_met + self.unmet) >= _FEWEST
+
+    @property
     def accuracy(self) -> float:
         """Share of all labels that the reward agrees with; what it leaves undecided counts half."""
         every = self.decided + self.undecided
@@ -142,14 +151,18 @@ class Calibration:
 
     def add_verdicts(self, number: int, case: RewardCase, outcomes: Sequence[ResultOrError]) -> None:
         """Count a row's labelled answers."""
-        for (_, labels), outcome in zip(case.judged, outcomes, strict=True):
+        for (text, labels), outcome in zip(case.judged, outcomes, strict=True):
             if not isinstance(outcome, RewardResult):
                 self.lost += 1
                 self._fail(number, "a labelled answer", [outcome])
                 continue
             names = list(outcome.verdicts)
             named = dict(zip(names, labels, strict=False)) if isinstance(labels, tuple) else dict(labels)
-            if not names:
+            if not names and not text.strip():
+                self.problems.append(
+                    f"row {number + 1} labels criteria of an empty `response`, which no judge reads; remove it"
+                )
+            elif not names:
                 self.problems.append(f"row {number + 1} labels criteria with `met`, and the reward judges no criteria")
             elif len(labels) != len(names) or set(named) != set(names):
                 given = f"{len(labels)} labels" if isinstance(labels, tuple) else ", ".join(map(repr, named))
@@ -168,8 +181,11 @@ class Calibration:
                 "than chance would"
             )
         for name, each in self.criteria.items():
-            if each.kappa <= 0:
+            if each.has_kappa and each.kappa <= 0:
                 yield f"on the criterion {name!r} it agrees with the labels no more than chance would"
+        every = self.all_criteria
+        if every.kappa <= 0 if every.has_kappa else every.accuracy <= 0.5:
+            yield "on all criteria together it agrees with the labels no more than chance would"
 
     def show(self, console: Console) -> None:
         """Print a table of the pairs and one of the criteria, where there are some."""

@@ -291,7 +291,7 @@ class Router:
         return self._busy_seconds + sum(now - endpoint.busy_since for endpoint in self._endpoints if endpoint.requests)
 
     def take_guesses(self) -> Guesses:
-        """Return what engines guessed of all samples since the last call, aborted ones included."""
+        """Return what engines guessed of all requests since the last call: evaluations and judges, aborted ones too."""
         taken, self._guesses = self._guesses, Guesses()
         return taken
 

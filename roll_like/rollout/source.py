@@ -110,7 +110,7 @@ class GroupSource:
             yield self.order.next()
 
     def step_figures(self) -> Metrics:
-        """Return `figures`, and how much of what engines guessed was accepted since the last call."""
+        """Return `figures`, and how much of what engines guessed since the last call was accepted, in all requests."""
         return {**self.figures(), **speculation_metrics(self.engines.take_guesses())}
 
 

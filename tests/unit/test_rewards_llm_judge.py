@@ -193,6 +193,7 @@ def test_a_slow_judge_loses_its_sample_alone(server: JudgeServer) -> None:
     assert isinstance(good, RewardResult)
     assert isinstance(slow, RewardError)
     assert "within 0.5 s" in str(slow)
+    assert slow.fix == "raise `timeout_seconds` of the reward, or lower its `concurrency`"
 
 
 def test_requests_at_a_time_are_bounded(server: JudgeServer) -> None:

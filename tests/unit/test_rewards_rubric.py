@@ -18,6 +18,7 @@ from roll_like.builtin.rewards.llm_judge import LLMJudge, LLMJudgeConfig
 from roll_like.builtin.rewards.rubric import Rubric, RubricConfig
 from roll_like.errors import ConfigError, DataError, RewardError
 from roll_like.registry import REWARDS
+from roll_like.rewards.calibration import Calibration, CriterionAgreement
 from roll_like.rewards.cases import read_cases
 from roll_like.rewards.check import RewardReport
 
@@ -105,6 +106,16 @@ def test_criteria_of_all_rows_come_first_and_have_names(server: JudgeServer) -> 
     assert found.details["criterion/polite"] == 1.0
     assert found.verdicts == {"polite": 1.0, "Scattering": 1.0, "Wavelength": 0.0}
     assert result(make(server, criteria=own, rubric_field=None)).value == 1.0
+
+
+def test_a_rows_criterion_with_the_title_of_one_of_all_rows_goes_by_its_text(server: JudgeServer) -> None:
+    server.answer = meets("Is short.")
+    reward = make(server, criteria=[{"criterion": "Is short.", "name": "short"}])
+    rubric = [{"title": "short", "criterion": "Has <5 words."}]
+    reward.check_row(row(rubric=rubric))
+    found = result(reward, rubric=rubric)
+    assert found.verdicts == {"short": 1.0, "Has <5 words.": 0.0}
+    assert found.details["criterion/short"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -250,7 +261,9 @@ def by_order(forward: list[str], swapped: list[str]) -> Any:
     ("forward", "swapped", "vote", "value", "order_decides"),
     [
         # x wins 1, 1, 0 where it is A; where it is B, "B" is its win: 1, 1, 1
-        (["A", "A", "B"], ["B", "B", "B"], "mean", 5 / 6, 1.0),
+        (["A", "A", "B"], ["B", "B", "B"], "mean", 5 / 6, 0.0),  # 2/3 and 3/3: x wins in both orders
+        (["A", "B", "B"], ["B", "B", "B"], "mean", 4 / 6, 1.0),  # y, then x
+        (["A", "tie", "B"], ["B", "B", "B"], "mean", 4.5 / 6, 1.0),  # a tie, then x
         (["A", "A", "B"], ["B", "B", "B"], "majority", 1.0, 0.0),
         (["A", "A", "A"], ["A", "A", "A"], "majority", 0.5, 1.0),  # it prefers what comes first
         (["tie", "tie", "A"], ["tie", "B", "tie"], "majority", 0.5, 0.0),
@@ -352,7 +365,7 @@ def test_agreement_with_labels_of_criteria(server: JudgeServer, tmp_path: Path) 
     # observed 2/4; by chance 3/4 · 3/4 + 1/4 · 1/4 = 10/16: (1/2 - 5/8) / (3/8)
     assert (kind.accuracy, kind.kappa) == (0.5, pytest.approx(-1 / 3))
     assert report.calibration.all_criteria.accuracy == 0.5
-    assert sum("no more than chance" in line for line in report.suspicious) == 2
+    assert report.suspicious == ["on all criteria together it agrees with the labels no more than chance would"]
     assert report.answers == ()  # rows with labels alone cost no further requests
     assert len(server.bodies) == 8
     assert re.search(r"│ Kind\. +│ +2 │ +1 │ +1 │ +0 │ +0 │ +50% │ -0\.33 │", str(report))
@@ -419,3 +432,29 @@ def test_labels_that_do_not_fit_the_rubric(server: JudgeServer, tmp_path: Path) 
     assert found[1] == "row 2: `met` has 'C', and the rubric has 1: 'A.'"
     without = check_reward(lambda completion: 1.0, [RewardCase(gold=(), judged=(("x", (True,)),))])
     assert without.suspicious == ["row 1 labels criteria with `met`, and the reward judges no criteria"]
+    empty = calibrated(server, tmp_path, [{"rubric": ["A."], "response": " ", "met": [False]}])
+    assert empty.suspicious == ["row 1 labels criteria of an empty `response`, which no judge reads; remove it"]
+
+
+ONE, ALL = "on the criterion 'A.' it agrees", "on all criteria together it agrees"
+
+
+@pytest.mark.parametrize(
+    ("criteria", "suspicious"),
+    [
+        # one label a criterion, as in rows with rubrics of their own, and one error in 100 answers
+        ([(1, 0, 0, 0)] * 60 + [(0, 0, 0, 1)] * 39 + [(0, 0, 1, 0)], []),
+        ([(19, 0, 1, 0)], []),  # all labels alike
+        ([(19, 1, 0, 0)], []),  # nearly
+        ([(1, 1, 0, 0)] + [(1, 0, 0, 1)] * 20, []),  # one error in two answers says nothing of a criterion
+        ([(5, 5, 0, 0)] + [(1, 0, 0, 1)] * 20, [ONE]),
+        ([(15, 5, 0, 0)], [ONE, ALL]),  # always met: 75 % right, and no judgement
+        ([(0, 0, 1, 0)] * 20, [ALL]),  # all labels alike, and all are missed
+        ([(0, 1, 1, 0)] * 5, [ALL]),
+    ],
+)
+def test_good_judges_are_not_suspicious(criteria: list[tuple[int, int, int, int]], suspicious: list[str]) -> None:
+    names = ["A.", *(f"B{number}." for number in range(len(criteria) - 1))]
+    agreement = {name: CriterionAgreement(*counts) for name, counts in zip(names, criteria, strict=True)}
+    found = list(Calibration(criteria=agreement).suspicions())
+    assert [line.split(" with the labels")[0] for line in found] == suspicious
