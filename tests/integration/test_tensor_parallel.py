@@ -348,8 +348,8 @@ def test_every_family_is_computed_as_on_one_rank(models: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "ranks", "tensor_parallel"),
     [
-        ("divided", 2, 1),
-        pytest.param("alone", 2, 2, marks=pytest.mark.slow),
+        ("alone", 2, 2),
+        pytest.param("divided", 2, 1, marks=pytest.mark.slow),
         pytest.param("divided", 1, 1, marks=pytest.mark.slow),
         pytest.param("divided", 4, 2, marks=pytest.mark.slow),
     ],

@@ -23,8 +23,8 @@ from roll_like.builtin.envs.single_turn import SingleTurn
 from roll_like.builtin.rewards.exact_match import ExactMatch, ExactMatchConfig
 from roll_like.builtin.rewards.format import Format, FormatConfig
 from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
+from roll_like.builtin.rewards.jury import judged_text
 from roll_like.builtin.rewards.length import Length, LengthConfig
-from roll_like.builtin.rewards.llm_judge import _response
 from roll_like.builtin.rewards.repetition import Repetition, RepetitionConfig
 from roll_like.check.tokens import check_reasoning
 from roll_like.config.model import ModelConfig
@@ -243,13 +243,13 @@ def test_an_episodes_conversation_is_without_reasoning() -> None:
     assert (made.text, made.reasoning, made.full_text) == ("up", "a", "[THINK]a[/THINK]up")
     said = [message["content"] for message in made.conversation]
     assert said == ["Which way?", "right", "And now?", "up"]
-    assert _response(made) == "[assistant] right\n\n[user] And now?\n\n[assistant] up"
+    assert judged_text(made) == "[assistant] right\n\n[user] And now?\n\n[assistant] up"
 
 
 def test_a_judge_sees_no_answer_where_there_was_only_reasoning() -> None:
-    assert _response(completion("<think>a")) == ""
-    assert _response(completion("<think>a</think> b")) == " b"
-    assert _response(to_completion(trajectory("all", THINK, record=(turn("a", OPENED, "?"),)))) == ""
+    assert judged_text(completion("<think>a")) == ""
+    assert judged_text(completion("<think>a</think> b")) == " b"
+    assert judged_text(to_completion(trajectory("all", THINK, record=(turn("a", OPENED, "?"),)))) == ""
 
 
 # ---- rewards that take the whole response ----------------------------------------------------------
