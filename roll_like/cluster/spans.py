@@ -7,7 +7,10 @@ each costs one comparison.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,13 @@ class Span:
     ended: float
 
 
+class Works(Protocol):
+    """Something whose spans are added when they end."""
+
+    def under_way(self) -> Iterable[Span]:
+        """Return those that have not ended, up to now. Called from any thread."""
+
+
 class SpanRecorder:
     """Keeps spans between `begin` and `end`; any thread may add some."""
 
@@ -34,6 +44,11 @@ class SpanRecorder:
         #: Whether spans are kept. Asked before one is made.
         self.on = False
         self._spans: list[Span] = []
+        self._watched: WeakSet[Works] = WeakSet()
+
+    def watch(self, works: Works) -> None:
+        """Ask `works` at the end for what is still under way, for as long as something else holds it."""
+        self._watched.add(works)
 
     def begin(self) -> None:
         """Keep what ends from now on."""
@@ -50,7 +65,9 @@ class SpanRecorder:
         self.add(track, name, now - seconds, now)
 
     def end(self) -> list[Span]:
-        """Keep nothing any more; return what was kept."""
+        """Keep nothing any more; return what was kept, and what is under way."""
+        if self.on:
+            self._spans += [span for works in list(self._watched) for span in works.under_way()]
         self.on = False
         spans, self._spans = self._spans, []
         return spans

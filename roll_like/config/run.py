@@ -96,6 +96,15 @@ class ProfileConfig(ConfigModel):
         default=True, description="Record allocations; on GPUs also write a snapshot of each rank's memory."
     )
 
+    def violations(self, steps: int) -> Iterator[Violation]:
+        """Yield steps that do not come in a run of `steps` steps."""
+        for index, step in enumerate(self.steps):
+            if step > steps:
+                yield Violation(
+                    ("profile", "steps", index),
+                    f"step {step} never comes: the run has {steps} steps; profile one of them",
+                )
+
 
 GuardName = Literal["mismatch", "grad_norm", "reward", "entropy", "truncation", "zero_variance"]
 
@@ -231,12 +240,8 @@ class RunConfig(NamedConfig, PipelineConfig):
         for key, section in self.trained.items():
             yield from section.violations(key, device)
         steps = getattr(self, "steps", None)
-        for index, step in enumerate(self.profile.steps):
-            if steps is not None and step > steps:
-                yield Violation(
-                    ("profile", "steps", index),
-                    f"step {step} never comes: the run has {steps} steps; profile one of them",
-                )
+        if steps is not None:
+            yield from self.profile.violations(steps)
         for key in ("data", "evaluation", "pair_evaluation"):
             rows = getattr(self, key, None)
             if isinstance(rows, ScheduleConfig):

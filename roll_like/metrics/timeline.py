@@ -166,7 +166,7 @@ def largest_waits(spans: Sequence[Span], ranks: Sequence[str], window: Interval)
     busy = _busy(spans, window)
     trainer = [busy.get(rank, []) for rank in ranks]
     engines = [found for track, found in busy.items() if track.startswith("engine ")]
-    rewards = [found for track, found in busy.items() if track.startswith("reward")]
+    rewards = [found for track, found in busy.items() if track.startswith("rewards ")]
     environments = [busy.get("environments", [])]
     timers = {
         name: _union([_cut(span, window) for span in spans if (span.track, span.name) == ("driver", name)])

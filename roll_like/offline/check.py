@@ -65,6 +65,8 @@ def data_findings(
         return loaded
     items, (count, what) = len(loaded["data"]), config.items_per_step
     report.plan = replace(report.plan, steps=config.steps_for(items))
+    for violation in config.profile.violations(report.plan.steps):
+        yield Finding("error", ".".join(map(str, violation.path)), violation.message)
     yield from warm_up_that_never_ends("training", config.training, report.plan.updates)
     streamed = any(source.stream is not None for source in loaded["data"].sources)
     if items < count and not streamed:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.cluster.spans import SPANS
 from roll_like.config.evaluation import EvaluationConfig
 from roll_like.config.inference import BASE
 from roll_like.config.rewards import (
@@ -204,12 +205,14 @@ class RewardWorkers(Generic[RewardedT]):
             concurrency=section.groups_per_worker + 4,  # room to ask how it is, and to close it
         )
         self._stack.callback(cluster.close, RewardWorker.close)
-        return RewardPool(
+        rewards_pool = RewardPool(
             cluster,
             limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1),
             groups_per_worker=section.groups_per_worker,
             report=resources.report,
         )
+        SPANS.watch(rewards_pool)
+        return rewards_pool
 
 
 def with_curriculum(source: GroupSource, config: PromptRunConfig, tasks: int) -> GroupSource:

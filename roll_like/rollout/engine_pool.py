@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.cluster.spans import SPANS
 from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts, to_stderr
 from roll_like.config.inference import EngineConfig
 from roll_like.config.rollout import GroupRolloutConfig
@@ -151,6 +152,7 @@ class EnginePool:
                 awaits_more=self._awaits_more,
             )
             self._routers.append(router)
+            SPANS.watch(router)
         return router
 
     def _replica(self, rank: int) -> ActorReplica:

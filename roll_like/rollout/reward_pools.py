@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.cluster.spans import SPANS
+from roll_like.cluster.spans import SPANS, Span
 from roll_like.cluster.worker_restarts import PoolRestarts, RestartCallback, to_stderr
+from roll_like.config.rewards import DEFAULT_POOL
 from roll_like.errors import ConfigError
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import scores_task
@@ -70,6 +71,7 @@ class RewardPool:
         self._room = groups_per_worker
         self._load = [0] * len(cluster)
         self._arrivals = [0] * len(cluster)
+        self._scoring: dict[object, tuple[int, float]] = {}  # worker of each call, and since when
         self._reserved: int | None = None  # the worker that a suspect has to itself
         self._one_suspect = asyncio.Lock()
         self._retired: set[tuple[int, int]] = set()  # (rank, generation) of workers replaced although they answered
@@ -142,6 +144,7 @@ class RewardPool:
         limit = self._limit * self._load[rank]
         began = time.monotonic()
         call = asyncio.ensure_future(self._cluster.ask(rank, RewardWorker.score, group))
+        self._scoring[call] = rank, began
         call.add_done_callback(lambda ended: self._release(rank, ended))
         # not cancelled with this coroutine: the worker goes on, and has no room until it is done
         done, _ = await asyncio.wait({call}, timeout=limit)
@@ -156,7 +159,7 @@ class RewardPool:
                 return _Lost(str(error), "retired")
             return _Lost(str(error), "alone" if alone else "company")
         if SPANS.on:
-            SPANS.past(f"{self._cluster.name} {rank}", "score", time.monotonic() - began)
+            SPANS.past(self._track(rank), "score", time.monotonic() - began)
         self.worker_restarts.worked(rank)
         if len(scored.failures) > len(group.failures):
             await self._retire_if_hung(rank, generation)
@@ -173,7 +176,20 @@ class RewardPool:
             why = f"a reward hangs in {self._cluster.name} worker {rank}"
             self.worker_restarts.replace(rank, generation, why, counted=False)
 
+    def under_way(self) -> list[Span]:
+        """Return when workers got the groups that they score."""
+        now, clock = time.time(), time.monotonic()
+        return [
+            Span(self._track(rank), "score", now - (clock - began), now) for rank, began in list(self._scoring.values())
+        ]
+
+    def _track(self, rank: int) -> str:
+        """Return the track of a worker's spans; a pool may be called anything."""
+        name = self._cluster.name
+        return f"rewards {rank}" if name == DEFAULT_POOL else f"rewards {name} {rank}"
+
     def _release(self, rank: int, ended: asyncio.Future[Group[Scored]]) -> None:
+        del self._scoring[ended]
         if not ended.cancelled():
             ended.exception()  # read here too, if no caller waits any more
         self._leave(rank)

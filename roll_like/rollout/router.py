@@ -23,7 +23,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Protocol
 
-from roll_like.cluster.spans import SPANS
+from roll_like.cluster.spans import SPANS, Span
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Guesses
 
@@ -289,6 +289,15 @@ class Router:
         """Return for how long replicas had at least one request so far, all together. Seconds."""
         now = self._clock()
         return self._busy_seconds + sum(now - endpoint.busy_since for endpoint in self._endpoints if endpoint.requests)
+
+    def under_way(self) -> list[Span]:
+        """Return when replicas got the requests that they have."""
+        now, clock = time.time(), self._clock()
+        return [
+            Span(f"engine {endpoint.number}", "request", now - (clock - pending.given), now)
+            for endpoint in list(self._endpoints)
+            for pending in list(endpoint.requests.values())
+        ]
 
     def take_guesses(self) -> Guesses:
         """Return what engines guessed of all requests since the last call: evaluations and judges, aborted ones too."""

@@ -127,6 +127,7 @@ def running(
                 resumed=checkpoint,
                 callbacks=callbacks,
             )
+            stack.callback(state.close)
             resources.report = state.recovered
             nodes = stack.enter_context(
                 watching(

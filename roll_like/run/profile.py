@@ -16,13 +16,17 @@ from typing import Any
 
 from rich.text import Text
 
+from roll_like.cluster import WorkerDied
 from roll_like.cluster.spans import SPANS, Span
+from roll_like.cluster.worker_restarts import brief
 from roll_like.config.run import ProfileConfig
+from roll_like.errors import WorkerError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.profiles import profile_stem
 from roll_like.metrics.timeline import drawn_lanes, largest_waits, trace_events, write_trace
 from roll_like.training.engine import TrainingEngine
+from roll_like.training.profiled import RANK_TRACE
 from roll_like.training.rank import TrainingRank
 from roll_like.types import Group, Scored
 
@@ -55,17 +59,25 @@ class StepProfiler:
 
     def expect(self, first: int, last: int) -> None:
         """Say which of the wanted steps do not come in a run of steps `first` to `last`; leave a step that failed."""
-        if self._open is not None:
-            self._warn(f"step {self._open.step} failed while it was profiled: there is no trace of it")
-            self._open = None
-            SPANS.end()
+        self.leave()
         never = [step for step in self._config.steps if not first <= step <= last]
         if never and first <= last:
             steps = ", ".join(map(str, never))
             self._warn(f"profile.steps: {steps} will not be profiled, because this run does steps {first} to {last}")
 
+    def leave(self) -> None:
+        """Say that there is no trace of a step that has failed or ended the run, if it was profiled."""
+        if self._open is not None:
+            self._warn(f"step {self._open.step} was left while it was profiled: there is no trace of it")
+            self._open = None
+            SPANS.end()
+
     def begin(self, step: int, engines: Sequence[TrainingEngine[Any]]) -> None:
-        """Record from now on, if this step is due."""
+        """Record from now on, if this step is due.
+
+        Raises:
+            WorkerDied: A rank is gone.
+        """
         if step not in self._config.steps and not self._request.exists():
             return
         try:
@@ -76,8 +88,13 @@ class StepProfiler:
             self._warn(f"step {step} is not profiled, because {why}")
             return
         settings = {"stacks": self._config.stacks, "memory": self._config.memory}
-        for engine in engines:
-            engine.cluster.everywhere(TrainingRank.begin_profile, **settings)
+        try:
+            for engine in engines:
+                engine.cluster.everywhere(TrainingRank.begin_profile, **settings)
+        except WorkerError as error:
+            self._warn(f"step {step} is not profiled, because {brief(error)}")
+            self._drop(engines, error)
+            return
         SPANS.begin()
         self._open = _Open(step, time.time(), engines)
 
@@ -92,12 +109,17 @@ class StepProfiler:
                         SPANS.add("environments", group.task.domain, turn.sampled, turn.ended)
 
     def end(self) -> None:
-        """Write what was recorded of the step, if it was profiled."""
+        """Write what was recorded of the step, if it was profiled; warn where it cannot be.
+
+        Raises:
+            WorkerDied: A rank is gone.
+        """
         if self._open is None:
             return
         step, began, engines = self._open.step, self._open.began, self._open.engines
         self._open = None
-        spans = [replace(span, track=span.track or "driver") for span in SPANS.end()]
+        # a request may be older than the step
+        spans = [replace(span, track=span.track or "driver", began=max(span.began, began)) for span in SPANS.end()]
         window = (began, time.time())
         stem = profile_stem(self._directory, step)
         ranks: dict[str, Path] = {}
@@ -113,9 +135,19 @@ class StepProfiler:
             self._write(stem, step, spans, ranks, snapshots, window)
         except (OSError, ValueError) as error:
             self._warn(f"the profile of step {step} cannot be written: {type(error).__name__}: {error}")
+        except WorkerError as error:
+            self._warn(f"the profile of step {step} cannot be written: {brief(error)}")
+            self._drop(engines, error)
         finally:
-            for trace in ranks.values():
+            for trace in stem.parent.glob(f"*{RANK_TRACE}"):  # those of a driver that was killed too
                 trace.unlink(missing_ok=True)
+
+    def _drop(self, engines: Sequence[TrainingEngine[Any]], error: WorkerError) -> None:
+        """Have ranks record no longer after a rank raised; when this returns, none of them writes a file."""
+        if isinstance(error, WorkerDied):
+            raise error
+        for engine in engines:
+            engine.cluster.everywhere(TrainingRank.drop_profile)
 
     def _write(
         self,

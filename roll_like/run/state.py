@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from roll_like.cluster import Hang, ResourceManager
+from roll_like.cluster import Hang, ResourceManager, WorkerDied
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import SamplingRunConfig
@@ -280,6 +281,8 @@ class RunState:
             self.metrics.warn(f"step {self.finished}: {text}")
         ending = next((alarm for alarm in alarms if alarm.stop), None)
         if ending is not None:
+            with contextlib.suppress(WorkerDied):  # it was warned of, and the run ends
+                self._profiler.end()
             raise GuardError(
                 f"after step {self.finished} the guard {ending.guard!r} ended the run: {ending.text}",
                 fix=f"leave {ending.guard!r} out of guards.stop to be warned only; --resume continues from the last "
@@ -454,7 +457,12 @@ class RunState:
         self.metrics.warn(
             f"stopped by {self._signal.name} after step {self.finished}; continue with --resume {self.directory.name}"
         )
+        self.close()
         self.metrics.close("stopped")
+
+    def close(self) -> None:
+        """Say what the end of the run leaves unfinished."""
+        self._profiler.leave()
 
     def _evaluated_steps(self) -> set[int]:
         return {int(record["step"]) for record in files.read_jsonl(self.directory / files.EVALUATIONS)}

@@ -10,6 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from roll_like.cluster.spans import SPANS, Span
 
+#: How the names of ranks' own traces end, which become parts of the step's: not like a profile's (`metrics.profiles`).
+RANK_TRACE = ".trace"
 #: Allocations and frees that a memory snapshot goes back to.
 _MEMORY_EVENTS = 200_000
 
@@ -45,17 +47,29 @@ class RankProfiler:
             torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         self._profile = profile(activities=activities, profile_memory=memory, with_stack=stacks)
-        SPANS.begin()
         self._profile.start()
+        SPANS.begin()
 
     def finish(self, stem: Path) -> RankProfile:
-        """Record no longer; write `STEM.json`, and `STEM.pickle` with the snapshot of memory."""
+        """Record no longer; write `STEM.trace`, and `STEM.pickle` with the snapshot of memory."""
         self._profile.stop()
         spans = SPANS.end()
-        trace, snapshot = stem.with_suffix(".json"), None
-        self._profile.export_chrome_trace(str(trace))
-        if self._snapshots:
-            snapshot = stem.with_suffix(".pickle")
-            torch.cuda.memory._dump_snapshot(str(snapshot))  # type: ignore[no-untyped-call]
-            torch.cuda.memory._record_memory_history(enabled=None)
+        trace, snapshot = stem.with_suffix(RANK_TRACE), None
+        try:
+            self._profile.export_chrome_trace(str(trace))
+            if self._snapshots:
+                snapshot = stem.with_suffix(".pickle")
+                torch.cuda.memory._dump_snapshot(str(snapshot))  # type: ignore[no-untyped-call]
+        finally:
+            self._forget_memory()
         return RankProfile(trace, snapshot, spans)
+
+    def drop(self) -> None:
+        """Record no longer; write nothing."""
+        self._profile.stop()
+        SPANS.end()
+        self._forget_memory()
+
+    def _forget_memory(self) -> None:
+        if self._snapshots:
+            torch.cuda.memory._record_memory_history(enabled=None)

@@ -191,6 +191,12 @@ class TrainingRank:
         profiler, self._profiler = self._profiler, None
         return profiler.finish(Path(f"{stem}_{self.rank}"))
 
+    def drop_profile(self) -> None:
+        """Record no longer, if `begin_profile` was called, and write nothing."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.drop()
+
     # ---- computing -----------------------------------------------------------------------------
 
     @shared_phase

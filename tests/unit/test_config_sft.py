@@ -104,6 +104,12 @@ def test_epochs_are_steps_once_the_data_was_read(rows: Path, tiny_model: Path) -
         _ = asked.total_steps
 
 
+def test_a_step_to_profile_that_epochs_do_not_reach_is_an_error(rows: Path, tiny_model: Path) -> None:
+    found = report(tiny_model, steps=None, epochs=2.5, profile={"steps": [7, 8]}).findings
+    assert [(each.level, each.key) for each in found] == [("error", "profile.steps.1")]
+    assert "step 8 never comes: the run has 7 steps" in found[0].message
+
+
 def test_bad_rows_are_named_or_counted(rows: Path, tiny_model: Path) -> None:
     with (rows / "train.jsonl").open("a") as file:
         file.write('{"messages": [{"role": "user", "content": "Hi"}]}\n')

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -13,19 +15,27 @@ from run_folders import data_of, make_run
 from trace_rules import check_events, read_trace
 
 from roll_like import cli
+from roll_like.cluster import WorkerDied
 from roll_like.cluster.progress import PROGRESS
 from roll_like.cluster.spans import SPANS, Span
 from roll_like.config.run import MetricsConfig, ProfileConfig
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, WorkerError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.profiles import profile_stem, read_profiles, request_profile
 from roll_like.metrics.timeline import Wait, drawn_lanes, lanes_of, largest_waits, trace_events, write_trace
 from roll_like.metrics.timing import StepTimer
 from roll_like.run.profile import StepProfiler
-from roll_like.training.profiled import RankProfiler
+from roll_like.training.profiled import RANK_TRACE, RankProfiler
 from roll_like.viewer.comparison import read_runs
 from roll_like.viewer.page import report_page
+
+
+@pytest.fixture(autouse=True)
+def nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other tests' routers and pools."""
+    monkeypatch.setattr(SPANS, "_watched", WeakSet())
+
 
 RANKS = ["training rank 0", "training rank 1"]
 #: A step of ten seconds: engine 0 samples for 4 s, engine 1 for 3 s; rewards until 5; ranks train from 6 to 8 and 9.
@@ -57,6 +67,11 @@ def test_one_of_a_role_that_waits_for_the_others() -> None:
         Wait("on average an engine", "others of its role", 3),  # 0 s and 6 s
         Wait("the engines", "the trainer", 2),
     ]
+
+
+def test_pools_of_rewards_count_as_rewards_whatever_their_name() -> None:
+    spans = [Span(RANKS[0], "step", 0, 4), Span("rewards engine 0", "score", 4, 10)]
+    assert largest_waits(spans, RANKS[:1], (0, 10)) == [Wait("the trainer", "rewards", 6)]
 
 
 def test_a_step_without_engines_waits_for_the_driver_alone() -> None:
@@ -166,7 +181,7 @@ def test_steps_that_never_come_are_said(tmp_path: Path, capsys: pytest.CaptureFi
         assert SPANS.on
         profiler.expect(7, 20)  # the step failed; the run goes on
         assert not SPANS.on
-        assert "step 7 failed while it was profiled" in capsys.readouterr().out
+        assert "step 7 was left while it was profiled" in capsys.readouterr().out
         profiler.begin(8, [])
         profiler.end()
         assert read_profiles(tmp_path / "demo") == []
@@ -188,6 +203,88 @@ def test_a_step_that_was_asked_for_is_profiled_and_the_next_is_not(tmp_path: Pat
     assert [lane["label"] for lane in found["lanes"]] == ["driver: train"]
     events = read_trace(profile_stem(tmp_path / "demo", 4).with_suffix(".json.gz"))
     assert [event["name"] for event in events if event["ph"] == "X"] == ["train"]
+
+
+class Sampling:
+    """Something that is in the middle of a request."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+
+    def under_way(self) -> list[Span]:
+        return [Span("engine 0", "request", self.began, time.time())]
+
+
+def test_what_is_under_way_at_the_end_of_a_step_is_part_of_it(tmp_path: Path) -> None:
+    sampling = Sampling(time.time() - 100)
+    SPANS.watch(sampling)
+    with manager(tmp_path / "demo") as metrics:
+        profiler = StepProfiler(ProfileConfig(steps=(4,)), tmp_path / "demo", metrics)
+        profiler.begin(4, [])
+        time.sleep(0.02)
+        profiler.end()
+    (found,) = read_profiles(tmp_path / "demo")
+    ((_, ended, _),) = found["lanes"][0]["spans"]
+    assert 0.02 <= ended <= found["seconds"]
+    assert found["waits"] == []
+    events = read_trace(profile_stem(tmp_path / "demo", 4).with_suffix(".json.gz"))
+    (event,) = [event for event in events if event["ph"] == "X"]
+    assert (event["ts"], event["dur"] <= found["seconds"] * 1e6) == (0, True)
+    SPANS.begin()
+    del sampling
+    assert SPANS.end() == []
+
+
+def test_traces_of_ranks_are_no_profiles(tmp_path: Path) -> None:
+    stem = profile_stem(tmp_path, 5)
+    stem.parent.mkdir()
+    assert trained(Path(f"{stem}_training_0")).trace.exists()
+    assert read_profiles(tmp_path) == []
+
+
+class FailingRanks:
+    """Two ranks, of which the second fails in one method when the first has written its trace."""
+
+    name = "training"
+
+    def __init__(self, method: str, error: WorkerError) -> None:
+        self.failing, self.error, self.called = method, error, list[str]()
+        self.cluster = self
+
+    def everywhere(self, method: Any, *arguments: str, **_: Any) -> list[Any]:
+        self.called.append(method.__name__)
+        for stem in arguments:
+            Path(f"{stem}_0{RANK_TRACE}").write_text("{}")
+        if method.__name__ == self.failing:
+            raise self.error
+        return []
+
+
+@pytest.mark.parametrize("method", ["begin_profile", "end_profile"])
+@pytest.mark.parametrize("kind", [WorkerError, WorkerDied])
+def test_a_rank_that_cannot_write_its_profile_is_not_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, kind: type[WorkerError]
+) -> None:
+    message = f"training worker 1 in {method} raised OSError: No space left on device\nits traceback"
+    ranks: Any = FailingRanks(method, kind(message))
+    with manager(tmp_path / "demo") as metrics:
+        profiler = StepProfiler(ProfileConfig(steps=(4,)), tmp_path / "demo", metrics)
+        with contextlib.nullcontext() if kind is WorkerError else pytest.raises(WorkerDied):
+            profiler.begin(4, [ranks])
+            profiler.end()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "step 4 is not profiled" in printed or "profile of step 4 cannot be written" in printed
+    assert "raised OSError: No space left on device" in printed
+    assert "traceback" not in printed
+    assert (ranks.called[-1] == "drop_profile") is (kind is WorkerError)
+    assert list((tmp_path / "demo" / files.PROFILE).iterdir()) == []
+    assert not SPANS.on
+
+
+def test_a_rank_that_drops_its_profile_can_begin_another(tmp_path: Path) -> None:
+    RankProfiler("cpu", stacks=False, memory=True).drop()
+    assert not SPANS.on
+    assert [span.name for span in trained(tmp_path / "rank").spans] == ["forward_backward"]
 
 
 def test_a_run_that_does_not_go_on_has_no_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

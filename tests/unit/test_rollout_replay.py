@@ -19,7 +19,7 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.machine import check_replay
 from roll_like.check.plan import plan
 from roll_like.config.rollout import ReplaySchedule
-from roll_like.config.run import GuardsConfig
+from roll_like.config.run import GuardsConfig, ProfileConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.inference.weight_transfer.sync import VersionCounter
 from roll_like.rollout import storage
@@ -175,7 +175,10 @@ def test_a_step_is_recorded_where_that_is_configured(tmp_path: Path, monkeypatch
 
 def test_a_run_without_groups_has_none_to_record(tmp_path: Path) -> None:
     state = state_of(
-        tmp_path, SimpleNamespace(total_steps=1, checkpoint=SimpleNamespace(every_minutes=0), guards=GuardsConfig())
+        tmp_path,
+        SimpleNamespace(
+            total_steps=1, checkpoint=SimpleNamespace(every_minutes=0), guards=GuardsConfig(), profile=ProfileConfig()
+        ),
     )
     state.log(0, {})
     state.keep_rollouts(collected([group(task(0), [1.0])]))

@@ -10,6 +10,7 @@ import pytest
 from tests_support import group, task
 
 from roll_like.cluster import WorkerDied, worker_restarts
+from roll_like.cluster.spans import SPANS
 from roll_like.errors import ConfigError
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout import reward_pools
@@ -112,6 +113,32 @@ async def test_a_worker_that_dies_is_replaced_and_the_group_tried_again() -> Non
     pool = pool_of(cluster)
     assert (await pool.score(asked_group())).samples
     assert (cluster.restarted, sum(pool.worker_restarts.generations)) == ([0], 1)
+
+
+async def test_groups_are_spans_of_rewards_whatever_a_pool_is_called() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(asked: Group) -> Group:
+        begun.set()
+        await go_on.wait()
+        return judged(asked)
+
+    for name, track in (("rewards", "rewards 0"), ("engine", "rewards engine 0")):
+        begun.clear()
+        go_on.clear()
+        cluster = FakeCluster(lambda _, asked: slow(asked))
+        cluster.name = name
+        pool = pool_of(cluster)
+        SPANS.begin()
+        scoring = asyncio.create_task(pool.score(asked_group()))
+        await begun.wait()
+        (under_way,) = pool.under_way()
+        go_on.set()
+        await scoring
+        (scored,) = SPANS.end()
+        assert [span.track for span in (under_way, scored)] == [track, track]
+        assert abs(under_way.began - scored.began) < 1
+        assert pool.under_way() == []
 
 
 async def test_a_replacement_is_reported_when_the_new_worker_answers() -> None:

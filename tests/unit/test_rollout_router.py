@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll_like.cluster.spans import Span
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Guesses, Sampling
 from roll_like.rollout.metrics import speculation_metrics
@@ -138,6 +140,26 @@ def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
         return replicas
 
     assert run(work())[1].calls == [["a"], ["a2"]]
+
+
+def test_requests_under_way_are_spans_up_to_now() -> None:
+    async def work() -> list[Span]:
+        clock = itertools.count(100.0, 2.0)
+        replica = FakeReplica(held=["a"])
+        router = Router([replica], max_running=9, max_in_flight=9, retries=0, clock=lambda: next(clock))
+        assert router.under_way() == []
+        waiting = [router.submit(request(name), affinity_key=0) for name in "ab"]
+        await waiting[1]
+        found = router.under_way()
+        replica.release("a")
+        await waiting[0]
+        assert router.under_way() == []
+        return found
+
+    (span,) = run(work())
+    assert (span.track, span.name) == ("engine 0", "request")
+    assert abs(span.ended - time.time()) < 5
+    assert 4 <= span.ended - span.began <= 20  # of the clock that ticks 2 s a look
 
 
 def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:

@@ -14,8 +14,10 @@ from test_rollout_source import collected
 from tests_support import group, task
 
 from roll_like.cluster import Hang
-from roll_like.config.run import GuardsConfig
+from roll_like.cluster.spans import SPANS
+from roll_like.config.run import GuardsConfig, ProfileConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
+from roll_like.metrics.profiles import read_profiles
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore, read_checkpoint
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
@@ -32,6 +34,7 @@ class FakeMetrics:
         self.warnings: list[str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.history: list[tuple[int, dict[str, float]]] = []
+        self.console = SimpleNamespace(print=print)
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         pass
@@ -54,6 +57,9 @@ class FakeMetrics:
 
     def state(self) -> dict[str, Any]:
         return {}
+
+    def close(self, status: str) -> None:
+        self.warnings.append(status)
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +89,7 @@ def make(
     steps: int,
     *,
     guards: Any = None,
+    profiled: tuple[int, ...] = (),
     history: Sequence[dict[str, float]] = (),
     memory: Path | None = None,
     resumed: Checkpoint | None = None,
@@ -92,7 +99,10 @@ def make(
     metrics.history = list(enumerate(history, 1))
     settings = {"every": 0, "every_minutes": 0, "at_end": False, "export": False, **checkpoint}
     config: Any = SimpleNamespace(
-        total_steps=steps, checkpoint=SimpleNamespace(**settings), guards=GuardsConfig(**(guards or {}))
+        total_steps=steps,
+        checkpoint=SimpleNamespace(**settings),
+        guards=GuardsConfig(**(guards or {})),
+        profile=ProfileConfig(steps=profiled),
     )
     store = CheckpointStore(tmp_path, keep=99, keep_best=False, warn=print)
     state = RunState(
@@ -238,6 +248,26 @@ def test_a_guard_that_may_stop_ends_the_run_also_after_a_resumption(tmp_path: Pa
     with pytest.raises(GuardError, match=r"after step 1 the guard 'mismatch' ended the run: mismatch/kl is 2 nats"):
         run(state, {"mismatch/kl": Mean(2.0)})
     assert len(metrics.warnings) == 1
+
+
+def test_a_profiled_step_that_a_guard_ends_the_run_after_has_a_trace(tmp_path: Path) -> None:
+    state, _ = make(tmp_path, 5, guards={"stop": ["mismatch"]}, profiled=(2,), history=[{"mismatch/kl": 2.0}])
+    state.keep([])
+    with pytest.raises(GuardError, match="after step 2"):
+        run(state, {"mismatch/kl": Mean(2.0)})
+    assert [profile["step"] for profile in read_profiles(tmp_path)] == [2]
+
+
+def test_a_profiled_step_that_the_run_is_stopped_in_is_said(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 5, profiled=(2,))
+    state.keep([])
+    for step in state.steps():
+        if step == 1:
+            break
+        state.log(step, {})
+    state.stop()
+    assert metrics.warnings[-2:] == ["step 2 was left while it was profiled: there is no trace of it", "stopped"]
+    assert not SPANS.on
 
 
 def test_hangs_are_told_and_counted_whichever_thread_finds_them(tmp_path: Path) -> None:
