@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,14 +194,23 @@ def find_layouts(config: RunConfig, folder: Path, machines: Machines) -> Layouts
     return found
 
 
-def enough_gpus(config: RunConfig, folder: Path, machines: Machines) -> int | None:
-    """Return from how many GPUs on a layout fits, of twice as many, four times as many …; None if none does."""
+def enough_gpus(
+    make_config: Callable[[Machines], RunConfig], folder: Path, machines: Machines, per_node: int
+) -> int | None:
+    """Return from how many GPUs on a layout fits, of twice as many, four times as many …; None if none does.
+
+    Args:
+        make_config: Makes the run on so many GPUs.
+        folder: With the model's config.json.
+        machines: GPUs that are not enough.
+        per_node: How many GPUs a machine has; `machines` may be a part of one.
+    """
     gpus = 2 * machines.gpus
     while gpus <= _MOST:
-        more = Machines(
-            gpus=gpus, gpu=machines.gpu, per_node=machines.per_node, length=machines.length, samples=machines.samples
-        )
-        if find_layouts(config, folder, more).fitting:
+        if gpus > per_node:
+            gpus = -(-gpus // per_node) * per_node
+        more = replace(machines, gpus=gpus, per_node=min(per_node, gpus))
+        if find_layouts(make_config(more), folder, more).fitting:
             return gpus
         gpus *= 2
     return None

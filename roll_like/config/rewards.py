@@ -70,13 +70,10 @@ class RewardsConfig(ConfigModel):
         """The rewards by the names under which they are reported."""
         return {reported_name(reward): reward for reward in self.use}
 
-    def asking(self, url: str) -> list[int]:
-        """Return the places in `use` of the rewards that ask a judge at an address."""
-        return [
-            index
-            for index, reward in enumerate(self.use)
-            if any(getattr(judge, "url", None) == url for judge in getattr(reward, "judges", ()))
-        ]
+    def asking(self, url: str) -> dict[tuple[str | int, ...], Any]:
+        """Return the judges at an address by where they are written; rewards inside of other rewards ask, too."""
+        judges = _judges(self.use, ("rewards", "use"))
+        return {path: judge for path, judge in judges if getattr(judge, "url", None) == url}
 
     def violations(self) -> Iterator[Violation]:
         """Yield names that mean two rewards, and pools that do not fit."""
@@ -109,9 +106,9 @@ class RewardsConfig(ConfigModel):
             )
         if judge is not None:
             return
-        for index in asking:
+        for path in dict.fromkeys(path[:-1] for path in asking):
             yield Violation(
-                ("rewards", "use", index, "judges"),
+                path,
                 f"`url: {JUDGE_URL}` is the run's own judge model, but there is no `judge` section; add "
                 "`judge: {path: …}`, or give the address of an endpoint",
             )
@@ -224,6 +221,16 @@ class DomainConfig(ConfigModel):
                 (*path, "drop_zero_variance_groups"),
                 "a group of one always has equal rewards, so every group would be dropped",
             )
+
+
+def _judges(rewards: Sequence[Any], path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield the judges of rewards, and of the parts of those that are made of others, with where they are written."""
+    for index, reward in enumerate(rewards):
+        for place, judge in enumerate(getattr(reward, "judges", ())):
+            yield (*path, index, "judges", place), judge
+        parts = getattr(reward, "use", ())
+        if isinstance(parts, tuple):
+            yield from _judges(parts, (*path, index, "use"))
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -183,25 +183,25 @@ class RewardedRunConfig(SamplingRunConfig):
     )
 
     @property
-    def base_judges(self) -> tuple[int, ...]:
-        """Places in `rewards.use` of the rewards that ask the base model in the policy's engines."""
-        return tuple(self.rewards.asking(BASE_JUDGE_URL))
+    def base_judges(self) -> tuple[str, ...]:
+        """Keys of the judges that are the base model in the policy's engines, of each reward once."""
+        asking = self.rewards.asking(BASE_JUDGE_URL)
+        return tuple(dict.fromkeys(".".join(map(str, path[:-1])) for path in asking))
 
     @property
     def unbounded_sampling(self) -> tuple[str, ...]:
         """The same, and judges in the policy's engines that do not answer greedily; they have no bound to set."""
         judges = (
-            f"rewards.use.{index}.judges.{place}.temperature"
-            for index in self.base_judges
-            for place, judge in enumerate(getattr(self.rewards.use[index], "judges", ()))
-            if judge.url == BASE_JUDGE_URL and judge.temperature > 0
+            ".".join(map(str, (*path, "temperature")))
+            for path, judge in self.rewards.asking(BASE_JUDGE_URL).items()
+            if judge.temperature > 0
         )
         return (*super().unbounded_sampling, *judges)
 
     @property
     def adapter_keys(self) -> tuple[str, ...]:
         """Keys that need an engine with the base model beside the policy's adapter."""
-        return (*super().adapter_keys, *(f"rewards.use.{index}.judges" for index in self.base_judges))
+        return (*super().adapter_keys, *self.base_judges)
 
     def evaluating(self, model: str) -> Self:
         """Return the same configuration for another model.
@@ -209,9 +209,9 @@ class RewardedRunConfig(SamplingRunConfig):
         Raises:
             ConfigError: There is no `evaluation` section, or the model that training starts from judges.
         """
-        for index in self.base_judges:
+        for key in self.base_judges:
             raise ConfigError(
-                f"rewards.use.{index}.judges: `url: {BASE_JUDGE_URL}` is the model that training starts from, which is "
+                f"{key}: `url: {BASE_JUDGE_URL}` is the model that training starts from, which is "
                 "not loaded to evaluate another one",
                 fix="give the address of an endpoint, or `url: judge` with a `judge` section",
             )

@@ -69,7 +69,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     if found.fitting:
         print("\n".join(_proposal(arguments, found, machines)))
     else:
-        more = enough_gpus(config, folder, machines)
+        more = enough_gpus(
+            lambda more: base_config(arguments.model, arguments.pipeline, more),
+            folder,
+            machines,
+            arguments.gpus_per_node,
+        )
         enough = "of up to 1,024 GPUs none is enough" if more is None else f"{more} GPUs are enough"
         print(f"\nnothing fits; {enough}, and shorter samples (--length) take less")
     print("\n".join(_others(found, machines)))

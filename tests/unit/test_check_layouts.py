@@ -157,6 +157,25 @@ def test_too_few_gpus_are_said_with_how_many_are_enough(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
+    ("arguments", "enough"),
+    [
+        ("Qwen3-30B-A3B --gpus 1 --gpu H100", 8),
+        ("Qwen3-30B-A3B --gpus 2 --gpu H100 --gpus-per-node 5", 10),  # 4, then two whole machines
+    ],
+)
+def test_enough_gpus_of_the_pipeline_with_engines(
+    arguments: str, enough: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On machines of the size that is given; with what is said, the same command finds a layout."""
+    given = ["plan", *arguments.split()]
+    assert cli.main(given) == 1
+    assert f"nothing fits; {enough} GPUs are enough" in capsys.readouterr().out
+    given[given.index("--gpus") + 1] = str(enough)
+    assert cli.main(given) == 0
+    assert "proposed: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["org/none", "--gpus", "8"], "is no folder with a config.json"),

@@ -18,6 +18,12 @@ CUDA: dict[str, Any] = changed(
     inference__replicas=2,
 )
 EVALUATION: dict[str, Any] = {"sources": [{"path": "eval.jsonl"}]}
+RUBRIC: dict[str, Any] = {"type": "rubric", "rubric_field": "criteria", "judges": [{"url": "judge", "model": "judge"}]}
+#: A judge in a composite within a composite.
+GATED_JUDGE: dict[str, Any] = {
+    "type": "composite",
+    "use": ["exact_match", {"type": "composite", "use": ["exact_match", RUBRIC], "name": "inner"}],
+}
 
 
 def problems(values: dict[str, Any]) -> dict[str, str]:
@@ -206,6 +212,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "ends after the last device",
         ),
         (changed(judge={"path": "org/judge"}), "judge", "a judge would be loaded and never called"),
+        (changed(rewards={"use": [GATED_JUDGE]}), "rewards.use.0.use.1.use.1.judges", "there is no `judge` section"),
         (changed(resources__device_mapping__judge="0"), "resources.device_mapping.judge", "no `judge` section"),
         # groups
         (
@@ -515,6 +522,7 @@ def test_a_wrong_combination_says_why_and_what_to_use(values: dict[str, Any], ke
         changed(CUDA, inference__sleep=False, inference__gpu_memory_utilization=0.5),
         changed(evaluation={**EVALUATION, "temperature": 0, "samples_per_prompt": 1}),
         changed(rewards={"use": [{"type": "ifeval", "sources": ["train"]}]}),
+        changed(rewards={"use": [GATED_JUDGE]}, judge={"path": "org/judge"}),
     ],
 )
 def test_right_combinations_are_accepted(values: dict[str, Any]) -> None:

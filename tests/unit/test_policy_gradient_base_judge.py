@@ -128,8 +128,10 @@ async def test_a_reward_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert router.requests[0].json_schema is not None
 
 
-def values(**changes: Any) -> dict[str, Any]:
-    reward = {"type": "llm_judge", "judges": [{"url": "base", "model": "base"}]}
+JUDGED: dict[str, Any] = {"type": "llm_judge", "judges": [{"url": "base", "model": "base"}]}
+
+
+def values(reward: dict[str, Any] = JUDGED, **changes: Any) -> dict[str, Any]:
     sections = {
         "training": {"lora": {}},
         "inference": {"max_model_len": 4096},
@@ -148,3 +150,10 @@ def test_configurations_without_a_base_model_or_room_are_refused() -> None:
         RLVRConfig.from_values(values(training={}))
     with pytest.raises(ValidationError, match=r"inference.max_model_len\n  the judge `url: base` reads prompt"):
         RLVRConfig.from_values(values(inference={}))
+
+
+def test_a_part_of_a_composite_may_be_the_base_model() -> None:
+    warm = {**JUDGED, "judges": [*JUDGED["judges"], {**JUDGED["judges"][0], "temperature": 0.5}]}
+    config = RLVRConfig.from_values(values({"type": "composite", "use": ["exact_match", warm]}))
+    assert config.base_judges == config.adapter_keys == ("rewards.use.0.use.1.judges",)
+    assert config.unbounded_sampling[-1] == "rewards.use.0.use.1.judges.1.temperature"

@@ -285,6 +285,11 @@ def test_the_check_refuses_models_and_engines_without_routes(moe: Path, tiny_mod
     (refused,) = found(tiny_model, "hf")
     assert refused.startswith(f"error: algorithm.router_replay: the model {tiny_model} is no mixture of experts")
     assert VLLMPlugin.routes_obstacle(VLLMConfig(), device="cuda") is None
+    ngram, suffix = (VLLMConfig(speculative={"method": method}) for method in ("ngram", "suffix"))
+    assert VLLMPlugin.routes_obstacle(ngram, device="cuda") is None
+    obstacle = VLLMPlugin.routes_obstacle(suffix, device="cuda")
+    assert obstacle is not None
+    assert obstacle.endswith("has no inference.speculative.method: suffix")
 
 
 # ---- engines ---------------------------------------------------------------------------------------

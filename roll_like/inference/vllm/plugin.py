@@ -114,9 +114,12 @@ class VLLMPlugin(EnginePlugin):
 
     @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
-        """Return that vLLM tells them on GPUs only."""
-        del config
-        return "vLLM tells them with its second model runner, which has no CPU version" if device == "cpu" else None
+        """Return that vLLM tells them with its second model runner only: on GPUs, and not with `method: suffix`."""
+        assert isinstance(config, VLLMConfig)
+        runner = "vLLM tells them with its second model runner, which"
+        if config.speculative is not None and config.speculative.method == "suffix":
+            return f"{runner} has no inference.speculative.method: suffix"
+        return f"{runner} has no CPU version" if device == "cpu" else None
 
     @classmethod
     def kept_obstacle(cls, config: EngineConfig, unbounded: Sequence[str], *, device: str) -> str | None:
