@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.cluster.spans import SPANS
 from roll_like.cluster.worker_restarts import RestartBudget
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import EngineError, GenerationError
@@ -426,6 +427,13 @@ def test_a_new_router_knows_the_engines_that_serve(runner: DriverLoop) -> None:
     assert router.replicas == 1
     run.pool.allow_starts()
     run.until(lambda: router.replicas == 2)
+
+
+def test_a_profile_asks_routers_for_what_is_under_way(runner: DriverLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[Any] = []
+    monkeypatch.setattr(SPANS, "watch", watched.append)
+    run = Run(runner)
+    assert watched == [run.router]
 
 
 class FakeReplicas:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from tests_support import group, task
 
 from roll_like.cluster import WorkerDied, worker_restarts
 from roll_like.cluster.spans import SPANS
+from roll_like.config.rewards import RewardPoolConfig, RewardsConfig
 from roll_like.errors import ConfigError
+from roll_like.policy_gradient import reward_workers
+from roll_like.policy_gradient.reward_workers import RewardWorkers
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout import reward_pools
 from roll_like.rollout.reward_pools import RewardPool
@@ -73,6 +78,9 @@ class FakeCluster:
         for work in self.busy[rank]:
             if work is not besides:
                 work.cancel()
+
+    def close(self, method: Any) -> None:
+        pass
 
     def restart(self, rank: int) -> None:
         self.restarted.append(rank)
@@ -139,6 +147,19 @@ async def test_groups_are_spans_of_rewards_whatever_a_pool_is_called() -> None:
         assert [span.track for span in (under_way, scored)] == [track, track]
         assert abs(under_way.began - scored.began) < 1
         assert pool.under_way() == []
+
+
+def test_a_profile_asks_pools_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[Any] = []
+    monkeypatch.setattr(SPANS, "watch", watched.append)
+    monkeypatch.setattr(reward_workers, "Cluster", lambda *_, **__: FakeCluster(after()))
+    config: Any = SimpleNamespace(rewards=RewardsConfig.model_construct(use=()), import_=(), domain_rewards={})
+    config.resources = SimpleNamespace(device="cpu")
+    resources: Any = SimpleNamespace(beside=lambda workers: [], report=worker_restarts.to_stderr)
+    with ExitStack() as stack:
+        workers: Any = RewardWorkers(config, resources, stack)
+        pool = workers._start_pool("rewards", RewardPoolConfig(rewards=("a",)), (), {})
+    assert watched == [pool]
 
 
 async def test_a_replacement_is_reported_when_the_new_worker_answers() -> None:
