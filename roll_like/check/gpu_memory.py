@@ -40,6 +40,10 @@ ENGINE_TOKENS = 8192
 #: Share of a GPU that a plan should leave, because allocators lose some of it to fragmentation.
 FRAGMENTATION = 0.08
 
+#: Name of the sizes of a model that guesses tokens in engines; no role of its own.
+DRAFT = "draft"
+_DRAFT_WEIGHTS = "draft's weights"
+
 #: Role and part → bytes.
 Parts: TypeAlias = dict[tuple[str, str], int]
 
@@ -115,7 +119,7 @@ def gpu_plans(config: RunConfig, shapes: Mapping[str, ModelShape], memory: int |
 
     Args:
         config: A validated configuration with `resources.device: cuda`.
-        shapes: Sizes of the models, by role; a role without is left out.
+        shapes: Sizes of the models, by role, and of `DRAFT`; a role without is left out.
         memory: Memory of one GPU in bytes, where it is known.
     """
     ranges: dict[tuple[int, int], list[RolePlan]] = {}
@@ -154,15 +158,19 @@ def _plan_of(
     if engine is not None:
         assert isinstance(config, SamplingRunConfig)
         processes[("inference", "CUDA")] = CONTEXT_BYTES
-        whole, cache = _engine(config, engine, shapes["inference"], memory)
+        models_of_engine = [shapes["inference"]]
+        if config.inference.draft_model is not None:
+            models_of_engine += [shapes[DRAFT]] if DRAFT in shapes else []
+            left_out += () if DRAFT in shapes else ("the draft of inference",)
+        whole, cache = _engine(config, engine, models_of_engine, memory)
         phase("sampling", whole, staying())
-        per_token = shapes["inference"].kv_bytes_per_token(bytes_per_value(config), engine.devices_per_worker)
+        per_token = _cache_per_token(config, engine, models_of_engine)
         awake = {} if _sleeps(config.inference) and models else whole
     for model in models:
         together = engine is None or not model.moves
         phase(model.role, model.while_computing(), awake, staying(but=model, all_of_them=together))
     policy = next((model for model in models if model.role == "training"), None)
-    loaded = {part: size for part, size in whole.items() if part[1] in ("weights", "adapters")}
+    loaded = {part: size for part, size in whole.items() if part[1] in ("weights", "adapters", _DRAFT_WEIGHTS)}
     states = {} if policy is None else policy.held(optimizer=not policy.moves)
     here = {"training": policy is not None, "inference": engine is not None}
     transit = {part: size for part, size in _in_transit(config, shapes).items() if here[part[0]]}
@@ -338,12 +346,22 @@ def _keys_per_token(config: RunConfig, settings: TrainerConfig) -> float:
     return samples * (prompt + response) / (prompt + samples * response)
 
 
+def _cache_per_token(config: SamplingRunConfig, role: RolePlan, shapes: Sequence[ModelShape]) -> int:
+    return sum(shape.kv_bytes_per_token(bytes_per_value(config), role.devices_per_worker) for shape in shapes)
+
+
 def _engine(
-    config: SamplingRunConfig, role: RolePlan, shape: ModelShape, memory: int | None
+    config: SamplingRunConfig, role: RolePlan, shapes: Sequence[ModelShape], memory: int | None
 ) -> tuple[Parts, int | None]:
-    """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory."""
+    """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory.
+
+    Its GPUs divide the policy and a draft alike, and both have a cache; the draft has the policy's precision.
+    """
     width, gpus = bytes_per_value(config), role.devices_per_worker
+    shape, *drafts = shapes
     loaded = {"weights": shape.parameters * width // gpus}
+    for draft in drafts:
+        loaded[_DRAFT_WEIGHTS] = draft.parameters * width // gpus
     if adapters := adapter_room(config, shape):
         loaded["adapters"] = adapters
     running = min(config.inference.max_running, config.rollout.max_in_flight)
@@ -352,7 +370,7 @@ def _engine(
     compute = ENGINE_TOKENS * (2 * shape.hidden_size + 3 * inner // gpus) * width + 3 * 4 * running * shape.vocab_size
     share = config.inference.gpu_share
     if memory is None or share is None:
-        cache = running * config.longest_sample * shape.kv_bytes_per_token(width, gpus)
+        cache = running * config.longest_sample * _cache_per_token(config, role, shapes)
         parts = {**loaded, "activations": compute, "KV cache at most": cache}
         return {("inference", part): size for part, size in parts.items()}, None
     cache = max(int(share * memory) - sum(loaded.values()) - compute, 0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.check.findings import Finding, failed
+from roll_like.check.gpu_memory import DRAFT
 from roll_like.check.hub import localised
 from roll_like.check.plan import GIB, bytes_per_value
 from roll_like.config.algorithm import ROUTER_REPLAY
@@ -338,6 +340,10 @@ def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelS
         own = shape if path is None else _further_model(config, name, path, [])
         if own is not None:
             shapes[name] = own
+    draft = config.inference.draft_model if isinstance(config, SamplingRunConfig) else None
+    if draft is not None:
+        with suppress(ConfigError):  # the plan of GPUs says that it is left out
+            shapes[DRAFT] = load_model_shape(Path(draft))
     return shapes
 
 

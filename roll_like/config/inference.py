@@ -157,6 +157,11 @@ class EngineConfig(PluginConfig):
         """What the engine quantises the weights to that it is sent; None if it computes with them as they are."""
         return None
 
+    @property
+    def draft_model(self) -> str | None:
+        """Directory of a smaller model that the engine holds beside the policy to guess tokens; None without."""
+        return None
+
     def sampling_violations(self, min_p: Mapping[str, float]) -> Iterator[Violation]:
         """Yield ways to sample that the engine does not have with these settings.
 

@@ -21,6 +21,7 @@ from roll_like.check import Report
 from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, training_bytes
 from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_gpus
+from roll_like.check.model import role_shapes
 from roll_like.check.plan import plan, training_states
 from roll_like.check.step_floor import StepFloor, step_floor
 from roll_like.config.base import Finding
@@ -107,6 +108,33 @@ def test_shared_gpus_hold_what_gpu_sharing_says() -> None:
     whole = next(phase for phase in made.phases if phase.name == "sampling")
     assert whole.total - sum(contexts.values()) == 40 * GIB, "vLLM fills its share"
     assert made.cache == cache
+
+
+def test_a_draft_is_on_each_gpu_of_an_engine(tmp_path: Path) -> None:
+    """Weights and cache of Qwen3-0.6B beside the policy, and with it in host memory; without its sizes, said."""
+    draft = {"method": "draft", "model": str(SHAPES / "Qwen3-0.6B")}
+    plain = gpus(2, inference__replicas=1)
+    config = gpus(2, inference={"replicas": 1, "speculative": draft})
+    own = role_shapes(config, BILLION)["draft"]
+    shapes = {**dict.fromkeys(("training", "inference"), BILLION), "draft": own}
+    (before,), (made,) = plans(plain), gpu_plans(config, shapes, 80 * GIB)
+    weights = 596_049_920 * 2 // 2  # bfloat16, halved
+    for name, phase, old in zip(("sampling", "training", "weight update"), made.phases, before.phases, strict=True):
+        more = {("inference", "draft's weights"): weights} if name != "training" else {}
+        assert phase.parts.keys() - old.parts.keys() == more.keys()
+        assert all(phase.parts[key] == size for key, size in more.items())
+    assert made.phases[2].total - before.phases[2].total == weights
+    assert (before.cache or 0) - (made.cache or 0) == weights, "vLLM's share is one"
+    assert (made.cache_per_token or 0) - (before.cache_per_token or 0) == 28 * (8 // 2) * 2 * 128 * 2
+    assert made.left_out == ()
+    small = GPUReport(plans=(made,), memory=before.phases[2].total, floor=None)
+    assert any(
+        "guess with a smaller inference.speculative.model" in found.message for found in check_gpus(config, small)
+    )
+    (tmp_path / "config.json").write_text("{}")
+    unknown = gpus(2, inference={"replicas": 1, "speculative": {**draft, "model": str(tmp_path)}})
+    assert "draft" not in role_shapes(unknown, BILLION)
+    assert plans(unknown)[0].left_out == ("the draft of inference",)
 
 
 def test_what_stays_awake_is_held_in_every_phase() -> None:

@@ -176,6 +176,11 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
         """Whether tokens are guessed."""
         return self.speculative is not None
 
+    @property
+    def draft_model(self) -> str | None:
+        """What guesses with `method: draft`."""
+        return None if self.speculative is None else self.speculative.model
+
     def sampling_violations(self, min_p: Mapping[str, float]) -> Iterator[Violation]:
         """Yield what guessed tokens are not checked by."""
         for section, value in min_p.items() if self.speculates else ():
