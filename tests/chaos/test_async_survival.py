@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout import scheduler
 from roll_like.rollout.asynchronous import BUFFER, AsyncRollouts
 from roll_like.rollout.replay import tokens_stem
+from roll_like.rollout.source import KeptRollouts
 from roll_like.rollout.storage import read_groups
 from roll_like.run.state import RunState
 from roll_like.training.engine import TrainingEngine
@@ -103,8 +105,20 @@ def stop_after(step: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "log", log_and_stop)
 
 
+def wait_for_groups(state: RunState) -> None:
+    """Wait until groups are ready for a later step."""
+    (kept,) = [part for part in state._parts.values() if isinstance(part, KeptRollouts)]
+    rollouts = kept._source
+    assert isinstance(rollouts, AsyncRollouts)
+    given_up = time.monotonic() + 120
+    while not rollouts._stream.ready:
+        assert time.monotonic() < given_up
+        time.sleep(0.01)
+
+
 def interrupt_run(config: Path, patch: pytest.MonkeyPatch) -> None:
     """End a run in this process in the middle of its fourth step, as Ctrl-C does: without a checkpoint."""
+    at(patch, RunState, "log", 3, wait_for_groups)
     at(patch, RunState, "log", 4, lambda _: os.kill(os.getpid(), signal.SIGINT))
     code, output = run_here(config)
     assert code == 130, output

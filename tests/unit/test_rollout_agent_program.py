@@ -433,7 +433,7 @@ esac
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     guardian.remove_containers("roll-1234", ["podman"])
-    assert (tmp_path / "asked").read_text().splitlines() == ["rm --force c0ffee"] * 3
+    assert (tmp_path / "asked").read_text().splitlines() == ["rm --force --volumes c0ffee"] * 3
 
 
 def test_folders_that_may_not_be_read_are_removed(tmp_path: Path) -> None:
