@@ -118,9 +118,9 @@ class StepProfiler:
             return
         step, began, engines = self._open.step, self._open.began, self._open.engines
         self._open = None
+        window = (began, time.time())
         # a request may be older than the step
         spans = [replace(span, track=span.track or "driver", began=max(span.began, began)) for span in SPANS.end()]
-        window = (began, time.time())
         stem = profile_stem(self._directory, step)
         ranks: dict[str, Path] = {}
         snapshots = []

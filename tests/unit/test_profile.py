@@ -225,11 +225,12 @@ def test_what_is_under_way_at_the_end_of_a_step_is_part_of_it(tmp_path: Path) ->
         profiler.end()
     (found,) = read_profiles(tmp_path / "demo")
     ((_, ended, _),) = found["lanes"][0]["spans"]
-    assert 0.02 <= ended <= found["seconds"]
+    assert ended == round(found["seconds"], 4)
     assert found["waits"] == []
     events = read_trace(profile_stem(tmp_path / "demo", 4).with_suffix(".json.gz"))
     (event,) = [event for event in events if event["ph"] == "X"]
-    assert (event["ts"], event["dur"] <= found["seconds"] * 1e6) == (0, True)
+    assert event["ts"] == 0
+    assert event["dur"] < 50e6, "not the 100 s since it began"
     SPANS.begin()
     del sampling
     assert SPANS.end() == []
