@@ -590,6 +590,8 @@ def _with_tensors(own: Any, read: Any) -> Any:
     if isinstance(own, dict):
         found = read if isinstance(read, dict) else {}
         return {key: _with_tensors(each, found.get(key)) for key, each in own.items()}
+    if isinstance(own, list) and isinstance(read, list) and len(own) == len(read):
+        return [_with_tensors(*pair) for pair in zip(own, read, strict=True)]
     return own
 
 

@@ -99,9 +99,10 @@ EXPORTED = ("all", "latent, all", "sinks, all")
 NAMES = [(ranks, name) for ranks, cases in CASES.items() for name, *_ in cases]
 
 
-def start(rank: int, ranks: int, address: Any, model: str, options: Options, dtype: str = "float32") -> TrainingRank:
+def start(rank: int, ranks: int, address: Any, model: str, options: Options) -> TrainingRank:
     import roll_like.training.megatron  # noqa: F401
 
+    dtype, options = options.get("dtype", "float32"), {key: options[key] for key in options if key != "dtype"}
     settings = TrainingConfig(
         **{"backend": "megatron", "workers": ranks, "zero_stage": 1, "max_tokens_per_micro_batch": 64, **options},
         optimizer=OPTIMIZER,
@@ -164,7 +165,7 @@ def held(rank: int, ranks: int, _: Any, cases: Sequence[Any]) -> list[tuple[int,
     sys.path.append(str(FOLDER))
     found = []
     for address, model, dtype, options in cases:
-        trainer = start(rank, ranks, address, model, options, dtype)
+        trainer = start(rank, ranks, address, model, options | {"dtype": dtype})
         learn(trainer, 0)
         of_weights, of_all = (
             {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for part in parts for each in part}
@@ -194,7 +195,8 @@ def test_each_rank_holds_what_the_plan_says(ranks: int, models: dict[str, Path])
             assert others == pytest.approx(planned.gradients + planned.optimizer, rel=0.01), case
 
 
-#: What saves after two steps, and what takes the third.
+HALF: Options = {"dtype": "bfloat16", "zero_stage": 0}
+#: What saves after two steps, and what takes the third; `dtype` is "float32" where they do not say.
 RESUMED: dict[str, tuple[str, Options, Options]] = {
     "tensor to pipeline": ("qwen3", {"tensor_parallel": 2}, {"pipeline_parallel": 2}),
     "data to tensor, tied": ("qwen2_tied", {}, {"tensor_parallel": 2}),
@@ -211,17 +213,29 @@ RESUMED: dict[str, tuple[str, Options, Options]] = {
         {"expert_parallel": 2, "zero_stage": 0},
         {"pipeline_parallel": 2, "zero_stage": 0},
     ),
+    "whole optimizer, bfloat16": ("qwen3", HALF | {"tensor_parallel": 2}, HALF | {"tensor_parallel": 2}),
+    "experts, whole optimizer, bfloat16": ("qwen3_moe", HALF | {"expert_parallel": 2}, HALF | {"expert_parallel": 2}),
+    "experts to pipeline, whole optimizer, bfloat16": (
+        "qwen3_moe",
+        HALF | {"expert_parallel": 2},
+        HALF | {"pipeline_parallel": 2},
+    ),
 }
 
 
 def resume(
     rank: int, ranks: int, addresses: Any, model: str, folder: str, before: Options, after: Options
-) -> tuple[Reports, Weights, Weights]:
-    """Two steps, a checkpoint, and a third step of ranks with other sizes; the weights of the checkpoint are last."""
+) -> tuple[Reports, Weights, Weights, Weights]:
+    """Two steps, a checkpoint, and a third step of ranks with other sizes.
+
+    The weights of the checkpoint are third; last are those of a third step of the ranks that saved.
+    """
     trainer = start(rank, ranks, addresses[0], model, before)
     reports = [learn(trainer, 0), learn(trainer, 1)]
     trainer.save(folder)
     saved = {name: each.detach().clone() for name, each in trainer._parameters()}
+    learn(trainer, 2)
+    went_on = weights_of(trainer)
     trainer.close()
     trainer = start(rank, ranks, addresses[1], model, after)
     trainer.load(folder)
@@ -229,10 +243,10 @@ def resume(
     reports.append(learn(trainer, 2))
     found = weights_of(trainer)
     trainer.close()
-    return reports, found, saved
+    return reports, found, saved, went_on
 
 
-def resume_all(rank: int, ranks: int, _: Any, cases: Sequence[Any]) -> dict[str, tuple[Reports, Weights, Weights]]:
+def resume_all(rank: int, ranks: int, _: Any, cases: Sequence[Any]) -> dict[str, Any]:
     sys.path.append(str(FOLDER))
     return {name: resume(rank, ranks, *rest) for name, *rest in cases}
 
@@ -333,10 +347,14 @@ def test_a_checkpoint_is_taken_by_ranks_with_other_sizes(
         addresses = [("127.0.0.1", free_port()) for _ in range(2)]
         cases.append((name, addresses, str(models[kind]), str(folder), before, after))
     for found in on_ranks(resume_all, cases, timeout=TIMEOUT):
-        for name, (reports, weights, saved) in found.items():
-            _, norms, wanted = expected[RESUMED[name][0]]
-            assert close([step["train/grad_norm"] for step in reports], norms), name
-            assert largest_difference(weights, wanted) < 1e-5, name
+        for name, (reports, weights, saved, went_on) in found.items():
+            kind, before, after = RESUMED[name]
+            if before.get("dtype") == "bfloat16":  # the plain loop's numbers are others
+                assert largest_difference(weights, went_on) <= (0.0 if before == after else 2e-3), name
+            else:
+                _, norms, wanted = expected[kind]
+                assert close([step["train/grad_norm"] for step in reports], norms), name
+                assert largest_difference(weights, wanted) < 1e-5, name
             merged = merged_weights(tmp_path / name, "megatron")  # as `roll-like export` does
             assert merged.keys() == {key for key in saved if not key.endswith("correction_bias")}, name  # a buffer
             assert all(torch.equal(each, saved[key]) for key, each in merged.items()), name

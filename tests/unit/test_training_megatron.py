@@ -176,6 +176,13 @@ def test_other_models_are_refused_by_name(config: Any, sizes: dict[str, int], sa
         MegatronBackend.refuse_model(config, TrainingConfig(backend="megatron", **sizes))
 
 
+def test_an_optimizers_states_are_its_own_with_the_tensors_that_were_read() -> None:
+    tensor = torch.ones(2)
+    own = {"groups": [{"lr": 0.1}], "masters": [[None, None], []], "state": {0: None}}
+    read = {"groups": [{"lr": 0.2}, {"lr": 0.3}], "masters": [[tensor, tensor], []], "state": {0: tensor}}
+    assert megatron._with_tensors(own, read) == {**own, "masters": [[tensor, tensor], []], "state": {0: tensor}}
+
+
 # ---- converted weights -----------------------------------------------------------------------------
 
 
