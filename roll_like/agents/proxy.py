@@ -314,12 +314,14 @@ class Proxy:
             served = "POST chat/completions, responses, messages and reward, GET task and models"
             what = f"{request.method} {request.path} is not served; there are {served} under /v1"
             return _error_response(request, ApiError(error.status, what))
-        except (web.RequestPayloadError, ConnectionError) as error:  # where the client has gone, nobody reads it
+        except web.RequestPayloadError as error:
             return _error_response(request, ApiError(400, f"the body could not be read: {error}"))
         except Exception as error:  # noqa: BLE001 - it is logged, sent to the agent, and fails the episode
-            _log.exception("a request of an agent failed")
-            if _EPISODE in request:
-                request[_EPISODE].fail(error)
+            closed = request.transport is None or request.transport.is_closing()
+            if not (closed and isinstance(error, ConnectionError)):  # else the client has gone, and nobody reads it
+                _log.error("a request of an agent failed", exc_info=error)
+                if _EPISODE in request:
+                    request[_EPISODE].fail(error)
             what = f"{type(error).__name__}: {error}"
             return _error_response(request, ApiError(500, f"the proxy failed: {what}", code="internal_error"))
 

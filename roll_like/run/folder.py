@@ -8,19 +8,17 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import yaml
 
 from roll_like.config.run import RunConfig
-from roll_like.config.training import TrainerConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
-from roll_like.run.checkpoint import checkpoint_name, newest_step
 
 RunConfigT = TypeVar("RunConfigT", bound=RunConfig)
 
@@ -68,43 +66,17 @@ def as_begun(config: RunConfigT, resume: str | None) -> RunConfigT:
 
     Another machine may compute fastest in another precision, and templates that write the date give other prompts on
     another day; the numbers of a run stay its own. What the configuration states stays, too.
-
-    Raises:
-        ConfigError: Another training backend wrote the run's checkpoints.
     """
     directory, resumed = next_run(config, resume)
     if not resumed:
         return config
     was = yaml.safe_load((directory / "config.yaml").read_text())
-    _require_same_backends(config, directory, was)
     begun, stated = was["model"], config.model
     values = {
         "dtype": begun["dtype"] if stated.dtype == "auto" else stated.dtype,
         "date": date.fromisoformat(begun["date"]) if stated.date is None and "date" in begun else stated.date,
     }
     return config.model_copy(update={"model": stated.model_copy(update=values)})
-
-
-def _require_same_backends(config: RunConfig, directory: Path, was: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a run has checkpoints that another training backend wrote.
-
-    Args:
-        config: The run's configuration.
-        directory: Its folder.
-        was: Its configuration when it was last started.
-    """
-    step = newest_step(directory / "checkpoints")
-    for section in ("training", "critic"):
-        now: TrainerConfig | None = getattr(config, section, None)
-        before = (was.get(section) or {}).get("backend")
-        if step and now is not None and before not in (None, now.backend):
-            raise ConfigError(
-                f"the checkpoints in {directory} were written with {section}.backend: {before}, and {now.backend} "
-                "cannot read them",
-                fix=f"set {section}.backend: {before}. To go on with the weights alone, without the optimizer: "
-                f"`roll-like export --checkpoint {directory / 'checkpoints' / checkpoint_name(step)} -o MODEL`, then "
-                "start a run with model.path: MODEL and another name",
-            )
 
 
 def announcement(config: RunConfig, resume: str | None) -> str:

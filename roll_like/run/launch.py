@@ -153,7 +153,7 @@ def _on_from_the_model(directory: Path) -> str:
 
 
 def refuse_other_run(config: RunConfig, checkpoint: Checkpoint) -> None:
-    """Raise where a checkpoint would load, and mean something else: of another pipeline, or beside another base."""
+    """Raise where a checkpoint is of another pipeline or training backend, or its adapters of another base or scale."""
     path = checkpoint.path / "config.yaml"
     fix = f"continue with the configuration of the run ({path}), or leave --resume out to start a new one"
     saved = yaml.safe_load(path.read_text())
@@ -164,6 +164,15 @@ def refuse_other_run(config: RunConfig, checkpoint: Checkpoint) -> None:
             fix=fix,
         )
     for section, trained in config.trained.items():
+        backend = (saved.get(section) or {}).get("backend")
+        if backend not in (None, trained.backend):
+            raise CheckpointError(
+                f"{checkpoint.path} was written with {section}.backend: {backend}, and {trained.backend} cannot "
+                "read it",
+                fix=f"set {section}.backend: {backend}. To go on with the weights alone, without the optimizer: "
+                f"`roll-like export --checkpoint {checkpoint.path} -o MODEL`, then start a run with model.path: MODEL "
+                "and another name",
+            )
         values = (saved.get(section) or {}).get("lora")
         if trained.lora is None or values is None:
             continue  # other tensors, which loading refuses

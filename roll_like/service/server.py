@@ -335,9 +335,10 @@ class ServiceServer:
         request[_OWNER] = own
         try:
             return await handler(request)
-        except ConnectionError:  # the client has gone: aiohttp would log what is raised, and finds out by itself
-            return web.Response(status=499)
         except Exception as error:  # noqa: BLE001 - the client gets it, and the service goes on
+            # the client has gone: aiohttp would log what is raised, and finds out by itself
+            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                return web.Response(status=499)
             return self._answer_to(error, request)
 
     def _answer_to(self, error: Exception, request: web.Request) -> web.Response:

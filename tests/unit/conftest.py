@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import takewhile
 
 import pytest
 from config_files import RecordingPipeline
+from own_modules import own_modules
 
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.registry import PIPELINES
@@ -14,14 +14,8 @@ from roll_like.registry import PIPELINES
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget modules that a test wrote: the next one may write others of the same names."""
-    path, newest = list(sys.path), list(sys.modules)[-1]
-    yield
-    sys.path[:] = path
-    folder = str(tmp_path_factory.getbasetemp())
-    # the newest come last: there are twelve thousand, and as many tests
-    for name in list(takewhile(lambda name: name != newest, reversed(list(sys.modules)))):
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):
-            del sys.modules[name]
+    with own_modules(tmp_path_factory.getbasetemp()):
+        yield
 
 
 @pytest.fixture

@@ -120,6 +120,27 @@ def test_a_run_that_went_on_keeps_its_own_end(left: Left, tmp_path: Path, runs: 
     assert (left.run / "checkpoints").exists() == (runs == "since")
 
 
+def test_damaged_notes_are_named_and_what_is_whole_is_cleared_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / f"roll-{os.urandom(5).hex()}"
+    notes = {whole: json.dumps({"whole": [whole.name, str(whole)], "run": [], "lock": None}).encode()}
+    damaged = [b'{"whole": ["roll-a", "/t', b"\0\0\0\0", b"\xff", b"[]", b"null", b'{"whole": []}', b""]
+    notes.update({tmp_path / f"roll-damaged-{number}": text for number, text in enumerate(damaged)})
+    for folder, text in notes.items():
+        folder.mkdir()
+        (folder / NOTE).write_bytes(text)
+        os.utime(folder / NOTE, (0, 0))
+    clear_up_orphans(tmp_path)
+    assert {*tmp_path.iterdir()} == notes.keys() - {whole}
+    said = capsys.readouterr().err
+    assert f"left in {whole}\n" in said
+    for folder in notes.keys() - {whole}:
+        assert f"{folder / NOTE} is damaged" in said
+        assert f"delete {folder}\n" in said
+        assert f"left in {folder}\n" not in said
+
+
 def test_notes_that_are_not_written_yet_or_are_of_others_are_passed_over(tmp_path: Path) -> None:
     for name, text in {"roll-new": "", "roll-other": json.dumps({"whole": ["none", str(tmp_path)]})}.items():
         (tmp_path / name).mkdir()

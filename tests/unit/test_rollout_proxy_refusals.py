@@ -229,11 +229,12 @@ async def test_a_lost_sample_fails_the_episode_whatever_the_agent_does(error: Ge
             one.episode.scored()
 
 
-async def test_an_error_inside_is_told_to_all(caplog: pytest.LogCaptureFixture) -> None:
-    async with rig(ValueError("broken engine")) as one:
-        with pytest.raises(openai.InternalServerError, match="the proxy failed: ValueError: broken engine"):
+@pytest.mark.parametrize("error", [ValueError("broken engine"), ConnectionResetError("broken engine")])
+async def test_an_error_inside_is_told_to_all(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    async with rig(error) as one:
+        with pytest.raises(openai.InternalServerError, match=f"the proxy failed: {type(error).__name__}: broken eng"):
             await one.ask("hello")
-        with pytest.raises(ValueError, match="broken engine"):
+        with pytest.raises(type(error), match="broken engine"):
             one.episode.scored()
     assert "a request of an agent failed" in caplog.text
 

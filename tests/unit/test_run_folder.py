@@ -17,6 +17,8 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.load import dump_config
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.precision import settled
+from roll_like.run import launch
+from roll_like.run.checkpoint import save_checkpoint
 from roll_like.run.folder import announcement, as_begun, locked, resolve_run_folder
 from roll_like.run.signals import StopRequested, StopSignal
 
@@ -78,20 +80,33 @@ def test_a_resumed_run_keeps_its_date(
 
 
 @pytest.mark.parametrize("section", ["training", "critic"])
-def test_checkpoints_of_another_backend_are_refused_before_a_run(tmp_path: Path, section: str) -> None:
+def test_checkpoints_of_another_backend_are_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
     values = {"algorithm__advantage": "gae", "critic": {"backend": "deepspeed"}} if section == "critic" else {}
     run = RLVRConfig.model_validate(changed(MINIMAL, output_dir=str(tmp_path), name="demo", **values))
     directory, _ = resolve_run_folder(run, None)
     dated = run.model_copy(update={"model": run.model.model_copy(update={"date": date(2026, 1, 2)})})
-    other = changed(yaml.safe_load(dump_config(settled(dated))), **{f"{section}__backend": "fsdp2"})
-    (directory / "config.yaml").write_text(yaml.safe_dump(other))
-    assert as_begun(run, "").training == run.training  # nothing is written yet
-    (directory / "checkpoints" / "step_000020").mkdir(parents=True)
-    assert as_begun(run, None) == run
-    with pytest.raises(ConfigError, match=rf"written with {section}\.backend: fsdp2, and deepspeed cannot") as caught:
-        as_begun(run, "")
+    text = dump_config(settled(dated))
+    (directory / "config.yaml").write_text(text)
+    other = yaml.safe_dump(changed(yaml.safe_load(text), **{f"{section}__backend": "fsdp2"}))
+
+    def save(path: Path) -> None:
+        (path / "config.yaml").write_text(other)
+
+    (directory / "checkpoints").mkdir()
+
+    def rescue() -> None:
+        """What a killed run left in memory comes to disk only now."""
+        save_checkpoint(directory / "checkpoints" / "step_000020", 20, save, {}, score=None, healthy=True)
+
+    monkeypatch.setattr(launch, "clear_up_orphans", rescue)
+    written = rf"step_000020 was written with {section}\.backend: fsdp2, and deepspeed cannot"
+    with pytest.raises(CheckpointError, match=written) as caught, launch.running(as_begun(run, ""), ""):
+        raise AssertionError("it was started")
     assert f"set {section}.backend: fsdp2" in str(caught.value)
     assert "checkpoints/step_000020 -o MODEL" in str(caught.value)
+    assert (directory / "config.yaml").read_text() == text  # the next try is refused, too
 
 
 def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> None:

@@ -208,6 +208,23 @@ async def test_who_has_no_key_gets_401(client: Client) -> None:
     assert (await client.http.get("/api/v1/healthz")).json() == {"status": "ok"}
 
 
+def test_a_connection_that_breaks_inside_is_told_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> httpx.Response:
+        async with served(tmp_path) as client:
+            monkeypatch.setattr(client.core.state, "sessions_of", broken)
+            return await client.http.get("/api/v1/sessions")
+
+    def broken(_: str) -> None:
+        raise ConnectionRefusedError("the tracker is gone")
+
+    answer = asyncio.run(body())
+    assert answer.status_code == 500
+    assert answer.json() == {"detail": "ConnectionRefusedError: the tracker is gone"}
+    assert "GET /api/v1/sessions failed" in caplog.text
+
+
 @served_test
 async def test_requests_of_a_model_are_done_in_the_order_of_their_numbers(client: Client) -> None:
     model = await client.model(await client.begin())
