@@ -193,7 +193,7 @@ class TrainerConfig(ConfigModel):
     pipeline_parallel: PositiveInt = Field(
         default=1,
         description="Ranks that divide the layers; they compute the same rows, one micro-batch each at a time. "
-        "`megatron` only. Must divide `workers` and the number of layers.",
+        "`megatron` only. Must divide `workers`; times `virtual_pipeline` it is at most the number of layers.",
     )
     virtual_pipeline: PositiveInt = Field(
         default=1,

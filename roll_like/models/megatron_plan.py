@@ -203,8 +203,10 @@ def _not_computed(config: Any, mixture: Mixture | None) -> Iterator[str]:
         yield "the noise of the choice of experts (router_jitter_noise)"
     if config.model_type == "deepseek_v2" and config.topk_method != "greedy":
         yield f"the choice of experts (topk_method: {config.topk_method})"
-    if mixture.sigmoid and (not config.norm_topk_prob or mixture.active == 1):
-        yield "scores of experts that are not normalised (norm_topk_prob, num_experts_per_tok)"
+    if mixture.sigmoid and not config.norm_topk_prob:
+        yield "scores of experts that are not normalised (norm_topk_prob: false)"
+    if mixture.normalised and mixture.active == 1:
+        yield "the normalised score of a single expert (num_experts_per_tok: 1)"
     if mixture.groups and mixture.active // mixture.best != 2:
         yield (
             f"the choice among {mixture.groups} groups of experts (n_group): Megatron-Core scores a group by its best "

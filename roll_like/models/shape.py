@@ -190,6 +190,10 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     shape = _compressed(shape, optional)
     shared = optional("n_shared_experts") or 0
     experts = (optional(*_EXPERT_COUNTS) or 1) + shared
+    dense = min(optional("first_k_dense_replace") or 0, shape.layers)
+    if dense == shape.layers:  # none has experts
+        experts = 1
+        shape = replace(shape, intermediate_size=optional("intermediate_size") or shape.intermediate_size)
     query_bias = config.get("model_type") == "qwen2" or bool(config.get("attention_bias"))
     attention = _attention_parameters(shape) + (shape.head_dim * (heads + 2 * shape.kv_heads) if query_bias else 0)
     norms = 2 * hidden + (2 * shape.head_dim if shape.query_norm else 0)
@@ -198,7 +202,6 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     layer = attention + norms + of_one
     if experts > 1:
         active = (optional("num_experts_per_tok") or 1) + shared
-        dense = min(optional("first_k_dense_replace") or 0, shape.layers)
         inner = optional("intermediate_size") or shape.intermediate_size
         router = hidden * (experts - shared)
         layer = attention + norms + router + of_one * experts

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll_like.models.unread import materialise
-from roll_like.training.megatron_model import first_layer
 from roll_like.training.megatron_weights import EXTRA, OUTPUT, Bundle, Place, bundles, rank_part, whole_of
 
 
@@ -35,7 +34,8 @@ class StageWeights:
         self._bundle_of: dict[str, Bundle] = {}
         self._outlines: dict[str, nn.Parameter] = {}  # the module's parameters, without memory
         self._names: dict[int, str] = {}  # of these, by identity
-        self._whole: tuple[Bundle, dict[str, Tensor]] | None = None  # what was gathered last
+        # what was gathered last, by whether all stages were told: they then agree on who has it still
+        self._whole: dict[bool, tuple[Bundle, dict[str, Tensor]]] = {}
 
     def fill(self, module: nn.Module, backbone: nn.Module, heads: Sequence[Any], chunks: Sequence[Any]) -> None:
         """Give this rank's parameters their numbers, bundle by bundle, and leave the module its names alone.
@@ -46,6 +46,8 @@ class StageWeights:
             heads: The output layers in it.
             chunks: What computes in the place of the backbone.
         """
+        from roll_like.training.megatron_model import first_layer
+
         named: dict[str, nn.Parameter] = dict(backbone.named_parameters())
         known = {id(parameter) for parameter in named.values()}
         if heads and id(heads[0].weight) not in known:
@@ -117,7 +119,7 @@ class StageWeights:
 
     def forget(self) -> None:
         """Hold no whole weight any more: their numbers change."""
-        self._whole = None
+        self._whole.clear()
 
     def owner(self, parameter: Tensor) -> int:
         """Return which stage hands out one of the module's parameters; the first one, if it is a buffer."""
@@ -133,7 +135,7 @@ class StageWeights:
         """Return the whole of one of the module's parameters, or a buffer as it is.
 
         The weight's stage puts it together, with those of its bundle. The bundle is held until one of another is asked
-        for.
+        for with the same `told`.
 
         Args:
             parameter: All ranks ask for the same one.
@@ -143,10 +145,10 @@ class StageWeights:
         if name is None:
             return parameter  # a buffer
         bundle = self._bundle_of[name]
-        if self._whole is None or self._whole[0] != bundle:
-            self.forget()  # first of all, for its memory
-            self._whole = bundle, self._put_together(bundle, told)
-        return self._whole[1][name]
+        if told not in self._whole or self._whole[told][0] != bundle:
+            self._whole.pop(told, None)  # first of all, for its memory
+            self._whole[told] = bundle, self._put_together(bundle, told)
+        return self._whole[told][1][name]
 
     def _put_together(self, bundle: Bundle, told: bool) -> dict[str, Tensor]:
         """Return the whole weights of a bundle, by name."""

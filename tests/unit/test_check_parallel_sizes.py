@@ -36,6 +36,7 @@ def published(name: str) -> ModelShape:
         (SHAPES / "Qwen3-0.6B", 3),
         (PUBLISHED / "Qwen3-235B-A22B", 1),
         (PUBLISHED / "DeepSeek-V3", 4),
+        (PUBLISHED / "DeepSeek-V3", 2),
     ],
 )
 def test_sizes_are_those_of_transformers_models(folder: Path, layers: int, tmp_path: Path) -> None:
@@ -48,6 +49,7 @@ def test_sizes_are_those_of_transformers_models(folder: Path, layers: int, tmp_p
     assert shape.parameters == sum(each.numel() for each in model.parameters())
     of_layers = [sum(each.numel() for each in layer.parameters()) for layer in model.model.layers]
     assert shape.layer_parameters == pytest.approx(of_layers[-1], abs=shape.hidden_size)
+    assert bool(shape.experts) == hasattr(model.model.layers[-1].mlp, "experts")
     if shape.dense_layers:
         assert [shape.dense_layer_parameters] * 3 == of_layers[:3]
     whole = {"norm", "layernorm", "gate.weight", "_a_proj"}  # what no backend divides by tensor ranks

@@ -147,6 +147,15 @@ def test_windows_are_those_of_each_layer() -> None:
         (model("mixtral", router_jitter_noise=0.1), {}, "router_jitter_noise"),
         (model("deepseek_v2", topk_method="group_limited_greedy"), {}, "topk_method: group_limited_greedy"),
         (model("deepseek_v3", norm_topk_prob=False), {}, "norm_topk_prob"),
+        *(
+            (model(kind, num_experts_per_tok=1, **more), {}, "num_experts_per_tok: 1")
+            for kind, more in (
+                ("mixtral", {}),
+                ("gpt_oss", {}),
+                ("qwen3_moe", {"norm_topk_prob": True}),
+                ("glm4_moe", {}),
+            )
+        ),
         (model("deepseek_v3", num_experts_per_tok=12), {}, r"12 // topk_group = 3, and the model by its best 2|best 2"),
         (model("deepseek_v3", n_routed_experts=6), {"expert_parallel": 4}, "6 experts in a layer"),
         (
@@ -181,6 +190,11 @@ def test_an_optimizers_states_are_its_own_with_the_tensors_that_were_read() -> N
     own = {"groups": [{"lr": 0.1}], "masters": [[None, None], []], "state": {0: None}}
     read = {"groups": [{"lr": 0.2}, {"lr": 0.3}], "masters": [[tensor, tensor], []], "state": {0: tensor}}
     assert megatron._with_tensors(own, read) == {**own, "masters": [[tensor, tensor], []], "state": {0: tensor}}
+
+
+def test_one_expert_whose_score_is_not_normalised_is_taken() -> None:
+    alone = model("qwen3_moe", num_experts_per_tok=1, norm_topk_prob=False)
+    MegatronBackend.refuse_model(alone, TrainingConfig(backend="megatron"))
 
 
 # ---- converted weights -----------------------------------------------------------------------------
