@@ -222,7 +222,7 @@ def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] 
     if part == "weights":
         return "inference.replicas", "give each engine more GPUs with fewer inference.replicas"
     if part == "draft's weights":
-        return "inference.speculative", "guess with a smaller inference.speculative.model, or with method: ngram"
+        return "inference", f"let engines guess tokens with a smaller model than {config.inference.draft_model}"
     if part == "adapters":
         key = "training.lora.rank" if config.models_aside is None else "max_loras"
         return key, f"lower {key}"

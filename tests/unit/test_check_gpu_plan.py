@@ -128,9 +128,7 @@ def test_a_draft_is_on_each_gpu_of_an_engine(tmp_path: Path) -> None:
     assert (made.cache_per_token or 0) - (before.cache_per_token or 0) == 28 * (8 // 2) * 2 * 128 * 2
     assert made.left_out == ()
     small = GPUReport(plans=(made,), memory=before.phases[2].total, floor=None)
-    assert any(
-        "guess with a smaller inference.speculative.model" in found.message for found in check_gpus(config, small)
-    )
+    assert any("guess tokens with a smaller model" in found.message for found in check_gpus(config, small))
     (tmp_path / "config.json").write_text("{}")
     unknown = gpus(2, inference={"replicas": 1, "speculative": {**draft, "model": str(tmp_path)}})
     assert "draft" not in role_shapes(unknown, BILLION)
