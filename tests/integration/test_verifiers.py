@@ -245,7 +245,7 @@ async def test_a_game_is_learned_by_self_play() -> None:
         chances = np.exp(policy.logprobs(ask)[digits])
         return float(chances @ np.arange(10) / chances.sum())
 
-    limits, figures = EpisodeLimits(turns=2, tokens=500), []
+    limits, figures, draws = EpisodeLimits(turns=2, tokens=500), [], []
     spec = spec_of({"id": "duel"}, seats={**NULL, "harness": {"id": "roll-like-direct"}}, max_episodes=12)
     plan = EpisodePlan(episodes_per_group=1, sampling=Sampling(max_tokens=1), limits=limits)
     before = expected()
@@ -256,12 +256,14 @@ async def test_a_game_is_learned_by_self_play() -> None:
             collected = await collect_batch(manager.runner(plan, None), tasks, groups=12)
             for first, second in (group.samples for group in collected.groups):
                 assert (first.agent, second.agent, first.reward) == ("first", "second", -second.reward)
+            draws.append(sum(group.samples[0].reward == 0 for group in collected.groups))
             figures.append(policy.train(collected))
     assert before == pytest.approx(4.5, abs=0.2)
     assert expected() > before + 2
     means = [figures[-1][f"advantage/baseline/it/{role}"] for role in ("first", "second")]
     assert means[0] == pytest.approx(-means[1])
-    assert figures[0]["train/tokens"] == 24  # of the players: what the watcher says is not trained
+    # of the players: what the watcher says is not trained, nor what has no advantage, as a draw before other outcomes
+    assert 24 - 2 * draws[0] <= figures[0]["train/tokens"] <= 24
 
 
 @pytest.mark.slow
