@@ -96,25 +96,18 @@ def run(stage: Stage, reports: Path, *, keep_output: bool = False) -> Result:
     return Result(stage, passed, time.monotonic() - started, output)
 
 
-def run_in_turn(stages: Sequence[Stage], reports: Path) -> list[Result]:
-    """Run stages one after another and keep what they print."""
-    return [run(each, reports, keep_output=True) for each in stages]
-
-
 def run_all(marked: str, reports: Path) -> list[Result]:
-    """Run every stage: whole runs, which mostly wait for processes, and what computes beside them."""
+    """Run every stage; what mostly waits, or takes one core, beside the unit tests."""
     results = [run(LINT, reports)]
-    with ThreadPoolExecutor() as executor:
-        beside = [
-            executor.submit(run_in_turn, stages, reports)
-            for stages in ((unit(marked), sandbox(marked)), (TYPES, IMPORTS, SITE))
+    with ThreadPoolExecutor(1) as executor:
+        aside = [
+            executor.submit(run, each, reports, keep_output=True) for each in (sandbox(marked), TYPES, IMPORTS, SITE)
         ]
-        results.append(run(runs(marked), reports))
-        for finished in beside:
-            for result in finished.result():
-                print(f"\n=== {result.stage.name}\n{result.output}", end="", flush=True)
-                results.append(result)
-    return results
+        results.append(run(unit(marked), reports))
+        for finished in aside:
+            results.append(finished.result())
+            print(f"\n=== {results[-1].stage.name}\n{results[-1].output}", end="", flush=True)
+    return [*results, run(runs(marked), reports)]
 
 
 def slowest(reports: Path) -> list[tuple[float, str]]:
