@@ -414,6 +414,7 @@ def test_the_example_trains(name: str, tiny_model: Path, tmp_path: Path, request
         played = harbor_examples(tmp_path / "tasks", engine_with_image("podman"))
         changes |= {f"environments.0.verifiers.taskset.{key}": value for key, value in played["taskset"].items()}
         changes |= {f"environments.0.verifiers.env.{key}": value for key, value in played["env"].items()}
+        changes["rollout.max_episode_tokens"] = 1024  # of the tiny model
         changes["environments.0.verifiers.taskset.tasks"] = "[one, two]"
         changes["environments.0.verifiers.harness"] = "shells"
         changes["environments.0.verifiers.runtime"] = played["runtime"]
@@ -422,7 +423,8 @@ def test_the_example_trains(name: str, tiny_model: Path, tmp_path: Path, request
         changes["environments.0.verifiers.taskset.task.resources_url"] = request.getfixturevalue("choices")
     config = f"examples/shared_environments/{name}.yaml"
     stated = [f"{key}={value}" for key, value in changes.items()]
-    assert command_here(ROOT, "run", "--config", config, "--check", *stated)[0] == 0
+    checked, said = command_here(ROOT, "run", "--config", config, "--check", *stated)
+    assert checked == 0, said
     with nothing_left():
         code, output = command_here(ROOT, "run", "--config", config, *stated)
     assert code == 0, output
