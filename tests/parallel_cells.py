@@ -35,7 +35,7 @@ class Cell:
     synced: float | None
 
 
-#: Of this session.
+#: What the tests of this process have compared.
 RESULTS: list[Cell] = []
 
 

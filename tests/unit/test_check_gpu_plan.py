@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from config_files import MINIMAL, changed
+from published_models import SHAPES, cache_published_models
 from rich.console import Console
 
 from roll_like import cli
@@ -33,7 +33,6 @@ from roll_like.errors import ConfigError
 from roll_like.models.shape import PUBLISHED, ModelShape, load_model_shape
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = ROOT / "tests" / "data" / "shapes"
 GIB = 2**30
 TRANSIT = ("tensor in transit", "tensors in transit")
 #: 2³⁰ parameters, and layers so small that they hardly matter.
@@ -541,14 +540,7 @@ def test_a_layers_activations_are_those_of_a_hand_count() -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Hugging Face cache with config.json of the published models, and nothing else."""
-    for folder in SHAPES.iterdir():
-        model = tmp_path / "hub" / f"models--Qwen--{folder.name}"
-        snapshot = model / "snapshots" / ("0" * 40)
-        snapshot.mkdir(parents=True)
-        shutil.copy(folder / "config.json", snapshot)
-        (model / "refs").mkdir()
-        (model / "refs" / "main").write_text("0" * 40)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cache_published_models(tmp_path, monkeypatch)
     return tmp_path
 
 

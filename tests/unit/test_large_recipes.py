@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import runpy
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from published_models import cache_published_models
 
 from roll_like import cli
 from roll_like.builtin.rewards.code import Code
@@ -17,12 +17,10 @@ from roll_like.builtin.rewards.math import Math
 from roll_like.config.load import load_config
 from roll_like.data.rows import read_rows
 from roll_like.errors import DataError
-from roll_like.models.shape import PUBLISHED
 from roll_like.tools.search import SearchIndex, read_corpus
 from roll_like.types import Task
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = ROOT / "tests" / "data" / "shapes"
 
 #: Rows of HotpotQA's subset `distractor`, with two paragraphs in the place of ten.
 HOTPOT = [
@@ -50,14 +48,7 @@ HOTPOT = [
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hugging Face cache with the published config.json of models, and nothing else."""
-    for folder in (*SHAPES.iterdir(), *PUBLISHED.iterdir()):
-        model = tmp_path / "hub" / f"models--Qwen--{folder.name}"
-        snapshot = model / "snapshots" / ("0" * 40)
-        snapshot.mkdir(parents=True)
-        shutil.copy(folder / "config.json", snapshot)
-        (model / "refs").mkdir()
-        (model / "refs" / "main").write_text("0" * 40)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cache_published_models(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
