@@ -58,8 +58,9 @@ class Left:
 
     def kill_guardian(self) -> None:
         os.kill(self.guardian, signal.SIGKILL)
-        while Path(f"/proc/{self.guardian}/cmdline").exists() and Path(f"/proc/{self.guardian}/cmdline").read_bytes():
-            time.sleep(0.01)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is a zombie only after its locks are gone
+            while ") Z " not in Path(f"/proc/{self.guardian}/stat").read_text():
+                time.sleep(0.01)
 
     def kill_driver(self) -> None:
         self.driver.kill()

@@ -106,13 +106,15 @@ def trained(stem: Path) -> Any:
 def test_a_trace_with_two_ranks_is_one_that_perfetto_reads(tmp_path: Path) -> None:
     began = time.time()
     found = {rank: trained(tmp_path / f"rank_{number}") for number, rank in enumerate(RANKS)}
+    ended = time.time()
+    half = (began + ended) / 2
     spans = [
-        Span("driver", "train", began, time.time()),
+        Span("driver", "train", began, ended),
         *(Span(rank, s.name, s.began, s.ended) for rank in RANKS for s in found[rank].spans),
     ]
     spans += [
-        Span("engine 0", "request", began, began + 0.01),
-        Span("engine 0", "request", began + 0.005, began + 0.02),
+        Span("engine 0", "request", began, ended),
+        Span("engine 0", "request", half, ended),
     ]
     path = tmp_path / "step.json.gz"
     write_trace(path, trace_events(spans, {rank: found[rank].trace for rank in RANKS}, began), {"step": 5})
