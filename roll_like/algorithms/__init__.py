@@ -14,5 +14,5 @@
     preference/, distillation/, reward_model.py, value_loss.py   the same for pairs, teachers, scores and critics
     logprobs.py, blocks.py  log-probabilities without ever holding all logits
 
-A loss of one's own is one file: `losses/base.py` begins with one.
+A loss of one's own is one file: `losses/__init__.py` begins with one.
 """

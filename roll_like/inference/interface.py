@@ -2,6 +2,10 @@
 
 The scheduler works in batches: it submits many requests in one call and polls for whatever has
 finished. One call a batch, not one a request, keeps the load of the driver's event loop low.
+
+A new engine is an `InferenceEngine` (or a `PolledEngine`, which keeps finished requests) and an `EnginePlugin`
+(`plugin.py`), registered with `INFERENCE_ENGINES.register("name")`: `inference.type: name` selects it. `hf/` is the
+smallest.
 """
 
 from __future__ import annotations

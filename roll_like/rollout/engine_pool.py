@@ -1,4 +1,14 @@
-"""The inference engines of a run: which of them serve, and new ones in the place of those that died."""
+"""The inference engines of a run: which of them serve, and new ones in the place of those that died.
+
+What follows a death:
+
+1. The call that meets it raises `ReplicaLost`. The router queues the engine's requests again, for the others
+   (`Router._lose`), and the pool notes it: `_lost`.
+2. `_replace_or_retire` starts a new process at the same place. How often, with which pauses, and what is reported:
+   `WorkerRestarts` (`cluster/worker_restarts.py`), as for every role.
+3. The new engine has the weights of the model's files. `catch_up` sends it the policy's, and `synced` lets it serve.
+4. One that was lost too often is retired. The run ends when none is left (`Router.give_up`).
+"""
 
 from __future__ import annotations
 

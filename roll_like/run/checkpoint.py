@@ -1,7 +1,14 @@
 """One atomic directory per checkpoint: all of it is there and whole, or it does not count.
 
     checkpoints/
-      step_000010/        manifest.json names every file with its size and checksum
+      step_000010/
+        engine/           shards of model and optimizer, which the training backend writes
+        rank_0.pt …       random states and updates of each rank
+        critic/           the same of a critic
+        state.json        the driver's parts: data position, metrics, ids of trackers
+        rollouts.npz      groups that an asynchronous run has not trained yet
+        config.yaml       the resolved configuration
+        manifest.json     every file with its size and checksum
       step_000020/
       best -> step_000010
 
@@ -10,8 +17,7 @@ killed run left half-written never has a final name; one that the disk damaged f
 and the one before it is used. One that was made in memory (`snapshots`) is complete there already,
 and is copied.
 
-What each part writes is listed in docs/architecture.md, "A checkpoint"; `RunState.write_checkpoint`
-(`run/state.py`) asks them.
+`RunState.write_checkpoint` (`run/state.py`) asks each part for its files and its state.
 """
 
 from __future__ import annotations

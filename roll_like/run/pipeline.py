@@ -1,4 +1,9 @@
-"""What every pipeline has: a check, a run in a folder of its own, an evaluation, an export."""
+"""What every pipeline has: a check, a run in a folder of its own, an evaluation, an export.
+
+A new pipeline derives from `Pipeline`, or from a class that has the loop already: `TrainerPipeline` below,
+`OfflinePipeline` (`offline/pipeline.py`) or `PolicyGradientPipeline` (`policy_gradient/pipeline.py`). Its configuration
+class is registered in `PIPELINES` and names it: `implementation = "my_package.my_pipeline:MyPipeline"`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""Policy losses: how advantages move log-probabilities."""
+"""Policy losses: how advantages move log-probabilities.
+
+A new one is a class in one of these files, or in a module of your own that a configuration names under `import:`;
+`algorithm.loss: squared` selects it. `base.py` says what it is given:
+
+    @LOSSES.register("squared")
+    class Squared(PolicyLoss):
+        class Config(PluginConfig):
+            type: Literal["squared"] = "squared"
+
+        def __call__(self, inputs: LossInputs) -> TokenLosses:
+            return TokenLosses((inputs.logprobs_N - inputs.advantages_N).square(), {})
+"""
 
 from roll_like.algorithms.losses import clipped, covariance, gradient
 from roll_like.algorithms.losses.base import BatchTokens, LossInputs, PolicyLoss, TokenLosses, policy_ratio

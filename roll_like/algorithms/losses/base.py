@@ -1,16 +1,7 @@
 """What policy losses have in common: their inputs, tokens, and their output, a loss for each token.
 
 Everything is flat: [N] holds the trained tokens of one micro-batch, whatever packing or padding the
-engine used for its forward pass; [S] runs over its sequences. A user's own loss comes in through the
-registry:
-
-    @LOSSES.register("squared")
-    class Squared(PolicyLoss):
-        class Config(PluginConfig):
-            type: Literal["squared"] = "squared"
-
-        def __call__(self, inputs: LossInputs) -> TokenLosses:
-            return TokenLosses((inputs.logprobs_N - inputs.advantages_N).square(), {})
+engine used for its forward pass; [S] runs over its sequences. A loss of your own: `losses/__init__.py`.
 """
 
 from __future__ import annotations
