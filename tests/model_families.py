@@ -29,6 +29,10 @@ _DELTA = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
 }
+#: Chunks of a scan are shorter than samples.
+_CHUNK = 4
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": _CHUNK}
+_LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 0, **_LAYERS},
@@ -49,7 +53,41 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen3_5_text": _DELTA,
     "olmo_hybrid": {**_DELTA, "linear_num_key_heads": 4},
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+        "num_experts": 4,
+        "num_key_value_heads": 4,
+        **_LATENT,
+        **_EXPERTS,
+    },
+    "bamba": {"attn_layer_indices": [1], **_MAMBA},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 32, "mamba_n_heads": 4},
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 24,
+        **_MAMBA,
+    },
+    "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 2, "chunk_size": _CHUNK},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "num_hidden_layers": 3,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": _CHUNK,
+        "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 24,
+        **_EXPERTS,
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 8, "mamba_dt_rank": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 4, **_EXPERTS},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "block_size": _CHUNK},
     "smollm3": {"no_rope_layers": [1, 0]},
     "glm4": {},
     "vaultgemma": {"attn_logit_softcapping": None, "query_pre_attn_scalar": 8, **_LAYERS},
@@ -68,10 +106,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "num_key_value_heads": 4,
         "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 8,
+        **_LATENT,
         **_EXPERTS,
     },
     "hyperclovax": {},
@@ -79,10 +114,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "dim_model_base": 32,
         "num_key_value_heads": 4,
         "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 8,
+        **_LATENT,
     },
     "llama4_text": {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 48, "num_local_experts": 2},
 }
@@ -117,10 +149,14 @@ ATTENDING = (
 WINDOWED = tuple(name for name in ATTENDING if "sliding_window" in _FAMILIES[name])
 #: Those of them that bound their scores or have attention sinks.
 CAPPED = ("gemma2", "gpt_oss")
-#: Families with layers that have a state.
-RECURRENT = ("qwen3_next", "lfm2")
-#: Those whose layers compute each sample of a row by itself.
-GATED_DELTA = ("qwen3_next", "qwen3_5_text", "olmo_hybrid")
+#: Families with layers that have a state, which compute each sample of a row by itself.
+RECURRENT = (
+    *("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear"),
+    *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "nemotron_h"),
+    *("lfm2", "lfm2_moe"),
+)
+#: One with a state that runs through all of a row.
+UNDIVIDED = "minimax"
 
 
 def make_family(name: str, *, seed: int = 0, **changes: Any) -> Any:

@@ -107,9 +107,14 @@ def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequ
 
 def make_vision_model(family: str, folder: Path) -> Path:
     """Write a tiny random model and return its folder: the quickstart's Qwen2.5-VL, or another with its tokens."""
-    makers = {"qwen2_vl": _make_qwen2_vl, "qwen2_5_vl": quickstart().make_model, "qwen3_vl": _make_qwen3_vl}
-    make = makers[family]
-    made: Path = make(folder)
+    makers = {
+        "qwen2_vl": _make_qwen2_vl,
+        "qwen2_5_vl": quickstart().make_model,
+        "qwen3_vl": _make_qwen3_vl,
+        "qwen3_5": _make_qwen3_5,
+        "qwen3_5_moe": _make_qwen3_5_moe,
+    }
+    made: Path = makers[family](folder)
     return made
 
 
@@ -129,40 +134,82 @@ def _make_qwen2_vl(folder: Path) -> Path:
 
 
 def _make_qwen3_vl(folder: Path, width: int = 128) -> Path:
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    from transformers import Qwen3VLForConditionalGeneration
+
+    text = {
+        "num_hidden_layers": 3,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
+    }
+    vision = {"depth": 3, "deepstack_visual_indexes": [0, 1]}
+    return _make_qwen3(folder, Qwen3VLForConditionalGeneration, text, vision, width)
+
+
+def _make_qwen3_5(folder: Path, width: int = 128) -> Path:
+    from transformers import Qwen3_5ForConditionalGeneration
+
+    return _make_qwen3(folder, Qwen3_5ForConditionalGeneration, _HYBRID, {"depth": 2}, width)
+
+
+def _make_qwen3_5_moe(folder: Path, width: int = 128) -> Path:
+    from transformers import Qwen3_5MoeForConditionalGeneration
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    text = {**_HYBRID, **experts, **widths}
+    return _make_qwen3(folder, Qwen3_5MoeForConditionalGeneration, text, {"depth": 2}, width)
+
+
+#: A gated delta layer, and one that attends with rotary positions in half of a head.
+_HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+    },
+}
+
+
+def _make_qwen3(folder: Path, kind: Any, text: dict[str, Any], vision: dict[str, Any], width: int) -> Path:
+    """Write a random model of a class, with settings of its own beside those that Qwen3-VL and later ones share."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     quickstart().make_model(folder)
     stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text = stated["text_config"]
-    config = Qwen3VLConfig(
+    tokens = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    config = kind.config_class(
         text_config={
-            **{key: text[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")},
+            **{key: stated["text_config"][key] for key in tokens},
             "hidden_size": width,
             "intermediate_size": 3 * width,
-            "num_hidden_layers": 3,
             "num_attention_heads": width // 32,
             "num_key_value_heads": 2,
             "head_dim": 32,
             "max_position_embeddings": 1024,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
             "tie_word_embeddings": True,  # vLLM reads it here, transformers below
+            **text,
         },
         vision_config={
-            "depth": 3,
             "hidden_size": 64,
             "intermediate_size": 128,
             "num_heads": 2,
             "out_hidden_size": width,
             "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
+            **vision,
         },
         **{key: stated[key] for key in stated if key.endswith("_token_id")},
         tie_word_embeddings=True,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Qwen3VLForConditionalGeneration(config)
+        model = kind(config)
         for parameter in model.parameters():
             # norms are born as ones and biases as zeros: nothing would notice that they are missing
             parameter.data.add_(0.05 * torch.randn_like(parameter))

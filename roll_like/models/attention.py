@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 #: Their state runs through a row from its first token to its last, whatever a mask says.
 RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+#: `model_type`s whose layers with a state can compute each sample of a row by itself (`training/recurrent.py`): gated
+#: delta layers, Mamba 1 and 2, short convolutions.
+BY_SAMPLE = frozenset(
+    {
+        *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
+        *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "nemotron_h"),
+        *("lfm2", "lfm2_moe"),
+    }
+)
 #: Each token by itself.
 _TOKENWISE = frozenset({"moe", "mlp", "sparse", "dense"})
 _FULL, _WINDOW = "full_attention", "sliding_attention"
@@ -31,13 +40,15 @@ class AttentionLayers:
         count: Layers that attend; None where the configuration does not tell.
         windows: How many of them have a sliding window.
         window: Tokens that those see, the query itself included.
-        by_sample: Whether layers with a state compute each sample of a row by itself (`training/recurrent.py`).
+        states: How many layers have a state.
+        by_sample: Whether these compute each sample of a row by itself (`training/recurrent.py`).
     """
 
     recurrent: tuple[str, ...]
     count: int | None
     windows: int
     window: int | None
+    states: int = 0
     by_sample: bool = False
 
     @classmethod
@@ -67,8 +78,8 @@ class AttentionLayers:
             count=None if any(name.startswith("hybrid") for name in recurrent) else types.count(_FULL) + windows,
             windows=windows,
             window=window if windows else None,
-            # gated delta layers: Qwen3-Next, Qwen3.5, OLMo Hybrid
-            by_sample=recurrent == ("linear_attention",) and hasattr(text, "linear_num_value_heads"),
+            states=sum(each in RECURRENT for each in types),
+            by_sample=bool(recurrent) and text.model_type in BY_SAMPLE,
         )
 
     def refuse_sharing(self, key: str | None) -> None:

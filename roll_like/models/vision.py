@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: `model_type`s whose images are supported.
-FAMILIES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+FAMILIES = ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl")
 #: Which micro-batches run the vision tower: those with images; also all with gradients; or all.
 TowerRuns: TypeAlias = Literal["where there are images", "with gradients", "always"]
 #: Files of a model's directory that say how images are processed.

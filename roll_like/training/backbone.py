@@ -43,15 +43,14 @@ def run_backbone(backbone: Any, token_ids_BL: Tensor | SeenTokens, segments: Row
         ).last_hidden_state[0]
         found_ND: Tensor = joined_TD[segments.sequences.place_BL[sources_N] - first]
         return found_ND
-    # layers with a state take a padding mask; attention layers have their masks from `row_segments`
-    recurrent = bool(AttentionLayers.of(backbone.config).recurrent)
     given: AbstractContextManager[dict[str, Tensor]]
     if isinstance(token_ids_BL, SeenTokens):
-        mask = segments.mask()
-        given = seen_inputs(backbone, token_ids_BL, mask)
+        given = seen_inputs(backbone, token_ids_BL, segments.mask())
     else:
-        mask = segments.padding_mask() if recurrent else segments.mask()
         given = nullcontext({"input_ids": token_ids_BL})
+    # layers with a state take a padding mask; attention layers have their masks from `row_segments`
+    recurrent = bool(AttentionLayers.of(backbone.config).recurrent)
+    mask = segments.padding_mask() if recurrent else segments.mask()
     with given as inputs:
         hidden_BLD = backbone(
             **{"position_ids": segments.positions_BL, **inputs},
@@ -118,7 +117,7 @@ def use_row_attention(
         return
     use_dense_attention(causal_lm)
     if layers.by_sample:
-        begin_states_anew(causal_lm)
+        begin_states_anew(causal_lm, layers.states)
     calls = probe_attention(causal_lm.base_model, layers)
     if attention == "auto" and device == "cuda" and not layers.recurrent and not sees_images(causal_lm.config):
         attention = _fastest(causal_lm, calls)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from roll_like.models.vision import language_model
+from roll_like.training.recurrent import state_mixers
 
 #: Variants of a function that a process may have: with and without gradients, with and without a window, in two modes.
 MAX_VARIANTS = 64
@@ -38,9 +39,8 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
     attention = AttentionInterface()[name]
     AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
     layers: list[Any] = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+    for _, mixer in state_mixers(model):  # which samples it begins anew for is Python too
+        mixer.forward = torch.compiler.disable(mixer.forward)  # type: ignore[no-untyped-call]
     for layer in layers:
-        if hasattr(layer, "linear_attn"):  # which samples it begins anew for is Python too
-            mixer: Any = layer.linear_attn
-            mixer.forward = torch.compiler.disable(mixer.forward)  # type: ignore[no-untyped-call]
         layer.forward = torch.compile(layer.forward, backend=backend, dynamic=True)
     return len(layers)

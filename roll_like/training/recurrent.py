@@ -12,39 +12,89 @@ those of one sample a row, whatever the layer's kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from roll_like.errors import ConfigError
 from roll_like.training.segments import RowSegments
 
+#: Arguments that transformers gives to what keeps a state, and to no other part of a layer: gated delta nets and
+#: state-space mixers have the first, short convolutions the second.
+_OF_STATES = frozenset({"cache_params", "seq_idx"})
 
-def begin_states_anew(causal_lm: Any) -> None:
-    """Let the gated delta layers of a Hugging Face model compute each sample of a row by itself."""
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows that a layer is computing."""
+
+    segments: RowSegments | None = None
+
+
+def state_mixers(causal_lm: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each layer of a Hugging Face model that has a state, and the part of it that keeps the state."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     for layer in causal_lm.modules():
-        mixer = getattr(layer, "linear_attn", None)
-        if mixer is not None and not isinstance(mixer.forward, partial):
-            mixer.forward = partial(_by_sample, mixer.forward)
+        if isinstance(layer, GradientCheckpointingLayer):
+            for part in layer.children():
+                taken = inspect.signature(type(part).forward).parameters
+                if not isinstance(part, GradientCheckpointingLayer) and _OF_STATES & set(taken):
+                    yield layer, part
+
+
+def begin_states_anew(causal_lm: Any, count: int) -> None:
+    """Let the layers of a Hugging Face model that have a state compute each sample of a row by itself.
+
+    Args:
+        causal_lm: The model.
+        count: How many such layers its configuration states.
+
+    Raises:
+        ConfigError: It has more or fewer.
+    """
+    found = list(state_mixers(causal_lm))
+    if len(found) != count:
+        raise ConfigError(
+            f"{type(causal_lm).__name__} has {len(found)} layers of a known kind that keep a state, and config.json "
+            f"has {count}: samples of a row could not be kept apart",
+            fix="set model.trust_remote_code: false, if the model brings code of its own; otherwise set model.path to "
+            "a model without such layers",
+        )
+    for layer, mixer in found:
+        if not isinstance(mixer.forward, partial):
+            rows = _Rows()
+            # not every layer passes on to its mixer what it is given
+            layer.register_forward_pre_hook(partial(_note, rows), with_kwargs=True)
+            mixer.forward = partial(_by_sample, mixer.forward, rows)
+
+
+def _note(rows: _Rows, layer: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Write down the rows that a layer is about to compute; checkpointed layers are called again."""
+    del layer, positional
+    rows.segments = named.get("row_segments")
 
 
 def _by_sample(
     compute: Callable[..., Tensor],
+    rows: _Rows,
     hidden_states: Tensor,
     *,
     attention_mask: Tensor | None = None,
-    row_segments: RowSegments | None = None,
     **options: Any,
 ) -> Tensor:
-    """Return a layer's output for rows of samples, shape [B, L, D]; 0 for padding."""
-    if row_segments is None:
+    """Return a mixer's output for rows of samples, shape [B, L, D]; 0 for padding."""
+    if rows.segments is None:
         return compute(hidden_states, attention_mask=attention_mask, **options)
-    samples = row_segments.samples
+    samples = rows.segments.samples
     tokens_ND = hidden_states.reshape(-1, hidden_states.shape[-1])
-    options.pop("position_ids", None)  # of the rows
+    of_samples = {name: value for name, value in options.items() if name not in ("position_ids", "row_segments")}
     mask_SK = (samples.tokens_SK >= 0).long()
-    out_SKD = compute(tokens_ND[samples.tokens_SK.clamp(min=0)], attention_mask=mask_SK, **options)
-    output_ND = torch.zeros_like(tokens_ND).index_put((samples.tokens_SK[samples.own_SK],), out_SKD[samples.own_SK])
-    return output_ND.view(hidden_states.shape)
+    out_SKD = compute(tokens_ND[samples.tokens_SK.clamp(min=0)], attention_mask=mask_SK, **of_samples)
+    out_ND = out_SKD.new_zeros(len(tokens_ND), out_SKD.shape[-1])
+    out_ND = out_ND.index_put((samples.tokens_SK[samples.own_SK],), out_SKD[samples.own_SK])
+    return out_ND.view(*hidden_states.shape[:2], -1)

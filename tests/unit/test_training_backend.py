@@ -16,7 +16,7 @@ import pytest
 import torch
 from bigram_engine import OneRank
 from config_files import MINIMAL, changed
-from model_families import make_family
+from model_families import UNDIVIDED, make_family
 from plain_backend import PlainBackend  # type: ignore[import-not-found]
 from pydantic import ValidationError
 from rank_specs import cpu_rank
@@ -185,7 +185,7 @@ def test_joined_rows_are_trained_as_masked_ones_are(tiny_model: Path, options: d
 
 
 def test_a_model_with_a_state_starts_without_packing_only(tmp_path: Path) -> None:
-    make_family("lfm2").save_pretrained(tmp_path)
+    make_family(UNDIVIDED).save_pretrained(tmp_path)
     with pytest.raises(EngineError, match=r"data.packing puts several samples into one row") as caught:
         engine(tmp_path)
     assert caught.value.fix == "set data.packing: false"
@@ -193,7 +193,7 @@ def test_a_model_with_a_state_starts_without_packing_only(tmp_path: Path) -> Non
     samples = [replace(sample, token_ids=sample.token_ids % 64) for sample in ragged_policy_samples()]
     for sample, mine in zip(samples, trainer.logprobs(samples), strict=True):
         tokens = torch.from_numpy(sample.token_ids).long()[None]
-        expected = make_family("lfm2")(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+        expected = make_family(UNDIVIDED)(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
         np.testing.assert_allclose(mine[1:], expected.detach().numpy() * sample.loss_mask[1:], atol=1e-4)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_attention
-from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, GATED_DELTA, RECURRENT, WINDOW, WINDOWED, make_family
+from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, RECURRENT, UNDIVIDED, WINDOW, WINDOWED, make_family
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import SDPBackend
 
@@ -402,19 +402,18 @@ def test_checkpointed_layers_know_the_rows(family: str, prepare: Callable[[Any],
     assert gradient < 1e-5
 
 
-@pytest.mark.parametrize("family", RECURRENT)
-def test_layers_with_a_state_run_one_sample_a_row(family: str) -> None:
+def test_layers_with_a_state_run_one_sample_a_row() -> None:
     samples, layout = samples_of([9, 6]), {"share_prompts": False}
-    model = make_family(family)
+    model = make_family(UNDIVIDED)
     use_row_attention(model, row_sharing=None)
-    logprobs, gradient = error(in_rows(model, samples, layout), alone(make_family(family), samples))
+    logprobs, gradient = error(in_rows(model, samples, layout), alone(make_family(UNDIVIDED), samples))
     assert logprobs < 1e-5
     assert gradient < 1e-5
 
 
 def test_layers_with_a_state_are_refused_where_samples_share_a_row() -> None:
-    model = make_family("lfm2")
-    with pytest.raises(ConfigError, match=r"layers of the type conv.* training.share_prompts") as said:
+    model = make_family(UNDIVIDED)
+    with pytest.raises(ConfigError, match=r"layers of the type linear_attention.* training.share_prompts") as said:
         for_rows(model)
     assert said.value.fix == "set training.share_prompts: false"
     with pytest.raises(ConfigError) as said:
@@ -429,8 +428,8 @@ def test_layers_with_a_state_would_leak(family: str) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", GATED_DELTA)
-def test_gated_delta_layers_begin_each_sample_anew(family: str, form: str, checkpointing: bool) -> None:
+@pytest.mark.parametrize("family", RECURRENT)
+def test_layers_with_a_state_begin_each_sample_anew(family: str, form: str, checkpointing: bool) -> None:
     def prepare(model: Any) -> None:
         use_row_attention(model, row_sharing=ALWAYS_SHARED)  # as with pairs
         if checkpointing:
@@ -442,10 +441,18 @@ def test_gated_delta_layers_begin_each_sample_anew(family: str, form: str, check
     assert gradient < 1e-5
 
 
-def test_a_state_that_is_not_begun_anew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_like.training.backbone.begin_states_anew", lambda model: None)
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_state_that_is_not_begun_anew_is_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.training.backbone.begin_states_anew", lambda model, count: None)
     with pytest.raises(ConfigError, match="lets a sample see other samples of its row"):
-        for_rows(make_family("qwen3_next"))
+        for_rows(make_family(family))
+
+
+def test_layers_with_a_state_of_an_unknown_kind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a model that brings code of its own under a known `model_type`."""
+    monkeypatch.setattr("roll_like.training.recurrent._OF_STATES", {"another_cache"})
+    with pytest.raises(ConfigError, match=r"has 0 layers of a known kind that keep a state, and config.json has 1"):
+        for_rows(make_family("bamba"))
 
 
 def test_samples_of_rows_are_rows() -> None:

@@ -43,7 +43,7 @@ from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_vision_model(request.param, tmp_path_factory.mktemp("vision"))
 
