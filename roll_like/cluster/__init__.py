@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from roll_like.cluster.resources import Placement as Placement
     from roll_like.cluster.resources import ResourceManager as ResourceManager
     from roll_like.cluster.session import RaySession as RaySession
+    from roll_like.cluster.session import metrics_addresses as metrics_addresses
     from roll_like.cluster.watchdog import Hang as Hang
     from roll_like.cluster.watchdog import watching as watching
     from roll_like.cluster.worker_restarts import WorkerDied as WorkerDied
@@ -27,6 +28,7 @@ _MODULES = {
     "RaySession": "session",
     "ResourceManager": "resources",
     "WorkerDied": "worker_restarts",
+    "metrics_addresses": "session",
     "thread_environment": "cluster",
     "watching": "watchdog",
 }

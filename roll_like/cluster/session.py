@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import secrets
@@ -83,6 +84,7 @@ class RaySession:
         checkpoints: Where the newest of `snapshots` goes when this process is killed; None for nowhere.
         lock: A file whose lock is held until all is cleared up, also after this process was killed.
         events: The run's events, which get its end when this process is killed.
+        metrics: Whether a Ray that is started here serves its own metrics, where it can (`metrics_addresses`).
     """
 
     def __init__(
@@ -93,9 +95,11 @@ class RaySession:
         checkpoints: Path | None = None,
         lock: int | None = None,
         events: Path | None = None,
+        metrics: bool = False,
     ) -> None:
         self._config = config
         self._log_dir = log_dir
+        self._metrics = metrics
         self._checkpoints = checkpoints
         self._lock = lock
         self._events = events
@@ -108,7 +112,7 @@ class RaySession:
         use_short_temporary_paths()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray's metrics agent takes a core at start and prints about a missing exporter
-        os.environ.setdefault("RAY_enable_metrics_collection", "0")
+        _choose("RAY_enable_metrics_collection", "1" if self._metrics and _exports_metrics() else "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # what Ray would keep of each call, for a dashboard that is not there: 47 KiB a step of a small run
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
@@ -253,6 +257,29 @@ class RaySession:
         if pipe is not None and not pipe.closed:
             with suppress(BrokenPipeError), pipe:
                 pipe.write(guardian.DONE)
+
+
+#: Variables that this module has set: what a user has set stays.
+_CHOSEN: dict[str, str] = {}
+
+
+def _choose(name: str, value: str) -> None:
+    """Set a variable of the next Ray that is started here, unless the user has set it."""
+    if os.environ.get(name) == _CHOSEN.get(name):
+        os.environ[name] = _CHOSEN[name] = value
+
+
+def _exports_metrics() -> bool:
+    """Return whether the packages are installed that Ray needs to serve metrics (`ray[default]`)."""
+    return all(map(importlib.util.find_spec, ("opencensus", "prometheus_client")))
+
+
+def metrics_addresses() -> list[str]:
+    """Return where the nodes of the cluster serve Ray's own metrics, as `host:port`; empty where they do not."""
+    if not ray.is_initialized():
+        return []
+    nodes = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes() if node["alive"]]
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in nodes if port > 0]
 
 
 class RayProcesses:

@@ -258,6 +258,7 @@ class EngineSpec:
         returns_kept: Whether each `Generation` says what its tokens were drawn from. True for engines whose plugin
             finds no `kept_obstacle`.
         float32_head: Whether the output layer's products are computed in float32. True for engines that declare it.
+        returns_metrics: Whether `metrics` is asked; an engine that is not asked need not count.
         stop_ids: Tokens that end every response (`Renderer.stop_ids`), beside the tokenizer's end of sequence.
         kept_tokens: Special tokens that stay in `Generation.text`: those that delimit reasoning or mark calls.
     """
@@ -277,6 +278,7 @@ class EngineSpec:
     returns_routes: bool = False
     returns_kept: bool = False
     float32_head: bool = False
+    returns_metrics: bool = False
     stop_ids: tuple[int, ...] = ()
     kept_tokens: tuple[str, ...] = ()
 
@@ -396,6 +398,13 @@ class InferenceEngine(ABC):
         if adapter != POLICY or top_k:
             raise GenerationError(f"{type(self).__qualname__} does not score prompts for {adapter} with {top_k} others")
         return PromptScores(logprobs=await self.prompt_logprobs(token_ids))
+
+    async def metrics(self) -> str:
+        """Return the library's own metrics in Prometheus's text format; by default none.
+
+        Called while the engine generates, with `EngineSpec.returns_metrics` only.
+        """
+        return ""
 
     # ---- several adapters at a time: engines with `AdapterSpec.named` --------------------------
 

@@ -12,7 +12,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from roll_like.metrics.runs import CONFIG
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
 from roll_like.metrics.timing import process_tree_rss_gib
-from roll_like.metrics.trackers import Status, TraceTracker, Tracker, start_tracker
+from roll_like.metrics.trackers import Status, SystemTracker, TraceTracker, Tracker, start_tracker
 from roll_like.values import Max, Metrics, merge, reduce
 
 #: Steps whose rollouts wait for a tracker that does not take them; the oldest are given up beyond it.
@@ -144,6 +144,17 @@ class MetricsManager:
             self.close("finished")
         else:
             self.close("stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
+
+    def watch(
+        self,
+        *,
+        engines: Callable[[], Mapping[int, str]] | None = None,
+        cluster: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """Tell the trackers that show it whom to ask about engines and Ray. See `SystemTracker.watch`."""
+        for key, tracker in self._trackers.items():
+            if isinstance(tracker, SystemTracker):
+                self._sinks[key].attempt(partial(tracker.watch, engines=engines, cluster=cluster), "told of engines")
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Say what the run is doing now."""

@@ -1,6 +1,7 @@
 """Figures for Prometheus: the newest value of each, at an address that Prometheus reads.
 
-The address is in `runs/NAME/prometheus.json` too, in the form of Prometheus's `file_sd_configs`, so that
+What the engines count of themselves is read when Prometheus reads, and is at the same address. Ray's nodes serve their
+own. All addresses are in `runs/NAME/prometheus.json`, in the form of Prometheus's `file_sd_configs`, so that
 `files: [runs/*/prometheus.json]` finds every run.
 """
 
@@ -10,7 +11,7 @@ import json
 import re
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,8 @@ from roll_like.registry import TRACKERS
 
 #: The file that says where a run is read.
 TARGETS = "prometheus.json"
+#: Hosts that mean every address of the machine.
+_EVERYWHERE = ("", "0.0.0.0", "::")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]+")
 
 
@@ -32,7 +35,9 @@ class PrometheusConfig(PluginConfig):
 
     type: Literal["prometheus"] = "prometheus"
     host: str = Field(
-        default="127.0.0.1", description="Address to listen on; `0.0.0.0` for a Prometheus on another machine."
+        default="127.0.0.1",
+        description="Address to listen on; `0.0.0.0` for a Prometheus on another machine, which then finds this node's "
+        "own address in `prometheus.json`.",
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=9464, description="TCP port to listen on; 0: a free one, which is in the run's `prometheus.json`."
@@ -49,9 +54,11 @@ def prometheus_name(name: str) -> str:
 
 
 class _Newest:
-    """The newest figures of a run, as `prometheus_client` collects them."""
+    """The newest figures of a run and of its engines, as `prometheus_client` collects them."""
 
     def __init__(self, run: str) -> None:
+        #: Returns what engines tell in Prometheus's text format, by rank.
+        self.engines: Callable[[], Mapping[int, str]] = dict
         self._run = run
         self._values: dict[str, float] = {}
         self._names: dict[str, str] = {}
@@ -63,7 +70,24 @@ class _Newest:
             self._values |= {**values, "step": float(step)}
 
     def collect(self) -> Iterator[Any]:
-        """Yield a gauge for each figure."""
+        """Yield a gauge for each figure, then what engines tell."""
+        yield from self._gauges()
+        yield from self._of_engines()
+
+    def _of_engines(self) -> Iterator[Any]:
+        """Yield the engines' own metrics with the labels `run` and `replica`; each name once."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        families: dict[str, Any] = {}
+        for rank, text in self.engines().items():
+            own = {"run": self._run, "replica": str(rank)}
+            for family in text_string_to_metric_families(text):
+                samples = [sample._replace(labels={**sample.labels, **own}) for sample in family.samples]
+                known = families.setdefault(family.name, family)
+                known.samples = samples if known is family else known.samples + samples
+        yield from families.values()
+
+    def _gauges(self) -> Iterator[Any]:
         from prometheus_client.core import GaugeMetricFamily
 
         with self._lock:
@@ -85,7 +109,7 @@ class _Newest:
 
 @TRACKERS.register("prometheus")
 class PrometheusTracker:
-    """Serves the newest figures of the run while it goes on; history is Prometheus's."""
+    """Serves the newest figures of the run and of its engines while it goes on; history is Prometheus's."""
 
     Config = PrometheusConfig
 
@@ -94,6 +118,9 @@ class PrometheusTracker:
         self._server: Any = None
         self._newest: _Newest
         self._targets: Path
+        self._labels: dict[str, str]
+        self._written: Any = None
+        self._cluster: Callable[[], Sequence[str]] = list
 
     def start(
         self,
@@ -121,19 +148,48 @@ class PrometheusTracker:
                 f"metrics.trackers: prometheus cannot listen at {host}:{port}: {error}",
                 fix="set its `port` to one that is free, or to 0 for any; several runs on a machine need one each",
             ) from error
-        labels = {"run": run_name, "pipeline": str(params.get("pipeline", ""))}
+        self._labels = {"run": run_name, "pipeline": str(params.get("pipeline", ""))}
         self._targets = run_dir / TARGETS
-        self._targets.write_text(json.dumps([{"targets": [self.address], "labels": labels}]) + "\n", encoding="utf-8")
+        self._write_targets()
         return resume_id or run_name
 
     @property
     def address(self) -> str:
         """Where the figures are read: `host:port`."""
-        return f"{self._config.host}:{self._server.server_port}"
+        host = self._config.host
+        if host in _EVERYWHERE:
+            from roll_like.cluster.address import node_address
+
+            host = node_address()
+        return f"[{host}]:{self._server.server_port}" if ":" in host else f"{host}:{self._server.server_port}"
+
+    def watch(
+        self,
+        *,
+        engines: Callable[[], Mapping[int, str]] | None = None,
+        cluster: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """Ask these from now on. See `SystemTracker.watch`."""
+        self._newest.engines = engines or self._newest.engines
+        self._cluster = cluster or self._cluster
+        self._write_targets()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the figures of one step."""
+        """Take the figures of one step, and look whether there are other nodes."""
         self._newest.take(step, values)
+        self._write_targets()
+
+    def _write_targets(self) -> None:
+        """Write where the run and Ray's nodes are read, at once: Prometheus may read the file at any time."""
+        targets: list[dict[str, Any]] = [{"targets": [self.address], "labels": self._labels}]
+        if nodes := list(self._cluster()):
+            targets.append({"targets": nodes, "labels": {**self._labels, "job": "ray"}})
+        if targets == self._written:
+            return
+        part = self._targets.with_suffix(".part")
+        part.write_text(json.dumps(targets) + "\n", encoding="utf-8")
+        part.replace(self._targets)
+        self._written = targets
 
     def artifact(self, path: Path) -> None:
         """Files are not Prometheus's."""

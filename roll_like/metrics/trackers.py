@@ -25,6 +25,7 @@ from filelock import FileLock
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
+from roll_like.config.run import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics.rollouts import RolloutKind, RolloutRow
 from roll_like.metrics.traces import TraceStore
@@ -104,6 +105,29 @@ class TraceTracker(Protocol):
             rows: As in `rollouts/*.jsonl`, each with its `id`. The same ones may come again, after a failure or when a
                 run is continued; those of steps after `resume_step` are not to be there twice.
         """
+
+
+@runtime_checkable
+class SystemTracker(Protocol):
+    """What a tracker has beside, if it shows what the libraries of a run count of themselves."""
+
+    def watch(
+        self,
+        *,
+        engines: Callable[[], Mapping[int, str]] | None = None,
+        cluster: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """Ask these from now on; what is not given stays as it was.
+
+        Args:
+            engines: Returns the metrics of each inference engine by its rank, in Prometheus's text format.
+            cluster: Returns where Ray serves its own metrics, as `host:port`.
+        """
+
+
+def shows_systems(config: MetricsConfig) -> bool:
+    """Return whether a tracker of a run shows what its libraries count, so that they have to count."""
+    return any(issubclass(TRACKERS.get(tracker.type), SystemTracker) for tracker in config.trackers)
 
 
 def flatten_params(params: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.inference.weight_transfer.interface import SendReport, all_sent
 from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.metrics.trackers import shows_systems
 from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
@@ -153,6 +154,7 @@ def start_inference(
         returns_routes=config.replays_routes,
         returns_kept=follows and config.replays_kept,
         float32_head=config.model.head_dtype == "float32",
+        returns_metrics=shows_systems(config.metrics),
         stop_ids=tuple(sorted(renderer.stop_ids)),
         kept_tokens=renderer.kept_tokens,
     )

@@ -173,6 +173,9 @@ def starting_workers(config: SamplingRunConfig, run: RunContext, auxiliary: Auxi
     runner = run.stack.enter_context(DriverLoop())
     state.metrics.phase("starting workers")
     inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack, runner)
+    if inference is not None:
+        state.metrics.watch(engines=inference.metrics)
+        run.stack.callback(state.metrics.watch, engines=dict)  # before the loop ends that asks them
     gpu_sharing = GPUSharing(runner=runner, engines=inference, resources=config.resources, timer=state.timer)
     workers = Workers(state=state, model=model, runner=runner, engines=inference, gpu_sharing=gpu_sharing)
     with gpu_sharing.starting(alone=config.starts_alone("inference")):

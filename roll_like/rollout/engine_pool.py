@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -32,6 +32,8 @@ from roll_like.rollout.router import ReplicaLost, Router, all_gone
 
 #: How often an engine that is to start looks whether it may. Seconds.
 TURN_SECONDS = 0.2
+#: How long engines may take to tell their metrics; Prometheus waits 10 s by default. Seconds.
+METRICS_SECONDS = 3.0
 P = ParamSpec("P")
 R = TypeVar("R")
 ArgumentT = TypeVar("ArgumentT")
@@ -234,6 +236,24 @@ class EnginePool:
                 return await self.cluster.only([rank]).ask(0, method, *args, **kwargs)
             except (WorkerDied, EngineDied) as error:
                 self._lost(rank, restarts, error)
+
+    def metrics(self) -> dict[int, str]:
+        """Return what each engine's library counts, in Prometheus's text format, by rank; from any thread.
+
+        Those that are starting, and those that do not answer in `METRICS_SECONDS`, are left out.
+        """
+        return self.runner.run(self._metrics())
+
+    async def _metrics(self) -> dict[int, str]:
+        ranks = self.reachable()
+        told = await asyncio.gather(*map(self._metrics_of, ranks))
+        return {rank: text for rank, text in zip(ranks, told, strict=True) if text}
+
+    async def _metrics_of(self, rank: int) -> str:
+        with suppress(RollLikeError, TimeoutError):  # its death shows where it samples
+            async with asyncio.timeout(METRICS_SECONDS):
+                return await self.cluster.ask(rank, InferenceEngine.metrics)
+        return ""
 
     @contextmanager
     def addressing(self, *states: ReplicaState) -> Iterator[bool]:

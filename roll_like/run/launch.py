@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from roll_like.check.gpus import require_capable, require_room
-from roll_like.cluster import RaySession, ResourceManager, watching
+from roll_like.cluster import RaySession, ResourceManager, metrics_addresses, watching
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.cluster.node_watch import RoleMemory
 from roll_like.cluster.orphans import clear_up_orphans
@@ -22,6 +22,7 @@ from roll_like.data.stored_rows import with_stored_rows
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
+from roll_like.metrics.trackers import shows_systems
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
 from roll_like.run.folder import is_finished, locked, resolve_run_folder
 from roll_like.run.signals import StopSignal
@@ -109,8 +110,10 @@ def running(
                         checkpoints=store.directory if durable else None,
                         lock=lock,
                         events=directory / files.EVENTS,
+                        metrics=shows_systems(config.metrics),
                     )
                 )
+                metrics.watch(cluster=metrics_addresses)
             snapshots = Snapshots(session.snapshots, store, durable=durable, warn=metrics.warn)
             stack.push(snapshots.close)
             resources = stack.enter_context(ResourceManager(config.resources))

@@ -6,11 +6,14 @@ import inspect
 import json
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import torch
+from dashboards import asked_names
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, run_here, write_run
+from prometheus_client.parser import text_string_to_metric_families
+from run_config import read_lines, run_here, start_run, wait_for, write_run
 
 from roll_like.cluster.cluster import ClusterHandle
 from roll_like.training.rank import TrainingRank
@@ -33,12 +36,22 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
         training={"zero_stage": 1, "optimizer": {"lr": 8.0e-3}, "max_tokens_per_micro_batch": 2048},
         evaluation={"sources": [{"path": str(tmp_path / "eval.jsonl")}], "samples_per_prompt": 2},
         checkpoint={"every": 5, "keep": 1, "export": True},
-        metrics={"trackers": [{"type": "mlflow"}], "console": "plain"},
+        metrics={"trackers": [{"type": "mlflow"}, {"type": "prometheus", "port": 0}], "console": "plain"},
     )
-    with nothing_left():
-        code, output = finish_run(config)
-    assert code == 0, output
     run = tmp_path / "runs" / "tiny"
+    with nothing_left():
+        process = start_run(config)
+        wait_for(process, "step  1/10")
+        [target] = json.loads((run / "prometheus.json").read_text())
+        with urlopen(f"http://{target['targets'][0]}/metrics", timeout=60) as answer:
+            scraped = answer.read().decode()
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    served = {sample.name for family in text_string_to_metric_families(scraped) for sample in family.samples}
+    asked = asked_names()
+    assert (asked["roll_like"] | asked["vllm"]) <= served
+    assert 'vllm:generation_tokens_total{engine="0"' in scraped
+    assert not (run / "prometheus.json").exists()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["reward_last"] > summary["reward_first"] + 0.1
     assert summary["eval_after"] > summary["eval_before"] + 0.1

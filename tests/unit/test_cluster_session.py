@@ -17,7 +17,7 @@ import psutil
 import pytest
 from ray._private import worker
 
-from roll_like.cluster import RaySession, guardian
+from roll_like.cluster import RaySession, guardian, metrics_addresses, session
 from roll_like.cluster.session import AUTH_MODE, STARTS, RayProcesses
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import STOPPING, ResourceError
@@ -304,6 +304,41 @@ def test_what_is_set_for_a_cluster_without_token_is_not_for_the_next(
     with RaySession(hardware("10.0.0.1:6379"), tmp_path):
         assert os.environ[AUTH_MODE] == "disabled"
     assert AUTH_MODE not in os.environ
+
+
+COLLECTS = "RAY_enable_metrics_collection"
+
+
+def test_ray_counts_where_it_is_shown_and_can_be_served(
+    straying: StrayingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(COLLECTS, raising=False)
+    monkeypatch.setattr(session, "_CHOSEN", {})
+    served = True
+    monkeypatch.setattr(session, "_exports_metrics", lambda: served)
+    chosen = []
+    for metrics in (False, True, False):
+        with RaySession(hardware(), tmp_path, metrics=metrics):
+            chosen.append(os.environ[COLLECTS])
+    assert chosen == ["0", "1", "0"]
+    served = False
+    with RaySession(hardware(), tmp_path, metrics=True):
+        assert os.environ[COLLECTS] == "0"
+    monkeypatch.setenv(COLLECTS, "true")  # the user's choice stays
+    with RaySession(hardware(), tmp_path):
+        assert os.environ[COLLECTS] == "true"
+
+
+def test_addresses_are_of_nodes_that_serve_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(host: str, port: int, *, alive: bool = True) -> dict[str, Any]:
+        return {"NodeManagerAddress": host, "MetricsExportPort": port, "alive": alive}
+
+    nodes = [node("10.0.0.1", 8080), node("10.0.0.2", -1), node("10.0.0.3", 8080, alive=False), node("fe80::1", 81)]
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(session.ray, "nodes", lambda: nodes)
+    assert metrics_addresses() == ["10.0.0.1:8080", "[fe80::1]:81"]
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: False)
+    assert metrics_addresses() == []
 
 
 def test_a_process_that_is_not_seen_once_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

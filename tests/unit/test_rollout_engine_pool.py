@@ -91,6 +91,11 @@ class FakeEngine:
     async def fingerprints(self, names: Sequence[str], seed: int) -> Fingerprints:
         return Fingerprints(tensors=dict.fromkeys(names, str(self.weights)), tied={})
 
+    async def metrics(self) -> str:
+        while not self.answers:
+            await asyncio.sleep(0.001)
+        return f"engine {self.rank}"
+
     async def score_prompt(self, token_ids: Any, adapter: str, top_k: int) -> tuple[int, int]:
         return self.rank, self.weights
 
@@ -229,6 +234,17 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def runner() -> Iterator[DriverLoop]:
     with DriverLoop() as loop:
         yield loop
+
+
+def test_metrics_are_of_the_engines_that_tell(runner: DriverLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(runner, replicas=3)
+    assert run.pool.metrics() == {rank: f"engine {rank}" for rank in range(3)}
+    run.cluster.engines[0].dies_in = "metrics"
+    assert run.pool.metrics() == {1: "engine 1", 2: "engine 2"}
+    assert run.told == [], "where it samples its death is noticed"
+    monkeypatch.setattr(engine_pool_module, "METRICS_SECONDS", 0.05)
+    run.cluster.engines[2].answers = False
+    assert run.pool.metrics().get(2) is None
 
 
 def test_requests_of_the_only_engine_wait_for_another_with_the_policys_weights(runner: DriverLoop) -> None:

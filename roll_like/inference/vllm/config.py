@@ -43,7 +43,7 @@ FIXED_ENGINE_ARGS = {
     "logits_processors": "the trainer does not follow what they do to the distribution that tokens are drawn from",
     "worker_extension_cls": "weight updates come in through it",
     "weight_transfer_config": "weights.push() uses it",
-    "disable_log_stats": "nothing reads vLLM's statistics",
+    "disable_log_stats": "it follows from metrics.trackers: prometheus reads vLLM's statistics",
     "skip_tokenizer_init": "responses are decoded with the tokenizer",
     "load_format": "weights are loaded from model.path",
     "trust_remote_code": "it is set by `model.trust_remote_code`",

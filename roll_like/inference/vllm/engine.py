@@ -119,7 +119,9 @@ class VLLMEngine(TaskEngine):
             if self._config.quantization == "int8":
                 import roll_like.inference.vllm.int8  # noqa: F401 - registers it
 
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, disable_log_stats=True))
+        self._engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**arguments, disable_log_stats=not self._spec.returns_metrics)
+        )
         _count_steps(self._engine)
         await self._engine.get_supported_tasks()
         await self._engine.update_weight_version("0")
@@ -405,6 +407,12 @@ class VLLMEngine(TaskEngine):
             raise GenerationError("vLLM told the log-probabilities of other tokens than the given ones")
         return PromptScores(logprobs=np.asarray(found, np.float32), top=_top(flat, top_k))
 
+    async def metrics(self) -> str:
+        """Return what vLLM counts, as its own server tells at `/metrics`."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(_VLLMMetrics()).decode()
+
     # ---- state ---------------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -459,6 +467,16 @@ def _count_steps(llm: Any) -> None:
         return outputs
 
     llm.engine_core.get_output_async = received
+
+
+class _VLLMMetrics:
+    """vLLM's own metrics of this process, without those of Python."""
+
+    def collect(self) -> Iterator[Any]:
+        """Yield them, as `prometheus_client` collects."""
+        from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+        return (family for family in get_prometheus_registry().collect() if family.name.startswith("vllm:"))
 
 
 def _require_same_prompt(request: GenerateRequest, seen: Sequence[int] | None) -> None:
