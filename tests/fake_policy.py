@@ -14,7 +14,7 @@ from roll_like.data.chat import Renderer
 from roll_like.inference.interface import GenerateRequest, Generation, Guesses, Sampling
 from roll_like.types import FloatArray, IntArray, Scored, Segment, StopReason
 
-PROGRAM = ProgramSpec(name="agent", command=("agent",), timeout_seconds=10, max_programs=4)
+PROGRAM = ProgramSpec(name="agent", command=("agent",), timeout_seconds=60, max_programs=4)
 
 
 def spelled(renderer: Renderer, text: str, *, ended: bool = True) -> IntArray:

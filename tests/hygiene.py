@@ -35,6 +35,23 @@ def _processes() -> dict[int, str]:
     return found
 
 
+def ended(*pids: int, seconds: float = 20.0) -> bool:
+    """Return whether processes have ended, or do so soon: those that are killed are there for a moment still."""
+    until = time.monotonic() + seconds
+    while any(map(_lives, pids)):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _files() -> set[Path]:
     """Shared memory and folders of Ray, except those of others on the machine, such as other test workers."""
     found = {*Path("/tmp").glob("roll-*")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -142,3 +143,9 @@ def _turns_around_gaps(sampled: np.ndarray) -> np.ndarray:
 def pairs_of(sequences: Sequence[TrainingSample]) -> list[Pair]:
     """The pairs of sequences, chosen and rejected in turn."""
     return [Pair(chosen=one, rejected=two) for one, two in zip(sequences[::2], sequences[1::2], strict=True)]
+
+
+async def all_follows() -> None:
+    """Let an event loop do what follows from something: so many turns, whereas a sleep may end after one of them."""
+    for _ in range(100):
+        await asyncio.sleep(0)

@@ -26,10 +26,10 @@ class ThreadVocabulary(DividedVocabulary):
 
     def told(self, figures: Tensor) -> list[Tensor]:
         self.boxes[self.group.rank()] = figures.detach().clone()
-        self.barrier.wait(20)
+        self.barrier.wait(120)
         found = [each.clone() for each in self.boxes]
         assert len({(each.shape, each.dtype) for each in found}) == 1, "ranks tell figures of different shapes"
-        self.barrier.wait(20)
+        self.barrier.wait(120)
         return found
 
     def sum(self, figures: Tensor) -> Tensor:

@@ -227,7 +227,8 @@ async def run_engine(spec: ContainerSpec, *arguments: str) -> tuple[int, str, st
         return -1, "", f"`{spec.type} {arguments[0]}` did not end within {START_SECONDS:g} s"
     finally:
         if process.returncode is None:  # what it started holds its pipes
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     return process.returncode or 0, out.decode(errors="replace").strip(), said.decode(errors="replace").strip()
 

@@ -70,12 +70,15 @@ def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None
         before, left = left, marked(value, name)
         if not before and not left:
             return
-    for pid in left:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 1.0
-    while marked(value, name) and time.monotonic() < until:
+    while left:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > until:
+            return
         time.sleep(0.05)
+        left = marked(value, name)  # they may have started others meanwhile
 
 
 def remove_containers(value: str, engines: Iterable[str] = ("docker", "podman", "apptainer")) -> None:

@@ -122,11 +122,12 @@ class _Threads:
         try:
             await asyncio.wait_for(finished.wait(), timeout)
         except TimeoutError:
-            self._late.append(thread)
-            raise _HungError(
-                f"no result within {timeout:g} s, and a thread cannot be stopped",
-                fix="raise rewards.timeout_seconds, or bound the reward's own waiting",
-            ) from None
+            if not results and not errors:  # else it ended while this process had no time to notice
+                self._late.append(thread)
+                raise _HungError(
+                    f"no result within {timeout:g} s, and a thread cannot be stopped",
+                    fix="raise rewards.timeout_seconds, or bound the reward's own waiting",
+                ) from None
         if errors:
             error = errors[0]
             raise error if isinstance(error, Exception) else RewardError(describe_error(error))

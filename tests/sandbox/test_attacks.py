@@ -158,7 +158,7 @@ def test_the_port_notices_a_connection_without_walls(tmp_path: Path) -> None:
         attack = suite(str(target.canary), target.port)["network"][0]
         with CodeEvaluator(backend=LocalBox()) as evaluator:
             assert evaluator.evaluate_sync(attack.program, attack.tests("call")).status is TestStatus.PASSED
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while target.harm() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert "reached the host" in str(target.harm())

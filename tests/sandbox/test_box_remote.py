@@ -105,7 +105,7 @@ async def test_a_program_runs_there(box, server):
     ],
 )
 async def test_how_a_program_ends(box, source: str, ended: Ended):
-    report = await box.run(Program(source), "", Limits(wall_seconds=0.8, output_bytes=1000))
+    report = await box.run(Program(source), "", Limits(wall_seconds=3, output_bytes=1000))
     assert report.ended is ended, report
     assert len(report.stdout) <= 1000
 

@@ -85,7 +85,7 @@ ENDS = [
             "def f(x): return x\nexit()",
             "import os\ndef f(x): os._exit(0)",
             "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): exit(0)",
-            "import os, threading as t, time\nt.Timer(0, os._exit, [0]).start()\ndef f(x): time.sleep(.3); return x",
+            "import os, threading as t, time\nt.Timer(0, os._exit, [0]).start()\ndef f(x): time.sleep(5); return x",
             "import os\nos.close(4)\ndef f(x): return x",
             "import sys\nsys.modules['__main__'].f = 1\ndef f(x): quit(x)",
         ],

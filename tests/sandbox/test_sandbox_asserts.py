@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
+import psutil
 import pytest
+from hygiene import ended
 from local_box import LocalBox, LocalSession
 
 from roll_like.errors import ConfigError
@@ -206,8 +208,15 @@ def test_a_slow_test_is_a_timeout_and_leaves_no_process() -> None:
     with CodeEvaluator(Limits(wall_seconds=0.5), LocalBox()) as evaluator:
         code = "assert add(1, 2) == 3\nwhile True: pass  # a mark: slow-test-of-this-suite"
         assert evaluator.evaluate_sync(PROGRAM, [AssertTest(code)]).status is TestStatus.TIMEOUT
-        listed = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in listed.splitlines() if "assert_process.py" in line]
+        assert ended(*own_processes("assert_process.py"))
+
+
+def own_processes(program: str) -> Iterator[int]:
+    """Yield what runs a program below this process: other test workers have theirs."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(program in word for word in child.cmdline()):
+                yield child.pid
 
 
 def test_the_test_has_no_environment_and_no_site_packages(monkeypatch: pytest.MonkeyPatch) -> None:

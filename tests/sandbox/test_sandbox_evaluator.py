@@ -279,7 +279,7 @@ class SlowBox(LocalBox):
 
 
 def test_no_more_than_workers_run_at_once() -> None:
-    box = SlowBox(0.05)
+    box = SlowBox(0.2)
     tests = [StdioTest("4", "8")]
 
     async def many(evaluator: CodeEvaluator) -> list[CodeResult]:
@@ -294,12 +294,12 @@ def test_no_more_than_workers_run_at_once() -> None:
 def test_the_total_time_bounds_all_tests_together() -> None:
     box = SlowBox(0.2)
     begin = time.monotonic()
-    result = evaluate(box, PRINT_DOUBLE, [StdioTest("4", "8")] * 20, total_seconds=0.5)
-    assert time.monotonic() - begin < 5
+    result = evaluate(box, PRINT_DOUBLE, [StdioTest("4", "8")] * 20, total_seconds=1.0)
+    assert time.monotonic() - begin < 30
     assert result.status is TestStatus.TIMEOUT
     assert 0 < result.fraction < 0.5
     assert "not run" in result.tests[-1].detail
-    assert all(limits.wall_seconds <= 0.5 for _, _, limits in box.seen)
+    assert all(limits.wall_seconds <= 1.0 for _, _, limits in box.seen)
 
 
 def test_a_call_has_the_wall_limit_and_the_next_one_a_fresh_session() -> None:
@@ -317,7 +317,7 @@ def test_a_call_has_the_wall_limit_and_the_next_one_a_fresh_session() -> None:
 
     box = Sleepy()
     tests = [CallTest("double", (at,), expected=2 * at) for at in (1, 0, 2)]
-    result = evaluate(box, DOUBLE, tests, limits=Limits(wall_seconds=0.1))
+    result = evaluate(box, DOUBLE, tests, limits=Limits(wall_seconds=0.5))
     assert [test.status.value for test in result.tests] == ["passed", "timeout", "passed"]
     assert len(box.sessions) == 2
 
@@ -345,7 +345,7 @@ def test_closing_cancels_ends_the_thread_and_refuses_more() -> None:
             time.sleep(0.01)
         evaluator.close()
         with pytest.raises(BaseException):  # noqa: B017, PT011 - CancelledError of concurrent.futures
-            waiting.result(10)
+            waiting.result(60)
     assert box.closed
     assert "code-evaluator" not in {thread.name for thread in threading.enumerate()}
     evaluator.close()
@@ -354,11 +354,13 @@ def test_closing_cancels_ends_the_thread_and_refuses_more() -> None:
 
 
 def test_a_cancelled_evaluation_gives_its_place_back() -> None:
-    box = SlowBox(0.3)
+    box = SlowBox(60)
 
     async def main(evaluator: CodeEvaluator) -> CodeResult:
         task = asyncio.ensure_future(evaluator.evaluate(PRINT_DOUBLE, [StdioTest("4", "8")]))
-        await asyncio.sleep(0.1)
+        while not box.seen:
+            await asyncio.sleep(0.01)
+        box.seconds = 0
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -287,5 +287,5 @@ def test_a_peer_takes_a_turn_of_several_steps_and_says_how_long_it_took(load) ->
     assert turns.take() >= 0
     assert taken == [0, 1]
     assert turns.take() >= 0
-    beside.join(timeout=10)
+    beside.join(timeout=60)
     assert taken == [0, 1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import signal
@@ -12,9 +13,11 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from hygiene import ended
 
 from roll_like.cluster import watchdog
 from roll_like.cluster.node_watch import NodeWatch, Sighting, page_prefix
@@ -113,7 +116,7 @@ def watched(tmp_path: Path, reports: list[tuple[Hang, str]]) -> Iterator[list[st
         yield warnings
 
 
-def wait_for_a_report(reports: list[tuple[Hang, str]], seconds: float = 20.0) -> tuple[Hang, str]:
+def wait_for_a_report(reports: list[tuple[Hang, str]], seconds: float = 60.0) -> tuple[Hang, str]:
     until = time.monotonic() + seconds
     while not reports and time.monotonic() < until:
         time.sleep(0.05)
@@ -141,7 +144,7 @@ def test_a_stopped_process_is_killed_and_its_peers_are_asked(
     reports: list[tuple[Hang, str]] = []
     with watched(tmp_path, reports):
         hang, text = wait_for_a_report(reports)
-        assert stopped.wait(5) == -signal.SIGKILL
+        assert stopped.wait(60) == -signal.SIGKILL
     assert (hang.ranks, hang.stopped) == ((1,), True)
     assert text.startswith("training 1 was stopped for 1 s; killed; stacks in ")
     files = {path.name: path.read_text() for path in (tmp_path / "stacks").iterdir()}
@@ -163,7 +166,8 @@ def test_a_stuck_process_says_where_and_goes_with_its_children(
     reports: list[tuple[Hang, str]] = []
     with watched(tmp_path, reports) as warnings:
         hang, text = wait_for_a_report(reports)
-        assert stuck.wait(5) == -signal.SIGKILL
+        assert stuck.wait(60) == -signal.SIGKILL
+        left = not ended(child.pid)
         time.sleep(1.0)
     assert (hang.role, hang.ranks, hang.phase) == ("training", (0,), "forward_backward")
     assert text.startswith("training 0 hung in forward_backward: no progress for 1 s; killed; stacks in ")
@@ -171,7 +175,6 @@ def test_a_stuck_process_says_where_and_goes_with_its_children(
     assert "in waits_for_a_lock_that_nobody_gives_back" in evidence
     assert "forward_backward, 1 units done" in evidence
     assert "--- kernel, status" in evidence
-    left = child.is_running() and child.status() != psutil.STATUS_ZOMBIE
     if left:
         child.kill()
     assert not left
@@ -197,11 +200,12 @@ def test_time_in_which_the_watchdog_could_not_look_counts_for_nobody(
     monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.1)
     start("stuck")
     clock = iter(range(0, 10**9, 1000))  # the machine is suspended between any two looks
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     passed: list[float] = []
     monkeypatch.setattr(Hangs, "look", lambda self, sightings, seconds: passed.append(seconds) or [])
     with watched(tmp_path, []):
-        time.sleep(0.5)
+        while len(passed) < 3:
+            time.sleep(0.01)
     assert set(passed) == {0.2}
 
 
@@ -214,7 +218,7 @@ def test_a_folder_that_cannot_be_written_keeps_nobody_alive(
     reports: list[tuple[Hang, str]] = []
     with watched(tmp_path, reports) as warnings:
         wait_for_a_report(reports)
-    assert stuck.wait(5) == -signal.SIGKILL
+    assert stuck.wait(60) == -signal.SIGKILL
     assert len(warnings) == 1
     assert warnings[0].startswith("stacks of training cannot be kept: ")
 
@@ -227,6 +231,8 @@ def test_a_watchdog_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Hangs, "look", fail)
     with watched(tmp_path, []) as warnings:
+        while not warnings:
+            time.sleep(0.01)
         time.sleep(0.3)
     assert warnings == ["hanging workers are not noticed any more: ValueError: a bug"]
 
@@ -272,7 +278,8 @@ def test_a_driver_that_hangs_says_where_and_ends(
 ) -> None:
     monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(watchdog, "DRIVER_SECONDS", 0.3)
-    nodes, moved, codes = Still(), [0], threading.Event()
+    nodes, moved, codes = Still(), itertools.count(), threading.Event()
+    goes_on = threading.Event()
     found: list[int] = []
 
     def end(code: int) -> None:
@@ -285,18 +292,18 @@ def test_a_driver_that_hangs_says_where_and_ends(
         Deadlines("cpu", 1.0),
         stacks=tmp_path / "stacks",
         step=lambda: 7,
-        moves=lambda: moved[0],
+        moves=lambda: next(moved) if goes_on.is_set() else -1,
         report=lambda hang, text: None,
         warn=lambda text: found.append(-1),
         end=end,
     )
     with dog:
         assert not codes.wait(0.8), "a worker goes on"
+        goes_on.set()
         nodes.moving = False
-        for _ in range(16):
-            moved[0] += 1
-            assert not codes.wait(0.05), "the driver goes on"
-        assert codes.wait(20)
+        assert not codes.wait(0.8), "the driver goes on"
+        goes_on.clear()
+        assert codes.wait(60)
     assert found == [RETRY]
     assert "test_a_driver_that_hangs_says_where_and_ends" in (tmp_path / "stacks" / "7-driver.txt").read_text()
     assert "the driver hung: neither it nor any worker has gone on for" in capsys.readouterr().err
@@ -321,5 +328,5 @@ def test_a_run_whose_ray_is_gone_ends(tmp_path: Path, capsys: pytest.CaptureFixt
         with pytest.raises(queue.Empty):
             codes.get(timeout=0.5)
         parts[0] = "raylet was stopped for 16 s"
-        assert codes.get(timeout=20) == RETRY
+        assert codes.get(timeout=60) == RETRY
     assert "raylet was stopped for 16 s; the run ends, and --resume continues it" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from hygiene import ended
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from roll_like.check.gpu_memory import gpu_plans
@@ -91,13 +92,6 @@ hanging_here()
 '''
 
 
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-
-
 def test_every_kind_of_check_ends_in_the_report(runner: Any, tmp_path: Path) -> None:
     checks = [
         fake(runner, "passes", GOOD, bounds={"speed": (2.0, 3.0)}),
@@ -122,7 +116,7 @@ def test_every_kind_of_check_ends_in_the_report(runner: Any, tmp_path: Path) -> 
     assert "waiting for a rank" in by_name["hangs"].reason
     assert re.search(r"it was in <string>:\d+ in hanging_here \[\d+ ", by_name["hangs"].reason)
     assert re.search(r"; <string>:4 in waiting_for_the_driver \[\d+ ", by_name["hangs"].reason)
-    assert not any(alive(int(pid)) for pid in (tmp_path / "hangs" / "children").read_text().split())
+    assert ended(*map(int, (tmp_path / "hangs" / "children").read_text().split()))
     assert by_name["slow"].reason == ("speed is 2.5, at least 3 was expected; no figure ratio (at most 1 was expected)")
     assert by_name["lacks"].reason == "not installed: a_package_that_is_not_there; see docs/gpu.md"
     assert "of the budget are left, and it may take 600" in by_name["too long"].reason
@@ -163,14 +157,14 @@ def test_an_interrupt_ends_what_runs(runner: Any, tmp_path: Path) -> None:
 
     def interrupt(line: str) -> None:
         if line.startswith("second"):
-            while not (children.exists() and children.read_text()):
+            while not (children.exists() and len(children.read_text().split()) == 3):
                 time.sleep(0.05)
             raise KeyboardInterrupt
 
     checks = [fake(runner, "first", HANGING), fake(runner, "second", GOOD)]
     with pytest.raises(KeyboardInterrupt):
         runner.Schedule(checks, tmp_path, 60.0, {}, interrupt, beside=2).run()
-    assert not any(alive(int(pid)) for pid in children.read_text().split())
+    assert ended(*map(int, children.read_text().split()))
 
 
 def test_a_small_budget_is_for_the_first_checks_and_what_nothing_waits_for_has_the_rest(
@@ -245,7 +239,7 @@ def test_two_that_hang_are_ended_together_within_the_budget(runner: Any, tmp_pat
         assert "hanging_here" in result.reason
         assert "waiting_for_the_driver" in result.reason  # each one's own child, and not the other's
         assert (tmp_path / "logs" / f"{result.name}.txt").read_text().count("hanging_here") == 1
-        assert not any(alive(int(pid)) for pid in (tmp_path / result.name / "children").read_text().split())
+        assert ended(*map(int, (tmp_path / result.name / "children").read_text().split()))
 
 
 def test_the_report_has_what_running_checks_have_found(runner: Any, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_how_long_the_start_took_is_said_once(tmp_path: Path, capsys: pytest.Cap
     assert event["phases"]["starting workers"] >= 0.05, "said twice, counted once"
     assert sum(event["phases"].values()) <= event["elapsed"]
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("started in ")]
-    assert re.fullmatch(r"started in \d+s: checking [78]s, opening metrics trackers \d+s, starting workers \d+s", line)
+    assert re.fullmatch(r"started in \d+s: checking \d+s, opening metrics trackers \d+s, starting workers \d+s", line)
     assert values["rollout/reward/mean"] == 0.5
 
 

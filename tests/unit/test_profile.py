@@ -124,9 +124,9 @@ def test_a_trace_with_two_ranks_is_one_that_perfetto_reads(tmp_path: Path) -> No
     assert all(event["ts"] >= 0 and event["ts"] + event["dur"] <= seconds for event in timed), "one time axis"
     products = [event for event in timed if event["name"] == "aten::mm"]
     assert len({event["pid"] for event in products}) == 2
-    phases = sorted(event["ts"] for event in timed if event["name"] == "forward_backward")
+    phases = [(each["ts"], each["ts"] + each["dur"]) for each in timed if each["name"] == "forward_backward"]
     assert len(phases) == 2
-    assert all(any(abs(event["ts"] - phase) < 1e6 for phase in phases) for event in products)
+    assert all(any(begin - 1e5 < event["ts"] < end + 1e5 for begin, end in phases) for event in products)
     assert any(event["ph"] == "i" and event["name"] == "[memory]" for event in events)
     assert len({event["tid"] for event in timed if event["name"] == "request"}) == 2  # they overlap
     assert all(profile.snapshot is None for profile in found.values()), "snapshots are of GPUs"
@@ -160,11 +160,14 @@ def test_nothing_is_kept_while_nothing_is_profiled() -> None:
         pass
     assert SPANS.end() == []
     SPANS.begin()
+    began = time.time()
     with timer("train"), PROGRESS.phase("work"):
         time.sleep(0.01)
     spans = SPANS.end()
+    seconds = time.time() - began
     assert [(span.track, span.name) for span in spans] == [("", "work"), ("driver", "train")]
-    assert all(0.01 <= span.ended - span.began < 5 and abs(span.ended - time.time()) < 5 for span in spans)
+    assert all(0.009 < span.ended - span.began < seconds + 0.1 for span in spans)
+    assert all(began - 0.1 < span.began < span.ended < began + seconds + 0.1 for span in spans)
 
 
 def manager(folder: Path) -> MetricsManager:

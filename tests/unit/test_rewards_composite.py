@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from roll_like.registry import REWARDS
 
 SEEN: dict[str, list[str]] = {}
 CLOSED: list[str] = []
+#: What the reward `slow` waits for.
+RELEASED = threading.Event()
 
 
 class PartConfig(RewardConfig):
@@ -59,10 +62,12 @@ def parts() -> Iterator[None]:
     before = dict(REWARDS._plugins)
     register_reward("part")(Part)
     register_reward("async_part")(AsyncPart)
-    register_reward("slow")(lambda item: time.sleep(0.5))
+    RELEASED.clear()
+    register_reward("slow")(lambda item: RELEASED.wait(60))
     SEEN.clear()
     CLOSED.clear()
     yield
+    RELEASED.set()
     REWARDS._plugins.clear()
     REWARDS._plugins.update(before)
 
@@ -123,12 +128,13 @@ def test_a_gate_that_fails_loses_the_sample_instead_of_closing() -> None:
 
 
 def test_a_part_that_hangs_is_told_to_the_worker() -> None:
-    reward = make({"type": "slow"}, part("a"), timeout_seconds=0.05)
+    reward = make({"type": "slow"}, part("a"), timeout_seconds=0.3)
     (outcome,) = outcomes(reward, [completion("x", a=1.0)])
     assert isinstance(outcome, RewardError)
     assert reward.hung == 1
-    time.sleep(0.6)
-    assert reward.hung == 0
+    RELEASED.set()
+    while reward.hung:
+        time.sleep(0.01)
 
 
 def test_rows_are_checked_by_every_part() -> None:

@@ -39,7 +39,7 @@ def server() -> Iterator[JudgeServer]:
 
 def make(*servers: JudgeServer, judge: dict[str, Any] | None = None, **settings: Any) -> Rubric:
     judges = [{"url": server.url, "model": f"judge-{index}", **(judge or {})} for index, server in enumerate(servers)]
-    settings = {"rubric_field": "rubric", "timeout_seconds": 5, **settings}
+    settings = {"rubric_field": "rubric", "timeout_seconds": 60, **settings}
     return Rubric(RubricConfig.model_validate({"judges": judges, **settings}))
 
 

@@ -329,22 +329,20 @@ def test_a_hanging_thread_is_counted_until_it_ends_and_is_not_tried_again(add: A
         def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
             calls.append(1)
             if len(calls) == 1:
-                release.wait(10)
+                release.wait(60)
             return [1.0]
 
     async def run() -> None:
-        scorer = Scorer([RewardConfig(type=add(Hangs))], timeout_seconds=0.05, retries=5)
+        scorer = Scorer([RewardConfig(type=add(Hangs))], timeout_seconds=0.5, retries=5)
         lost = await scorer.score_group(make_group("a"))
         assert (len(lost.failures), len(calls), scorer.hung) == (1, 1, 1)
         assert "a thread cannot be stopped" in lost.failures[0].error
         # others are still scored
         assert (await scorer.score_group(make_group("b"))).samples[0].reward == 1.0
         release.set()
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            if scorer.hung == 0:
-                return
-        raise AssertionError("the thread ended, and is still counted")
+        async with asyncio.timeout(60):  # the thread ends, and is counted no longer
+            while scorer.hung:
+                await asyncio.sleep(0.01)
 
     asyncio.run(run())
 
@@ -363,7 +361,7 @@ def test_a_synchronous_reward_runs_one_group_at_a_time_off_the_loop(add: Add) ->
             return [1.0]
 
     async def run() -> None:
-        scorer = Scorer([RewardConfig(type=add(Counts))], timeout_seconds=5, retries=0)
+        scorer = Scorer([RewardConfig(type=add(Counts))], timeout_seconds=60, retries=0)
         await asyncio.gather(*(scorer.score_group(make_group("a")) for _ in range(4)))
 
     asyncio.run(run())
@@ -384,7 +382,7 @@ def test_async_rewards_judge_many_groups_at_a_time(add: Add) -> None:
             return [1.0]
 
     async def run() -> None:
-        scorer = Scorer([RewardConfig(type=add(Counts))], timeout_seconds=5, retries=0)
+        scorer = Scorer([RewardConfig(type=add(Counts))], timeout_seconds=60, retries=0)
         await asyncio.gather(*(scorer.score_group(make_group("a")) for _ in range(4)))
 
     asyncio.run(run())

@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact, episode_settings
+from hygiene import ended
 from test_rollout_env_manager import SETTINGS
 
 from roll_like.agents import agent_program, container
@@ -107,7 +109,7 @@ async def failure(spec: ProgramSpec, **more: Any) -> str:
 def gone(message: str) -> bool:
     """Whether the child that a program named is gone."""
     (pid,) = map(int, re.findall(r"child (\d+)", message))
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return ended(pid)
 
 
 # ---- playing -------------------------------------------------------------------------------------
@@ -290,7 +292,7 @@ async def test_a_play_that_is_cancelled_ends_the_program() -> None:
     with pytest.raises(asyncio.CancelledError):
         await playing
     assert children
-    assert not [one for one in children if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert ended(*(one.pid for one in children))
 
 
 # ---- many of them, through the manager -----------------------------------------------------------
@@ -366,12 +368,12 @@ def test_no_more_programs_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_redundant_programs_are_ended() -> None:
-    before = len(psutil.Process().children())
+    before = psutil.Process().children()  # of other tests in this process
     collected = collect(
         program("turn", "reward=1", "sleep=0", max_programs=3), policy_of(["fox"]), episodes_per_group=2, redundant=2
     )
     assert len(collected.groups[0].samples) == 2
-    assert len(psutil.Process().children()) == before
+    assert not [one for one in psutil.Process().children() if one not in before]
 
 
 def test_programs_need_their_runner() -> None:
@@ -403,18 +405,21 @@ async def test_a_container_that_is_made_after_its_command_was_killed_is_removed(
     (tmp_path / "podman").write_text(
         f"""#!/bin/sh
 cd {tmp_path}
-test "$1" = kill && {{ (sleep 0.5; touch made) </dev/null >/dev/null 2>&1 & }}
-test "$1" = rm && {{ echo Error: no such container >&2; rm made; }}
+case $1 in
+rm) echo >> asked; test "$(wc -l < asked)" -lt 3 || touch made; echo Error: no such container >&2; rm made ;;
+esac
 """
     )
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    # a quarter of a second a look: it is asked three times in a second
     monkeypatch.setattr(container, "SETTLE_SECONDS", 1.0)
+    clock = itertools.count(0.0, 0.25)
+    monkeypatch.setattr(container, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     async with Proxy(FakePolicy(CHATML, ["fox"]), CHATML) as proxy:
         spec = ContainerSpec(type="podman", image="agent:1")
         await container.Container(spec, "agent", proxy, str(tmp_path)).remove()
-    assert not (tmp_path / "made").exists()
-    await asyncio.sleep(0.6)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3
     assert not (tmp_path / "made").exists()  # it was there, and went
 
 

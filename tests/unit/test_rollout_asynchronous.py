@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests_support import group, task
+from tests_support import all_follows, group, task
 
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.rollout import AsyncSchedule, RolloutConfig
@@ -78,14 +78,14 @@ class FakeCollector:
         for sample in scored.samples:
             self.counter.sampled(sample.trajectory.response_length)
         self.running[owner.task_id].set_result(Group(task=owner, samples=scored.samples, failures=failures))
-        await asyncio.sleep(0.001)
+        await all_follows()
 
     def fail(self, number: int, error: Exception) -> None:
         """Let a group raise."""
 
         async def raising() -> None:
             self.running[f"fake/{number}"].set_exception(error)
-            await asyncio.sleep(0.001)
+            await all_follows()
 
         self.loop.run(raising())
 
@@ -185,7 +185,7 @@ class Waiting:
 
     def result(self) -> Any:
         with self._pool:
-            return self._outcome.result(timeout=5)
+            return self._outcome.result(timeout=60)
 
 
 def test_sigterm_while_a_step_waits_loses_nothing(loop: DriverLoop) -> None:

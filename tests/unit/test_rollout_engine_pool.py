@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ from roll_like.rollout.engine_pool import ActorReplica, EnginePool
 from roll_like.rollout.router import ReplicaLost, Router
 from roll_like.types import Segment, StopReason
 
-LIMIT = 20.0
+LIMIT = 60.0
 LIMITS: Any = SimpleNamespace(max_running=4, max_in_flight=1000, retries=0)
 
 
@@ -260,7 +261,10 @@ def test_requests_of_the_only_engine_wait_for_another_with_the_policys_weights(r
     assert run.cluster.fenced == [0]
     assert (run.cluster.engines[0].version, run.sync.version) == (2, 2), "the same version once more"
     run.until(lambda: len(run.told) == 1)
-    assert run.told == ["its process is gone; engine 0 was replaced in 0 s, and its requests are sampled again"]
+    (told,) = run.told
+    assert re.sub(r"in \d+ s", "soon", told) == (
+        "its process is gone; engine 0 was replaced soon, and its requests are sampled again"
+    )
 
 
 def test_an_engine_gets_no_requests_while_the_weights_move(runner: DriverLoop) -> None:

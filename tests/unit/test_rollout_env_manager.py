@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from chat_templates import renderer
 from fake_policy import Unqueued
+from tests_support import all_follows
 
 from roll_like.agents.env_manager import EnvironmentLost, EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
@@ -128,7 +129,7 @@ def collect(
     manager = EnvManager(speaker or Speaker(), pool, [SPEC], RENDERER, retries=retries, rewards=rewards)
     runner = manager.runner(EpisodePlan(**(SETTINGS | changes)), 5)
     collecting = collect_batch(runner, tasks(), groups=groups, at_once=at_once, waited_for=waited_for)
-    return asyncio.run(asyncio.wait_for(collecting, timeout=10))
+    return asyncio.run(asyncio.wait_for(collecting, timeout=60))
 
 
 def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
@@ -264,7 +265,7 @@ def test_a_group_that_hangs_says_whether_in_its_environment_or_at_the_policy(sil
         plan = EpisodePlan(**SETTINGS)
         runner = manager.runner(plan, 5)
         group = asyncio.create_task(runner.run(7, episode_task(SPEC, 0)))
-        await asyncio.sleep(0.05)
+        await all_follows()
         text = runner.describe(7)
         group.cancel()
         return text

@@ -152,6 +152,7 @@ async def test_a_server_of_many_episodes_may_look_up_without_naming_one(monkeypa
     async with rig("fox", tokens=300) as one:
         one.proxy.share("sk-many", max_tokens=300)
         client = one.client.with_options(api_key="sk-many")
+        monkeypatch.setattr(proxy, "SESSION_SECONDS", 60.0)
         began = time.monotonic()
         (model,) = [model async for model in client.models.list()]
         assert model.model_extra == {"max_model_len": 300}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests_support import all_follows
 
 from roll_like.cluster.spans import Span
 from roll_like.errors import GenerationError
@@ -88,7 +89,7 @@ class FakeReplica:
 
 
 def run(work):
-    return asyncio.run(asyncio.wait_for(work, timeout=5))
+    return asyncio.run(asyncio.wait_for(work, timeout=60))
 
 
 def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
@@ -133,7 +134,7 @@ def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
         replicas = [FakeReplica(held=["a"]), FakeReplica()]
         router = Router(replicas, max_running=100, max_in_flight=9, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key="a"))
-        await asyncio.sleep(0.01)
+        await all_follows()
         replicas[0].lose(ReplicaLost("gone"))
         assert (await waiting).text == "a"
         await router.generate(request("a2"), affinity_key="a")
@@ -156,9 +157,10 @@ def test_requests_under_way_are_spans_up_to_now() -> None:
         assert router.under_way() == []
         return found
 
+    before = time.time()
     (span,) = run(work())
     assert (span.track, span.name) == ("engine 0", "request")
-    assert abs(span.ended - time.time()) < 5
+    assert before <= span.ended <= time.time()
     assert 4 <= span.ended - span.began <= 20  # of the clock that ticks 2 s a look
 
 
@@ -167,7 +169,7 @@ def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
         replica = FakeReplica(held=["a", "b"])
         router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = [asyncio.create_task(router.generate(request(name), affinity_key=name)) for name in "ab"]
-        await asyncio.sleep(0.01)
+        await all_follows()
         replica.lose(ReplicaLost("gone"))
         for one in waiting:
             with pytest.raises(GenerationError, match="every inference replica is gone; the last error: gone"):
@@ -183,7 +185,7 @@ def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
         replica = FakeReplica(held=["a"])
         router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
-        await asyncio.sleep(0.01)
+        await all_follows()
         replica.lose(ValueError("what is this"))
         with pytest.raises(ValueError, match="what is this"):
             await waiting
@@ -197,7 +199,7 @@ def test_aborted_requests_come_back_or_never_start() -> None:
         router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         running = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
-        await asyncio.sleep(0.01)
+        await all_follows()
         await router.abort(["a", "b"])
         assert running.done() or (await running)
         assert (await running).stop_reason is StopReason.ABORTED
@@ -215,7 +217,7 @@ def test_who_stops_waiting_frees_the_replica() -> None:
         router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
-        await asyncio.sleep(0.01)
+        await all_follows()
         waiting.cancel()
         assert (await router.generate(request("c"), affinity_key=0)).text == "c"
         assert (await queued).text == "b"
@@ -496,9 +498,9 @@ def test_an_abort_does_not_overtake_its_request() -> None:
 
         replica.submit = slow  # type: ignore[method-assign]
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
-        await asyncio.sleep(0.01)
+        await all_follows()
         taking_back = asyncio.create_task(router.abort(["a"]))
-        await asyncio.sleep(0.01)
+        await all_follows()
         assert replica.aborted == []
         gate.set()
         await taking_back

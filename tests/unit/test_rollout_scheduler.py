@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests_support import all_follows
 
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
@@ -142,7 +143,7 @@ def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **ch
     batch = settings(groups=4, at_once=4, max_started=4, waited_for=0, accept=lambda group: True)
     plan = GroupPlan(**({"samples_per_group": 2, "sampling": SAMPLING} | changes))
     runner = GenerateScheduler(router, scorer or FakeScorer()).runner(plan, 0)
-    return asyncio.run(asyncio.wait_for(collect_batch(runner, tasks(), **batch), timeout=5))
+    return asyncio.run(asyncio.wait_for(collect_batch(runner, tasks(), **batch), timeout=60))
 
 
 def ids(groups: Sequence[Group]) -> list[str]:
@@ -316,7 +317,7 @@ def both(replica: FakeReplica, *, urgent: bool = False, waited_for: int = 0) -> 
         assert not scheduler.engines._prioritized
         assert not scheduler.engines._affinities
 
-    asyncio.run(asyncio.wait_for(work(), timeout=5))
+    asyncio.run(asyncio.wait_for(work(), timeout=60))
     return [request.request_id for request in replica.submitted]
 
 
@@ -343,9 +344,9 @@ def test_a_runner_says_how_far_a_group_is() -> None:
         scheduler = GenerateScheduler(Router([replica], max_running=9, max_in_flight=9, retries=0), FakeScorer())
         runner = scheduler.runner(GroupPlan(samples_per_group=2, sampling=SAMPLING), 0)
         running = asyncio.create_task(runner.run(0, make_task(0)))
-        await asyncio.sleep(0.01)
+        await all_follows()
         assert runner.describe(0) == "1 of 2 samples finished"
         await runner.stop([0])
         assert (await running).samples == ()
 
-    asyncio.run(asyncio.wait_for(work(), timeout=5))
+    asyncio.run(asyncio.wait_for(work(), timeout=60))

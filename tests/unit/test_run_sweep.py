@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +108,10 @@ def test_a_signal_reaches_the_run_under_way_and_no_further_one_starts(
         started.append(command)
         if len(started) == 1:
             return 0
-        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
         # a terminal sends Ctrl-C to both
         seconds = 1 if number == signal.SIGINT else 600
-        return run(child, [sys.executable, "-c", f"import time; time.sleep({seconds})"])
+        program = f"import os, time; os.kill(os.getppid(), {number:d}); time.sleep({seconds})"
+        return run(child, [sys.executable, "-c", program])
 
     monkeypatch.setattr(Child, "run", stopped)
     assert cli.main(["sweep", "--config", minimal, "--over", "seed=[0,1,2]"]) == code

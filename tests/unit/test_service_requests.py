@@ -585,7 +585,7 @@ async def test_an_answer_that_was_lost_on_its_way_is_there_when_the_client_is_ba
     model = await client.model(session)
     asked = (await client.train(model, 2)).json()  # waits for the first
     with pytest.raises(httpx.ReadTimeout):
-        await client.post("retrieve_future", asked, timeout=0.1)
+        await client.post("retrieve_future", asked, timeout=httpx.Timeout(60, read=0.1))
     await client.result(await client.train(model, 1))
     await client.core._tidy()
     assert (await client.post("retrieve_future", asked)).status_code == 200
@@ -600,7 +600,7 @@ def test_a_client_that_died_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         async with served(tmp_path, session_seconds=0.05) as client:
             await client.model(await client.begin())
             tidying = asyncio.create_task(client.core.tidy(shown.append))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while client.core.status().models:
                     await asyncio.sleep(0.01)
             tidying.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def test_every_figure_has_a_name_in_the_table() -> None:
 
 def test_rates_are_those_between_two_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((10.0, 15.0, 20.0, 24.0, 40.0))
-    monkeypatch.setattr(status_module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(status_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     rates = Rates()
     told = [rates.of(*totals) for totals in ((100, 10), (300, 20), (400, 20), (500, 20))]
     # ten seconds each, and then twenty: a look between two logs has the figures of the last one
@@ -51,6 +52,7 @@ def test_figures_are_written_now_and_then(
 ) -> None:
     logged: list[Any] = []
     monkeypatch.setattr(sinks, "PATIENCE", 0.0)
+    monkeypatch.setattr(status_module, "METRICS_SECONDS", 1e9)
     monkeypatch.setattr(TensorBoardTracker, "start", lambda self, **_: "id")
     monkeypatch.setattr(TensorBoardTracker, "log", lambda self, step, values: logged.append((step, values)) or 1 / 0)
     monkeypatch.setattr(TensorBoardTracker, "close", lambda self, status: logged.append(status))

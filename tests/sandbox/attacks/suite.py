@@ -102,7 +102,7 @@ def descendants() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-async def settled(most: int, seconds: float = 5.0) -> int:
+async def settled(most: int, seconds: float = 20.0) -> int:
     """Wait until no more than `most` processes are below this one; return how many there are."""
     for _ in range(int(seconds / 0.05)):
         if len(descendants()) <= most:
