@@ -30,12 +30,12 @@ FUNCTION_WORDS = frozenset(
 )
 
 
-def copied_share(response: Sequence[str], prompt: Sequence[str], *, n: int = 4) -> float:
-    """Return the share of the response's word n-grams that occur in the prompt, 0 to 1.
+def copied_share(response: Sequence[str], prompt: Sequence[str]) -> float:
+    """Return the share of the response's word n-grams that occur in the prompt, 0 to 1; n is 4.
 
-    A response shorter than `n` words is one n-gram of its own length.
+    A shorter response is one n-gram of its own length.
     """
-    size = min(n, len(response))
+    size = min(4, len(response))
     if size == 0:
         return 0.0
     known = set(_ngrams(prompt, size))

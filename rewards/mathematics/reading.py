@@ -17,7 +17,7 @@ from sympy import Expr, Rational
 from roll_like.builtin.rewards.mathematics.kinds import Named, Numbers, Proportion, Reading, Several, Table, Value
 from roll_like.builtin.rewards.mathematics.quantities import compound, expression, expressions, number, with_unit
 from roll_like.builtin.rewards.mathematics.relations import as_numbers, related
-from roll_like.builtin.rewards.mathematics.scanner import UnreadableError
+from roll_like.builtin.rewards.mathematics.scanner import MAX_LENGTH, UnreadableError
 from roll_like.builtin.rewards.mathematics.special import (
     Clock,
     Phrase,
@@ -30,7 +30,6 @@ from roll_like.builtin.rewards.mathematics.special import (
 )
 from roll_like.builtin.rewards.mathematics.text import bracketed, split_top, strip_label, tidy
 
-MAX_LENGTH = 2_000
 MAX_ITEMS = 64
 MAX_NESTING = 25
 MAX_INTERVALS = 12

@@ -48,6 +48,8 @@ from roll_like.inference.interface import Sampling
 
 _log = logging.getLogger(__name__)
 
+#: Name of the policy. Requests may name any model, and get this one.
+MODEL = "policy"
 MAX_BODY_BYTES = 16 * 2**20
 #: Connections that may wait to be accepted: thousands of agents may start at once.
 BACKLOG = 4096
@@ -69,7 +71,6 @@ class Proxy:
         renderer: Chat template and tokenizer of the policy.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        model: Name of the policy. Requests may name any model, and get this one.
     """
 
     def __init__(
@@ -79,13 +80,11 @@ class Proxy:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        model: str = "policy",
     ) -> None:
         self._generator = generator
         self._renderer = renderer
         self._host = host
         self._port = port
-        self._model = model
         self._episodes: dict[str, ProxyEpisode] = {}
         self._shared: dict[str, int] = {}  # the longest conversation, by key
         self._opened = asyncio.Event()
@@ -200,7 +199,7 @@ class Proxy:
         body = read_body(raw)
         request, digest = read_chat_request(dialect.to_chat(body), episode.settings.sampling), _digest(raw)
         before = answers.get(digest) if _is_retry(http) else None
-        answer, turn = before or await episode.chat(request, self._model)
+        answer, turn = before or await episode.chat(request, MODEL)
         answers[digest] = answer, turn
         try:
             headers = self._noted(request)
@@ -264,7 +263,7 @@ class Proxy:
             max_tokens = self._shared[_key_of(http)[1]]
         else:
             max_tokens = (await self._episode(http)).settings.limits.tokens
-        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "roll_like"}
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "roll_like"}
         return web.json_response({"object": "list", "data": [{**model, "max_model_len": max_tokens}]})
 
     def _of_no_episode(self, http: web.Request) -> bool:

@@ -366,6 +366,6 @@ def _as_item(text: str) -> str:
     return text if plain else "'" + text.replace("'", "''") + "'"
 
 
-def listed(words: Sequence[str], last: str = "or") -> str:
+def listed(words: Sequence[str]) -> str:
     """Return words as a sentence lists them: `a, b or c`."""
-    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)

@@ -31,7 +31,7 @@ def problem_of(fields: Mapping[str, Any]) -> str | None:
 
 def whole_text(text: str) -> str:
     """Return a text with U+FFFD in the place of each half of a surrogate pair; two halves that belong together join."""
-    return text if _is_whole(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if is_whole(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def whole_texts(value: T, *, levels: int = DEEPEST) -> T:
@@ -56,7 +56,7 @@ def whole_texts(value: T, *, levels: int = DEEPEST) -> T:
 
 def _problem(value: Any, level: int) -> str | None:
     if isinstance(value, str):
-        if _is_whole(value):
+        if is_whole(value):
             return None
         half = next(each for each in value if "\ud800" <= each <= "\udfff")
         return f"holds half of a surrogate pair, {half!r}, which is no character"
@@ -72,7 +72,8 @@ def _problem(value: Any, level: int) -> str | None:
     return None
 
 
-def _is_whole(text: str) -> bool:
+def is_whole(text: str) -> bool:
+    """Return whether UTF-8 has a form for a text: Python and a policy can write half of a surrogate pair."""
     if text.isascii():
         return True
     try:

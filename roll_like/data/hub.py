@@ -21,13 +21,12 @@ _OTHER_SPLIT = re.compile(r"(?:Unknown|Bad) split:? .*?(?:one of|Available split
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def hub_rows(source: SourceConfig, key: str, *, path: str | None = None) -> tuple[Any, str]:
-    """Return the rows of a dataset on the hub, or in a folder that is laid out as there, and what they are called.
+def hub_rows(source: SourceConfig, key: str) -> tuple[Any, str]:
+    """Return the rows of a dataset on the hub, and what they are called.
 
     Args:
         source: The dataset; says which subset, split and revision, and whether its files are read as rows are needed.
         key: Its place in the configuration, for messages.
-        path: The folder, where it is one.
 
     Raises:
         DataError: It cannot be had: the message says why, and which key to change.
@@ -36,11 +35,8 @@ def hub_rows(source: SourceConfig, key: str, *, path: str | None = None) -> tupl
 
     named = f"{source.path}/{source.subset}" if source.subset else source.path
     with _no_progress_bars(), explained(source, key):
-        builder = datasets.load_dataset_builder(
-            path or source.path, source.subset, revision=None if path else source.revision
-        )
-        if path is None:
-            _refuse_another(builder, source, key)
+        builder = datasets.load_dataset_builder(source.path, source.subset, revision=source.revision)
+        _refuse_another(builder, source, key)
         if source.streaming:
             return builder.as_streaming_dataset(split=source.split), f"{named}[{source.split}]"
         builder.download_and_prepare()

@@ -1,8 +1,6 @@
 """Where a response's reasoning ends and its answer begins: the one place that says so.
 
-A tag that is only written about, `` `</think>` `` or "<think>" in quotation marks, neither begins nor ends reasoning. A
-caller that knows of further text in which tags stand as they are (the strings of a tool call's JSON) names it with
-`literal`.
+A tag that is only written about, `` `</think>` `` or "<think>" in quotation marks, neither begins nor ends reasoning.
 """
 
 from __future__ import annotations
@@ -55,13 +53,7 @@ ANY_OPEN, ANY_CLOSE = (
 _RESPONSE = ("<response>", "</response>")
 
 
-def split_reasoning(
-    text: str,
-    tags: ReasoningTags | None = THINK,
-    *,
-    opened: bool = False,
-    literal: Sequence[tuple[int, int]] = (),
-) -> tuple[str | None, str]:
+def split_reasoning(text: str, tags: ReasoningTags | None = THINK) -> tuple[str | None, str]:
     """Return the reasoning and the answer of a response, both without the tags.
 
     The answer is what follows the last closing tag, without the line breaks before it. Reasoning that is not closed has
@@ -79,21 +71,18 @@ def split_reasoning(
     Args:
         text: The response.
         tags: What stands before and after the reasoning; None where the model does not reason.
-        opened: The prompt ended with the opening tag; `tags.opened` says the same.
-        literal: Stretches [begin, end) in which a tag is part of the text.
     """
     if tags is None:
         return None, text
-    opened = opened or tags.opened
     before, final, after = text.rpartition(tags.final) if tags.final else ("", "", "")
     if final:
-        return split_reasoning(before, replace(tags, final=""), opened=opened)[0], _answer(after, tags)
+        return split_reasoning(before, replace(tags, final=""))[0], _answer(after, tags)
     found = [
         (mark.start(), mark.end(), mark.lastgroup == "open")
         for mark in _tag_pattern(tags.open, tags.close).finditer(text)
-        if mark.lastgroup != "quoted" and not any(begin <= mark.start() < end for begin, end in literal)
+        if mark.lastgroup != "quoted"
     ]
-    if not found and not opened:
+    if not found and not tags.opened:
         return None, _answer(text, tags) if tags.around else text
     begin = found[0][1] if found and found[0][2] and not text[: found[0][0]].strip() else 0
     start, end, opens = found[-1] if found else (0, 0, True)

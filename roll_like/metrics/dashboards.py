@@ -28,9 +28,6 @@ class TrackioTracker(LibraryRunTracker):
 
     Config = TrackioConfig
 
-    def __init__(self, config: TrackioConfig) -> None:
-        self._config = config
-
     def start(
         self,
         *,
@@ -43,7 +40,7 @@ class TrackioTracker(LibraryRunTracker):
         """Begin or continue a run."""
         trackio = optional_module("trackio", "trackio")
         self._run = trackio.init(
-            project=self.project(self._config.project, params),
+            project=self.project(params),
             name=run_name,
             space_id=self._config.space,
             config=flatten_params(params),
@@ -77,9 +74,6 @@ class SwanLabTracker(LibraryRunTracker):
 
     Config = SwanLabConfig
 
-    def __init__(self, config: SwanLabConfig) -> None:
-        self._config = config
-
     def start(
         self,
         *,
@@ -93,7 +87,7 @@ class SwanLabTracker(LibraryRunTracker):
         swanlab = optional_module("swanlab", "swanlab")
         run_id = resume_id or uuid.uuid4().hex[:21]
         self._run = swanlab.init(
-            project=self.project(self._config.project, params),
+            project=self.project(params),
             workspace=self._config.workspace,
             name=run_name,
             config=dict(params),

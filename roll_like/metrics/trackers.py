@@ -412,12 +412,13 @@ class TensorBoardTracker:
 class LibraryRunTracker:
     """The part that is the same for every library whose run takes a step's figures by `log`."""
 
-    _run: Any = None
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._run: Any = None
 
-    @staticmethod
-    def project(configured: str | None, params: Mapping[str, Any]) -> str:
+    def project(self, params: Mapping[str, Any]) -> str:
         """Return the project of a run: that of the pipeline where none is configured."""
-        return configured or str(params.get("pipeline", "roll_like"))
+        return self._config.project or str(params.get("pipeline", "roll_like"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log one step's values."""
@@ -444,9 +445,6 @@ class WandbTracker(LibraryRunTracker):
 
     Config = WandbConfig
 
-    def __init__(self, config: WandbConfig) -> None:
-        self._config = config
-
     def start(
         self,
         *,
@@ -461,7 +459,7 @@ class WandbTracker(LibraryRunTracker):
         run_id = resume_id or uuid.uuid4().hex[:12]
         online = self._config.mode == "online"
         self._run = wandb.init(
-            project=self.project(self._config.project, params),
+            project=self.project(params),
             entity=self._config.entity,
             name=run_name,
             id=run_id,

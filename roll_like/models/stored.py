@@ -36,6 +36,8 @@ _PARTS = (
     "_scales",
     "SCB",
 )
+#: Rows of a matrix that are read at a time.
+_ROWS = 4096
 #: Precisions of weights that nothing trains.
 _FEW_BITS = ("F8_E4M3", "F8_E5M2", "I8", "U8", "F4")
 _AGAIN = "download or export the model again"
@@ -134,14 +136,14 @@ def read_tensor(stored: Mapping[str, StoredTensor], name: str) -> Tensor:
     return tensor
 
 
-def rows_of(stored: Mapping[str, StoredTensor], name: str, rows: int = 4096) -> Iterator[Tensor]:
+def rows_of(stored: Mapping[str, StoredTensor], name: str) -> Iterator[Tensor]:
     """Yield a matrix some rows at a time, so that little of it is in memory."""
     from safetensors import safe_open
 
     with safe_open(stored[name].file, framework="pt") as tensors:
         matrix = tensors.get_slice(name)
-        for start in range(0, stored[name].shape[0], rows):
-            yield matrix[start : start + rows]
+        for start in range(0, stored[name].shape[0], _ROWS):
+            yield matrix[start : start + _ROWS]
 
 
 def refuse_adapter(path: Path) -> None:

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from roll_like.content.unicode import is_whole
 from roll_like.errors import CheckpointError, DataError
 from roll_like.types import (
     Failure,
@@ -211,7 +212,7 @@ class _Packer:
         return [self._inside(index, item) for index, item in enumerate(value)]
 
     def _mapping(self, value: Mapping[Any, Any]) -> _Json:
-        if all(type(key) is str and not key.startswith(_MARK) and _is_text(key) for key in value):
+        if all(type(key) is str and not key.startswith(_MARK) and is_whole(key) for key in value):
             return {key: self._inside(key, item) for key, item in value.items()}
         return {"~dict": [[self._pack(key), self._inside(str(key), item)] for key, item in value.items()]}
 
@@ -295,20 +296,11 @@ def _pack_float(value: float) -> _Json:
 
 
 def _pack_text(value: str) -> _Json:
-    return value if _is_text(value) else {"~text": value.encode("utf-8", "surrogatepass").hex()}
+    return value if is_whole(value) else {"~text": value.encode("utf-8", "surrogatepass").hex()}
 
 
 def _unpack_text(packed: str) -> str:
     return bytes.fromhex(packed).decode("utf-8", "surrogatepass")
-
-
-def _is_text(value: str) -> bool:
-    """Return whether UTF-8 has a form for it: a policy can write half a surrogate pair."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _unpack_record(record: type, values: Mapping[str, Any]) -> Any:

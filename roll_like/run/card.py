@@ -85,24 +85,25 @@ def _settings(values: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> di
     found = {}
     if sources:
         found["data.sources"] = ", ".join(map(_label, sources))
-    if used := _at(values, "rewards", "use"):
+    if used := setting_of(values, "rewards", "use"):
         found["rewards.use"] = ", ".join(str(reward.get("name") or reward["type"]) for reward in used)
     for key in _SETTINGS:
-        value = _at(values, *key.split("."))
+        value = setting_of(values, *key.split("."))
         if value not in (None, "none"):
             found[key] = str(value)
     return found
 
 
 def _sources(values: Mapping[str, Any], section: str) -> Iterator[Mapping[str, Any]]:
-    yield from _at(values, section, "sources") or ()
+    yield from setting_of(values, section, "sources") or ()
 
 
 def _label(source: Mapping[str, Any]) -> str:
     return str(source.get("name") or (source["path"] if is_repo_id(source["path"]) else Path(source["path"]).stem))
 
 
-def _at(values: Mapping[str, Any], *keys: str) -> Any:
+def setting_of(values: Mapping[str, Any], *keys: str) -> Any:
+    """Return what a nested mapping has at a path of keys; None where it has no such path."""
     value: Any = values
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

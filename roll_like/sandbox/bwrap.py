@@ -255,7 +255,7 @@ def start_zygote(*, nest: bool = True, compilers: bool = False) -> Zygote:
         raise SandboxUnavailable(error.message, fix=HELP) from error
 
 
-def box_command(*, compilers: bool = False, tmp_bytes: int = Limits().tmp_bytes) -> tuple[list[str], int | None]:
+def box_command(*, compilers: bool = False) -> tuple[list[str], int | None]:
     """Return the command that starts a zygote, and the id it is to become (None: it has it already).
 
     Raises:
@@ -270,7 +270,7 @@ def box_command(*, compilers: bool = False, tmp_bytes: int = Limits().tmp_bytes)
     command += ["--hostname", "sandbox", "--cap-drop", "ALL"]
     command += [word for capability in capabilities for word in ("--cap-add", capability)]
     command += compiler_mounts() if compilers else ()
-    command += [*interpreter_mounts(beside_system=compilers), *box_mounts(tmp_bytes)]
+    command += [*interpreter_mounts(beside_system=compilers), *box_mounts(Limits().tmp_bytes)]
     start = f"import sys; sys.path.insert(0, {BOX!r}); from roll_like.sandbox.zygote_main import main"
     command += ["--", PYTHON, "-I", "-S", "-X", "utf8", "-c", f"{start}; main({_CONTROL}, {BOX!r})"]
     if not root:

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from roll_like.content.unicode import is_whole
 from roll_like.errors import ConfigError, SandboxError
 from roll_like.sandbox import codec
 from roll_like.sandbox.backends import open_box
@@ -233,7 +234,7 @@ def _call_problem(test: CallTest) -> str | None:
 def _text_problem(text: str, longest: int) -> str | None:
     if len(text) > longest:
         return f"a text of {len(text)} characters is longer than {longest}"
-    return None if _is_utf8(text) else "a text has lone surrogates, which no file or pipe can hold"
+    return None if is_whole(text) else "a text has lone surrogates, which no file or pipe can hold"
 
 
 def unusable(program: str) -> str | None:
@@ -242,7 +243,7 @@ def unusable(program: str) -> str | None:
         return "the program is empty"
     if "\0" in program:
         return "the program contains null characters"
-    if not _is_utf8(program):
+    if not is_whole(program):
         return "the program has lone surrogates, which are no text"
     if len(program.encode()) > MAX_PROGRAM_BYTES:
         return f"the program is longer than {MAX_PROGRAM_BYTES} bytes"
@@ -264,11 +265,3 @@ def syntax_error(program: str) -> str | None:
     except (RecursionError, MemoryError, ValueError):
         return None
     return None
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -9,6 +9,7 @@ from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.metrics.runs import find_run, read_config
+from roll_like.run.card import setting_of
 from roll_like.run.checkpoint import checkpoint_name, newest_step
 
 #: Where a run exports its model to, in its folder.
@@ -72,15 +73,15 @@ def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = Fa
             f"{command} {run}: the model of pipeline: {config['pipeline']} gives scores, not texts",
             fix="use it as the reward `reward_model` of a run; docs/tutorials/reward_model.md shows how",
         )
-    prompts = {source.get("system_prompt") for source in _at(config, "data", "sources") or ()}
+    prompts = {source.get("system_prompt") for source in setting_of(config, "data", "sources") or ()}
     return TrainedModel(
         directory=directory,
         name=folder.name,
-        template_options=_at(config, "model", "template_options") or {},
+        template_options=setting_of(config, "model", "template_options") or {},
         system_prompt=prompts.pop() if len(prompts) == 1 else None,
-        temperature=_at(config, "rollout", "temperature"),
-        on_cpu=_at(config, "resources", "device") == "cpu",
-        kv_cache_gib=_at(config, "inference", "kv_cache_gib"),
+        temperature=setting_of(config, "rollout", "temperature"),
+        on_cpu=setting_of(config, "resources", "device") == "cpu",
+        kv_cache_gib=setting_of(config, "inference", "kv_cache_gib"),
     )
 
 
@@ -93,10 +94,3 @@ def _how_to_get_a_model(folder: Path) -> str:
         "it has no checkpoint either: wait until it has ended; or start it again with checkpoint.export: true, and "
         "with checkpoint.every: N to have a checkpoint after every N steps"
     )
-
-
-def _at(config: Mapping[str, Any], *keys: str) -> Any:
-    value: Any = config
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

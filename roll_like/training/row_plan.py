@@ -24,16 +24,14 @@ ATTENTION_TOKENS = 1024
 MICRO_BATCH_TOKENS = 64
 
 
-def planned(
-    samples: Sequence[TrainingSample], *, max_tokens: int, ranks: int, row_tokens: int = MAX_DENSE_TOKENS
-) -> RowPlan:
+def planned(samples: Sequence[TrainingSample], *, max_tokens: int, ranks: int) -> RowPlan:
     """Return which groups of samples share a row, and what all begin with.
 
     Args:
         samples: Any of at least two tokens.
-        max_tokens: Budget of one micro-batch, padding included.
+        max_tokens: Budget of one micro-batch, padding included. A row has `MAX_DENSE_TOKENS` at most, unless one group
+            is longer.
         ranks: World size of the engine.
-        row_tokens: Largest row, where the budget is larger; a group that is longer makes a row as long.
     """
     if not samples:
         return RowPlan(rows=(), prefix=0)
@@ -41,7 +39,7 @@ def planned(
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(sample.group_id, len(groups)) for sample in samples]
     lengths = _lengths(samples, numbers, prefix)
-    plans = [pack(lengths, room) for room in _rooms(lengths, max(min(row_tokens, max_tokens) - prefix, 1))]
+    plans = [pack(lengths, room) for room in _rooms(lengths, max(min(MAX_DENSE_TOKENS, max_tokens) - prefix, 1))]
     best = min(
         plans, key=lambda plan: _cost([prefix + sum(lengths[at] for at in row) for row in plan], max_tokens, ranks)
     )

@@ -135,13 +135,6 @@ def test_other_tags_and_prompts_that_open_reasoning(
     assert split_reasoning(text, tags) == expected
 
 
-def test_a_caller_may_say_where_tags_are_text() -> None:
-    call = '<tool_call>{"name": "write", "arguments": {"text": "a</think>b"}}</tool_call>'
-    text = f"<think>I write.</think>{call}"
-    begin = text.index('"a</think>b"')
-    assert split_reasoning(text, literal=[(begin, begin + 12)]) == ("I write.", call)
-
-
 @pytest.mark.parametrize(
     ("template", "tokens", "expected"),
     [
