@@ -190,12 +190,16 @@ def _plan_of(
 def _in_transit(config: RunConfig, shapes: Mapping[str, ModelShape]) -> Parts:
     """Return what a weight update takes beside what trainer and engine hold: the largest tensor travels whole.
 
-    Ranks that divide a mixture put one of a layer's two tensors of all experts together; experts travel one by one.
+    Of a mixture, one of a layer's two tensors of all experts travels where the checkpoint has it. Elsewhere experts
+    travel one by one; a backend puts them together before, all or a few at a time.
     """
     if not isinstance(config, SamplingRunConfig) or config.replay is not None or "training" not in shapes:
         return {}
-    largest = shapes["training"].embedding_parameters * bytes_per_value(config)
-    gathered = max(largest, 2 * shapes["training"].expert_parameters // 3 * bytes_per_value(config))
+    shape, width = shapes["training"], bytes_per_value(config)
+    experts = 2 * shape.expert_parameters // 3 * width
+    largest = max(shape.embedding_parameters * width, experts if shape.joined_experts else 0)
+    few = TRAINING_BACKENDS.get(config.training.backend).streams_experts
+    gathered = max(largest, 0 if few else experts)
     backend = weight_backend(config.inference, config.resources)
     if backend == NCCL.name:
         # vLLM fills a bucket with up to a tensor more than its size, on each side while two others are on their way

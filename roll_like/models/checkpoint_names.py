@@ -23,10 +23,12 @@ class TensorGroup:
     Attributes:
         parameters: Their names in the model.
         tensors: The names of what they are in a checkpoint.
+        experts: E, where the checkpoint has the experts of the one parameter apart; else 0.
     """
 
     parameters: tuple[str, ...]
     tensors: tuple[str, ...]
+    experts: int = 0
 
     @property
     def unchanged(self) -> bool:
@@ -49,7 +51,8 @@ def tensor_groups(causal_lm: Any, shapes: Mapping[str, Sequence[int]]) -> list[T
     groups = []
     for names in _sharing(alone):
         tensors = alone[names[0]] if len(names) == 1 else tuple(_reverted(causal_lm, {n: empty[n] for n in names}))
-        groups.append(TensorGroup(names, tensors))
+        experts = _experts_apart(causal_lm, names[0], empty[names[0]], tensors) if len(names) == 1 else 0
+        groups.append(TensorGroup(names, tensors, experts))
     if {name for group in groups for name in group.tensors} != set(together):
         # a renaming that depends on other names of the model: correct only for all at once
         return [TensorGroup(tuple(empty), tuple(together))]
@@ -67,6 +70,33 @@ def checkpoint_tensors(
         parameters: The group's parameters, whole, by name.
     """
     yield from (parameters if group.unchanged else _reverted(causal_lm, parameters)).items()
+
+
+def expert_tensors(causal_lm: Any, group: TensorGroup, numbers: range, experts: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the (name, tensor) pairs of a checkpoint that some of a group's experts are.
+
+    Args:
+        causal_lm: The model that the groups were made for.
+        group: One of `tensor_groups`, with `experts`.
+        numbers: Of these experts.
+        experts: They, shape [len(numbers), …].
+    """
+    found = _reverted(causal_lm, {group.parameters[0]: experts}).values()
+    yield from zip(_names_of(group.tensors, group.experts, numbers), found, strict=True)
+
+
+def _names_of(tensors: Sequence[str], experts: int, numbers: range) -> list[str]:
+    """Return the names that some experts have in a checkpoint: first one tensor of each of them, then the next."""
+    return [tensors[kind + number] for kind in range(0, len(tensors), experts) for number in numbers]
+
+
+def _experts_apart(causal_lm: Any, name: str, empty: Tensor, tensors: Sequence[str]) -> int:
+    """Return how many experts a parameter has whose checkpoint has tensors of each; 0 for other parameters."""
+    experts = empty.shape[0] if empty.ndim > 1 else 0
+    if experts < 2 or len(tensors) < 2 or len(tensors) % experts:
+        return 0
+    few = range(2)
+    return experts if [*_reverted(causal_lm, {name: empty[:2]})] == _names_of(tensors, experts, few) else 0
 
 
 def converted(causal_lm: Any, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,7 @@ def refuse_undivided_experts(config: PretrainedConfig, ranks: int) -> None:
     experts = Experts.of(config.get_text_config())
     if experts is None:
         raise ConfigError(
-            f"expert_parallel: {ranks} divides experts among {ranks} ranks, and the model has none",
+            f"expert_parallel: {ranks} divides experts among {ranks} ranks, and no layer of the model has any",
             fix="remove the key",
         )
     if experts.choice % ranks:

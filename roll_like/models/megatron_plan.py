@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roll_like.errors import ConfigError
+from roll_like.models.shape import layers_with_experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -94,22 +95,23 @@ class Mixture:
 
     @classmethod
     def of(cls, config: Any) -> Mixture | None:
-        """Return what the configuration of a converted family says; None without experts."""
-        kind, layers = config.model_type, range(config.num_hidden_layers)
+        """Return what the configuration of a converted family says; None without experts, or if no layer has any."""
+        kind, layers = config.model_type, layers_with_experts(config)
+        if not any(layers):
+            return None
         if kind in ("mixtral", "gpt_oss"):
             return cls(
                 experts=config.num_local_experts,
                 active=config.num_experts_per_tok,
                 width=config.intermediate_size,
-                layers=(True,) * len(layers),
+                layers=layers,
             )
         if kind == "qwen3_moe":
-            step, dense = config.decoder_sparse_step, config.mlp_only_layers
             return cls(
                 experts=config.num_experts,
                 active=config.num_experts_per_tok,
                 width=config.moe_intermediate_size,
-                layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers),
+                layers=layers,
                 normalised=config.norm_topk_prob,
             )
         if kind not in LATENT + _SIGMOID:
@@ -119,7 +121,7 @@ class Mixture:
             experts=config.n_routed_experts,
             active=config.num_experts_per_tok,
             width=config.moe_intermediate_size,
-            layers=tuple(layer >= config.first_k_dense_replace for layer in layers),
+            layers=layers,
             shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
             sigmoid=kind in _SIGMOID,
             normalised=kind in _SIGMOID,
@@ -144,7 +146,7 @@ def refuse_no_converter(config: PretrainedConfig, settings: TrainerConfig) -> No
     if mixture is None and (settings.expert_parallel > 1 or settings.expert_tensor_parallel > 1):
         raise ConfigError(
             f"expert_parallel: {settings.expert_parallel} and expert_tensor_parallel: "
-            f"{settings.expert_tensor_parallel} divide experts, and the model has none",
+            f"{settings.expert_tensor_parallel} divide experts, and no layer of the model has any",
             fix="remove the keys",
         )
     if config.model_type == "gpt_oss" and settings.expert_tensor_parallel > 1:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from roll_like.errors import ConfigError
@@ -19,6 +20,8 @@ PUBLISHED = Path(__file__).parent / "published"
 _QUERY_NORMS = {"qwen3", "qwen3_moe", "qwen3_next", "olmo2", "olmo3", "gemma3_text", "gemma3"}
 #: Layers with a state, as `layer_types` and keys of configurations tell: `AttentionLayers` sees them in a loaded model.
 _STATE_KEYS = ("linear_num_value_heads", "conv_L_cache", "mamba_d_state")
+#: `model_type`s whose checkpoints have the experts of a layer in one tensor; others have tensors of each.
+_JOINED_EXPERTS = {"gpt_oss", "llama4_text", "qwen3_vl_moe_text"}
 #: What configurations call the number of experts that a layer chooses from.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -46,7 +49,8 @@ class ModelShape:
         experts: Experts of a layer that one token goes to; 0 without a mixture.
         idle_parameters: Parameters of the experts that one token does not go to.
         expert_parameters: Parameters of the experts of one layer that its router chooses from.
-        dense_layers: Layers without experts of a mixture: the first ones.
+        joined_experts: Whether a checkpoint has the experts of a layer in one tensor.
+        dense_layers: Layers without experts of a mixture, taken for the first ones.
         dense_layer_parameters: Parameters of one of these.
         value_dim: Width of a head's values, where it is not `head_dim`; else 0.
         latent: Width of the compressed keys and values that a token has in a layer, in place of heads; else 0.
@@ -76,6 +80,7 @@ class ModelShape:
     experts: int = 0
     idle_parameters: int = 0
     expert_parameters: int = 0
+    joined_experts: bool = False
     masked: bool = False
     masks: int = 1
     dense_layers: int = 0
@@ -190,7 +195,9 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     shape = _compressed(shape, optional)
     shared = optional("n_shared_experts") or 0
     experts = (optional(*_EXPERT_COUNTS) or 1) + shared
-    dense = min(optional("first_k_dense_replace") or 0, shape.layers)
+    sizes = SimpleNamespace(**{**config, "num_hidden_layers": shape.layers})
+    sizes.first_k_dense_replace = optional("first_k_dense_replace")
+    dense = layers_with_experts(sizes).count(False)
     if dense == shape.layers:  # none has experts
         experts = 1
         shape = replace(shape, intermediate_size=optional("intermediate_size") or shape.intermediate_size)
@@ -210,6 +217,7 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
             experts=active,
             idle_parameters=(shape.layers - dense) * of_one * max(experts - active, 0),
             expert_parameters=of_one * (experts - shared),
+            joined_experts=config.get("model_type") in _JOINED_EXPERTS,
             dense_layers=dense,
             dense_layer_parameters=attention + norms + 3 * hidden * inner if dense else 0,
         )
@@ -283,7 +291,23 @@ class Experts:
         """Return the sizes from transformers' configuration of a language model; None without experts."""
         choice = next((int(value) for name in _EXPERT_COUNTS if (value := getattr(config, name, None))), 1)
         active = getattr(config, "num_experts_per_tok", None)
-        return cls(layers=config.num_hidden_layers, choice=choice, active=active) if choice > 1 and active else None
+        if choice == 1 or not active or not any(layers_with_experts(config)):
+            return None
+        return cls(layers=config.num_hidden_layers, choice=choice, active=active)
+
+
+def layers_with_experts(config: Any) -> tuple[bool, ...]:
+    """Return which layers of a mixture have experts; the others are dense.
+
+    Args:
+        config: transformers' configuration of a language model with experts.
+    """
+    first = getattr(config, "first_k_dense_replace", None) or 0
+    step = getattr(config, "decoder_sparse_step", None) or 1
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    return tuple(
+        layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers)
+    )
 
 
 def _has_windows(config: dict[str, Any]) -> bool:

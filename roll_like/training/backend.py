@@ -131,6 +131,14 @@ class Stage(Protocol):
     def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
         """Return what holds the whole of some of this stage's parameters; all its ranks must ask for the same ones."""
 
+    def experts(self, parameter: Tensor, *, told: bool = True) -> Iterator[tuple[range, Tensor]]:
+        """Yield a few experts of a parameter [E, …] at a time, with their numbers; see `TrainingBackend.experts`.
+
+        Args:
+            parameter: Of this stage where others are not told.
+            told: Whether the other stages are told.
+        """
+
 
 class TrainingBackend(ABC):
     """One rank's module in the hands of a training library, registered in `TRAINING_BACKENDS`: `training.backend`.
@@ -163,6 +171,8 @@ class TrainingBackend(ABC):
     orthogonalises: ClassVar[bool] = False
     #: Whether ranks can divide the layers (`pipeline_parallel`).
     divides_layers: ClassVar[bool] = False
+    #: Whether engines are sent a few experts of a layer at a time (`experts`); else all are put together first.
+    streams_experts: ClassVar[bool] = False
     #: Whether its attention needs joined rows: `varlen` where `attention` is auto.
     joins_rows: ClassVar[bool] = False
 
@@ -327,6 +337,13 @@ class TrainingBackend(ABC):
     @abstractmethod
     def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Sequence[Tensor]]:
         """Return what holds the whole of sharded parameters, in their order; every rank must ask for the same ones."""
+
+    def experts(self, parameter: Tensor) -> Iterator[tuple[range, Tensor]]:
+        """Yield a few experts of a parameter [E, …] at a time, with their numbers; for backends that `streams_experts`.
+
+        Every rank must ask for the same parameters.
+        """
+        raise NotImplementedError(f"{type(self).__name__} puts all experts of a layer together")
 
     @property
     def stage(self) -> Stage | None:

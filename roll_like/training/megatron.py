@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 #: The first version whose calls this file makes.
 NEEDED = (0, 19, 2)
+#: Newer versions than `NEEDED` are for this Python or a newer one; that one runs on older ones, too.
+PYTHON, FOUND_PYTHON = (3, 12), sys.version_info[:2]
 #: Name of the folder of weights and optimizer within a checkpoint.
 TAG = "megatron"
 #: Name of the file beside it that says what its tensors are called in the trained module.
@@ -70,6 +73,7 @@ class MegatronBackend(TrainingBackend):
     divides_experts: ClassVar[bool] = True
     divides_matrices: ClassVar[bool] = True
     divides_layers: ClassVar[bool] = True
+    streams_experts: ClassVar[bool] = True
     joins_rows: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
@@ -457,6 +461,10 @@ class MegatronBackend(TrainingBackend):
         """Hold the whole of some weights: its stage puts them together and tells the other stages."""
         yield [self._weights.whole(parameter) for parameter in parameters]
 
+    def experts(self, parameter: Tensor) -> Iterator[tuple[range, Tensor]]:
+        """Yield a few experts of a parameter at a time: their stage puts them together and tells the other stages."""
+        return self._weights.experts(parameter)
+
     @property
     def stage(self) -> StageWeights | None:
         """The layers that this rank has; None where it has its share of all."""
@@ -560,12 +568,18 @@ def _package() -> Iterator[Violation]:
         found = version("megatron-core")
     except PackageNotFoundError:  # a checkout on the path
         return
-    if tuple(int(each) for each in re.findall(r"\d+", found)[:3]) < NEEDED:
-        needed = ".".join(map(str, NEEDED))
+    numbers, needed = tuple(int(each) for each in re.findall(r"\d+", found)[:3]), ".".join(map(str, NEEDED))
+    if numbers < NEEDED:
         yield Violation(
             ("backend",),
             f"megatron needs megatron-core {needed} or newer, and {found} is installed (pip takes no newer one on "
             f"Python below 3.12); {_INSTALL}",
+        )
+    elif numbers > NEEDED and FOUND_PYTHON < PYTHON:
+        yield Violation(
+            ("backend",),
+            f"megatron-core {found} needs Python 3.12 or newer, and this is {'.'.join(map(str, FOUND_PYTHON))}, where "
+            f"only {needed} has been tried; for that version {_INSTALL}",
         )
 
 

@@ -11,7 +11,20 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll_like.models.unread import materialise
-from roll_like.training.megatron_weights import EXTRA, OUTPUT, Bundle, Place, bundles, rank_part, whole_of
+from roll_like.training.megatron_weights import (
+    EXTRA,
+    OUTPUT,
+    Bundle,
+    Place,
+    bundles,
+    rank_part,
+    tell_all,
+    whole_experts,
+    whole_of,
+)
+
+#: Of experts that are put together at a time. One whole layer of DeepSeek-V3 would be 15 GB.
+PIECE_BYTES = 64 << 20
 
 
 class StageWeights:
@@ -150,20 +163,59 @@ class StageWeights:
             self._whole[told] = bundle, self._put_together(bundle, told)
         return self._whole[told][1][name]
 
+    def experts(self, parameter: Tensor, *, told: bool = True) -> Iterator[tuple[range, Tensor]]:
+        """Yield a few experts of one of the module's parameters [E, …] at a time, with their numbers.
+
+        They are `PIECE_BYTES` at most, or one expert.
+
+        Args:
+            parameter: All ranks ask for the same one.
+            told: Whether the other stages are told; else only the ranks of the weight's stage ask.
+        """
+        name = self._names[id(parameter)]
+        self._whole.pop(told, None)
+        outline, ranks = self._outlines[name], self._place.expert.size()
+        each = outline.shape[0] // ranks
+        most = min(max(PIECE_BYTES // (outline[0].numel() * self._dtype.itemsize), 1), each)
+        for owner in range(ranks):
+            for first in range(0, each, most):
+                few = slice(first, min(first + most, each))
+                yield range(owner * each + few.start, owner * each + few.stop), self._few(name, owner, few, told)
+
+    def _few(self, name: str, owner: int, few: slice, told: bool) -> Tensor:
+        """Return some of the experts that the ranks with the number `owner` have, of one parameter."""
+        bundle = self._bundle_of[name]
+        stage = self._owners[name]
+        if self._stages.rank() == stage:
+            own = [each.detach() for each in self._own[bundle]]
+            found = bundle.stored(whole_experts(bundle.kind, own, self._place, owner, few)).contiguous()
+        else:
+            shape = (few.stop - few.start, *self._outlines[name].shape[1:])
+            found = torch.empty(shape, dtype=self._dtype, device=torch.cuda.current_device())
+        if told:
+            tell_all(found, stage, self._stages)
+        return found
+
     def _put_together(self, bundle: Bundle, told: bool) -> dict[str, Tensor]:
         """Return the whole weights of a bundle, by name."""
+        device = torch.cuda.current_device()
+        shapes = {name: self._outlines[name].shape for name in bundle.names}
         owner = self._owners[bundle.names[0]]
-        if self._stages.rank() == owner:
+        mine = self._stages.rank() == owner
+        if bundle.kind.startswith("expert"):
+            (name,) = bundle.names
+            whole = {name: torch.empty(shapes[name], dtype=self._dtype, device=device)}
+            for numbers, few in self.experts(self._outlines[name], told=told):
+                whole[name][numbers.start : numbers.stop] = few
+            return whole
+        if mine:
             own = [each.detach() for each in self._own[bundle]]
             plain = whole_of(bundle.kind, own, self._place)
             whole = {name: bundle.stored(each) for name, each in zip(bundle.names, plain, strict=True)}
         else:
-            device = torch.cuda.current_device()
-            shapes = {name: self._outlines[name].shape for name in bundle.names}
             whole = {name: torch.empty(shape, dtype=self._dtype, device=device) for name, shape in shapes.items()}
-        if told and self._stages.size() > 1:
-            source = torch.distributed.get_process_group_ranks(self._stages)[owner]
+        if told:
             for name, tensor in whole.items():
                 whole[name] = tensor.contiguous()
-                torch.distributed.broadcast(whole[name], src=source, group=self._stages)
+                tell_all(whole[name], owner, self._stages)
         return whole

@@ -9,7 +9,8 @@ rank's part is contiguous; likewise a gated pair. Its experts are one parameter,
 
 gpt-oss keeps matrices of experts transposed, and the rows of a gated pair in turn (`Bundle.plain`).
 
-Parameters that follow from each other are a `Bundle`. No more than one of them is whole at a time.
+Parameters that follow from each other are a `Bundle`. No more than one of them is whole at a time, and of experts only
+as many as their receiver asks for (`whole_experts`).
 """
 
 from __future__ import annotations
@@ -231,11 +232,33 @@ def whole_of(kind: Kind, own: Sequence[Tensor], place: Place) -> list[Tensor]:
     if kind in ("columns", "rows", "vocabulary"):
         whole = torch.cat(_told(own[0], group), 1 if kind == "rows" else 0)
         return [whole[: place.vocabulary] if kind == "vocabulary" else whole]
-    experts = torch.stack(list(own))  # [experts of a rank, …]
-    if kind != "expert_whole":
-        parts = _told(experts, group)
-        experts = torch.cat(parts, 2) if kind == "expert_rows" else torch.cat(_halves(parts, 1), 1)
-    return [torch.cat(_told(experts, place.expert))]
+    parts = [whole_experts(kind, own, place, owner) for owner in range(place.expert.size())]
+    return [parts[0] if len(parts) == 1 else torch.cat(parts)]
+
+
+def whole_experts(kind: Kind, own: Sequence[Tensor], place: Place, owner: int, few: slice = slice(None)) -> Tensor:
+    """Return the `plain` tensor of some experts of one rank, [experts, …]; all ranks of its groups must ask together.
+
+    Args:
+        kind: How it is divided: one of those of experts.
+        own: This rank's tensors, in the order of `rank_part`.
+        place: Whose part they are.
+        owner: Which of the ranks that divide the experts has them.
+        few: Which of its own.
+    """
+    group, dim = place.expert_tensor, 2 if kind == "expert_rows" else 1
+    if owner == place.expert.rank():
+        found = torch.stack(list(own[few]))
+        if kind != "expert_whole" and group.size() > 1:
+            parts = _told(found, group)
+            found = torch.cat(_halves(parts, dim), dim) if kind == "expert_gated" else torch.cat(parts, dim)
+    else:
+        shape = [len(own[few]), *own[0].shape]
+        if kind != "expert_whole":
+            shape[dim] *= group.size()
+        found = own[0].new_empty(shape)
+    tell_all(found, owner, place.expert)
+    return found
 
 
 def _halves(parts: Sequence[Tensor], dim: int) -> list[Tensor]:
@@ -250,6 +273,12 @@ def _told(own: Tensor, group: ProcessGroup) -> list[Tensor]:
     parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(group.size())]
     torch.distributed.all_gather(parts, own.contiguous(), group=group)
     return parts
+
+
+def tell_all(tensor: Tensor, source: int, group: ProcessGroup) -> None:
+    """Give all ranks of a group what one of them has, in a contiguous tensor of theirs."""
+    if group.size() > 1:
+        torch.distributed.broadcast(tensor, src=torch.distributed.get_process_group_ranks(group)[source], group=group)
 
 
 def bundles(parameters: Iterable[tuple[str, Tensor]], first_layer: int, family: str) -> Mapping[Bundle, list[Tensor]]:

@@ -28,7 +28,7 @@ from roll_like.errors import CheckpointError, ConfigError, DiskFullError, Engine
 from roll_like.inference.adapters import ADAPTERS_KEY
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
-from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
+from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, expert_tensors, tensor_groups
 from roll_like.models.export import save_hf_directory
 from roll_like.models.identity import identity_of, same_model
 from roll_like.models.load import from_anywhere, load_tokenizer
@@ -322,9 +322,17 @@ class TrainingRank:
         weights = {weight.name: weight if merged else weight.frozen for weight in named_weights(model)}
         for group in self._tensor_groups():
             members = [weights[name] for name in group.parameters]
-            if stage is None or stage.owner(members[0].parameter) == stage.number:
+            if stage is not None and stage.owner(members[0].parameter) != stage.number:
+                continue
+            if not (group.experts and self._backend.streams_experts):
                 with self._whole(members, stage) as whole:
                     yield from checkpoint_tensors(model, group, whole)
+                continue
+            (weight,) = members
+            backend, parameter = self._backend, weight.parameter
+            for numbers, few in backend.experts(parameter) if stage is None else stage.experts(parameter, told=False):
+                PROGRESS.tick()
+                yield from expert_tensors(model, group, numbers, weight.merged(DTYPES[self._spec.dtype], [few]))
 
     def _adapters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the matrices of all adapters, B times its scale, named after the checkpoint's tensors beside them."""

@@ -282,7 +282,7 @@ def test_experts_that_ranks_of_the_trainer_cannot_divide(make: Make, tmp_path: P
     )
     assert message.endswith("has 4; set it to one of 1, 2, 4")
     (message,) = found({}, 2)
-    assert "expert_parallel: 2 divides experts among 2 ranks, and the model has none; remove the key" in message
+    assert "2 divides experts among 2 ranks, and no layer of the model has any; remove the key" in message
 
 
 def test_a_reference_model_of_another_vocabulary(make: Make, files: Path, tiny_model: Path) -> None:

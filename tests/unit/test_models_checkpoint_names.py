@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from roll_like.config.model import ModelConfig
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.weights import CheckpointWeights
 from roll_like.models import checkpoint_names
-from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
+from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, expert_tensors, tensor_groups
 from roll_like.models.export import save_hf_directory
 from roll_like.models.load import load_tokenizer
 from roll_like.models.modules import load_causal_lm
@@ -59,6 +60,28 @@ def test_parameters_are_converted_one_at_a_time(tmp_path: Path) -> None:
     )
     assert not experts.unchanged
     assert TensorGroup(("lm_head.weight",), ("lm_head.weight",)) in groups
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe"])
+def test_a_few_experts_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None:
+    path = make_family(family, tmp_path)
+    model = load_family(family, path)
+    parameters, expected, found = dict(parameters_of(model)), stored(path), {}
+    groups = [each for each in tensor_groups(model, {n: t.shape for n, t in parameters.items()}) if each.experts]
+    assert {each.experts for each in groups} == {4}
+    for group in groups:
+        experts = parameters[group.parameters[0]]
+        for numbers in (range(1), range(1, 3), range(3, 4)):
+            few = experts[numbers.start : numbers.stop]
+            found.update(expert_tensors(model, group, numbers, few))
+    assert found.keys() == {name for name in expected if ".experts." in name}
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_checkpoint_that_has_all_experts_in_one_tensor(tmp_path: Path) -> None:
+    model = load_family("gpt_oss", make_family("gpt_oss", tmp_path))
+    groups = tensor_groups(model, {name: tensor.shape for name, tensor in parameters_of(model).items()})
+    assert not any(group.experts for group in groups)
 
 
 def test_parameters_that_one_tensor_holds_are_converted_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,12 +159,18 @@ def test_a_rank_sends_checkpoint_tensors_and_exports_its_own(tmp_path: Path) -> 
         gathered.append(len(parts))
         return nullcontext(parts)
 
-    backend: Any = SimpleNamespace(sharded=True, gathered=hold)
+    def pairs(experts: torch.Tensor) -> Iterator[tuple[range, torch.Tensor]]:
+        asked.append(experts)
+        yield from ((range(first, first + 2), experts[first : first + 2]) for first in (0, 2))
+
+    asked: list[torch.Tensor] = []
+    backend: Any = SimpleNamespace(sharded=True, gathered=hold, streams_experts=False, experts=pairs)
     rank._backend, rank._model = backend, SimpleNamespace(module=model)  # type: ignore[assignment]
     expected = stored(path)
-    for _ in range(2):
+    for backend.streams_experts in (False, False, True):
         sent = dict(rank.full_weights())
         assert sent.keys() == expected.keys()
         assert all(torch.equal(sent[name], tensor.bfloat16()) for name, tensor in expected.items())
     assert set(gathered) == {1}, "memory for one parameter at a time"
+    assert len(asked) == 4, "two parameters of experts in each layer"
     assert [name for name, _ in rank._parameters()] == [name for name, _ in model.named_parameters()]

@@ -65,7 +65,13 @@ def test_a_missing_or_old_package_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     assert "0.19.2 or newer, and 0.16.1 is installed" in message
     assert "scripts/megatron.sh" in message
     monkeypatch.setattr(megatron, "version", lambda _: "0.20.0rc1")
+    monkeypatch.setattr(megatron, "FOUND_PYTHON", (3, 12))
     assert found() == []
+    monkeypatch.setattr(megatron, "FOUND_PYTHON", (3, 11))
+    ((path, message),) = found()
+    assert path == ("backend",)
+    assert "megatron-core 0.20.0rc1 needs Python 3.12 or newer, and this is 3.11, where only 0.19.2" in message
+    assert "run scripts/megatron.sh" in message
 
     def none(_: str) -> str:
         raise PackageNotFoundError
@@ -175,7 +181,11 @@ def test_windows_are_those_of_each_layer() -> None:
         (model(), {"tensor_parallel": 4, "sequence_parallel": 4}, "sequence_parallel: 16 divides .* 8 query heads"),
         (model(), {"pipeline_parallel": 5}, "5 stages divide 4 layers, and each needs one"),
         (model(), {"pipeline_parallel": 2, "virtual_pipeline": 4}, "pipeline_parallel times virtual_pipeline: 8"),
-        (model(), {"expert_parallel": 2}, "the model has none"),
+        (model(), {"expert_parallel": 2}, "no layer of the model has any"),
+        (model("qwen3_moe", mlp_only_layers=[0, 1, 2, 3]), {"expert_parallel": 2}, "no layer of the model has any"),
+        (model("qwen3_moe", decoder_sparse_step=5), {"expert_tensor_parallel": 2}, "no layer of the model has any"),
+        (model("deepseek_v3", first_k_dense_replace=4), {"expert_parallel": 2}, "no layer of the model has any"),
+        (model("glm4_moe", first_k_dense_replace=9), {"expert_parallel": 2}, "no layer of the model has any"),
         (model("qwen3_moe", num_experts=6), {"expert_parallel": 4}, "6 experts in a layer"),
         (model("qwen3_moe", moe_intermediate_size=31), {"expert_tensor_parallel": 2}, "31 inner units of an expert"),
     ],
@@ -245,6 +255,13 @@ def test_what_ranks_have_is_the_whole_again(kind: Kind, divided: str, monkeypatc
     places = [place(rank, 2) if divided == "tensor" else place(experts=(rank, 2)) for rank in range(2)]
     own = [list(rank_part(kind, WHOLE[kind], each)) for each in places]
     sent: list[torch.Tensor] = []
+    spread: dict[int, torch.Tensor] = {}
+
+    def to_all(tensor: torch.Tensor, source: int, group: Any) -> None:
+        if group.size() > 1 and group.rank() == source:
+            spread[source] = tensor
+        elif group.size() > 1 and source in spread:
+            tensor.copy_(spread[source])
 
     def told(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
         if group.size() == 1:
@@ -253,6 +270,7 @@ def test_what_ranks_have_is_the_whole_again(kind: Kind, divided: str, monkeypatc
         return [tensor, tensor] if len(sent) == 1 else sent[-2:]
 
     monkeypatch.setattr(megatron_weights, "_told", told)
+    monkeypatch.setattr(megatron_weights, "tell_all", to_all)
     for parts, each in zip(own, places, strict=True):  # the second rank hears the first one's
         whole = whole_of(kind, parts, each)
     for expected, got in zip(WHOLE[kind], whole, strict=True):
