@@ -84,7 +84,8 @@ def _logits_of(causal_lm: Any, hidden_TD: Tensor) -> Tensor:
 
     backbone = causal_lm.base_model
     output = MoeModelOutputWithPast(last_hidden_state=hidden_TD[None])
-    output.rope_deltas = None  # what models that see images hand on
+    # what models that see images, and those with a state, hand on
+    output.rope_deltas = output.cache_params = None
     backbone.forward = lambda *_, **__: output
     try:
         tokens_1T = torch.zeros(1, len(hidden_TD), dtype=torch.int64)
