@@ -18,7 +18,10 @@ from roll_like.builtin.pipelines.reward_model.pipeline import RewardModelPipelin
 from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
 from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
 from roll_like.check import Report
+from roll_like.check.model import role_shapes
+from roll_like.check.plan import Plan, plan
 from roll_like.config.run import RunConfig
+from roll_like.config.sampling import SamplingRunConfig
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "rlvr",
@@ -38,6 +41,11 @@ MINIMAL_AGENTIC: dict[str, Any] = {
     "rollout": {"groups_per_step": 8, "episodes_per_group": 4, "max_response_tokens": 32},
     "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}},
 }
+
+
+def planned(config: SamplingRunConfig, shape: Any) -> Plan:
+    """Return the plan of a run whose trained model has these sizes."""
+    return plan(config, role_shapes(config, shape))
 
 
 def changed(base: dict[str, Any] = MINIMAL, **changes: Any) -> dict[str, Any]:

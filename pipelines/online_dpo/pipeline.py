@@ -182,10 +182,10 @@ def _with_newest_weights(evaluator: Evaluates, workers: Workers) -> Callable[[],
     return measure
 
 
-def _plan(config: OnlineDPOConfig, model: ModelShape | None) -> Plan:
+def _plan(config: OnlineDPOConfig, shapes: Mapping[str, ModelShape]) -> Plan:
     """Return the plan of a run; a step trains on pairs."""
     pairs = config.pairs.pairs_per_step
-    return replace(plan(config, model), groups_per_step=pairs, samples_per_group=1, units=("pairs", "pairs"))
+    return replace(plan(config, shapes), groups_per_step=pairs, samples_per_group=1, units=("pairs", "pairs"))
 
 
 def _evaluated_pairs(config: OnlineDPOConfig) -> PairStep | None:

@@ -6,7 +6,7 @@ another machine has is a warning or a note, not an error: a configuration for GP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -30,6 +30,7 @@ from roll_like.check.machine import (
 from roll_like.check.model import (
     check_adapters,
     check_critic,
+    check_draft,
     check_engines,
     check_images,
     check_kept,
@@ -59,7 +60,9 @@ Further: TypeAlias = "Callable[[SamplingT, Renderer | None, Report], Iterator[Fi
 
 
 def check(
-    config: SamplingT, further: Further[SamplingT], planned: Callable[[SamplingT, ModelShape | None], Plan] = plan
+    config: SamplingT,
+    further: Further[SamplingT],
+    planned: Callable[[SamplingT, Mapping[str, ModelShape]], Plan] = plan,
 ) -> Report:
     """Return every problem of a run that samples, as far as it can be known before, and its plan."""
 
@@ -84,14 +87,14 @@ def check(
 
 def check_run(
     config: ConfigT,
-    planned: Callable[[ConfigT, ModelShape | None], Plan],
+    planned: Callable[[ConfigT, Mapping[str, ModelShape]], Plan],
     further: Callable[[ConfigT, Renderer | None, ModelShape | None, Report], Iterator[Finding]],
 ) -> Report:
     """Return every problem of any run that can be known before it, and its plan.
 
     Args:
         config: The run's configuration.
-        planned: Makes its plan.
+        planned: Makes its plan; given the sizes of the models, by role.
         further: Yields what is wrong beside model, tokenizer, disk and hardware.
     """
     precision, config = auto_precision(config), settled(config)
@@ -106,8 +109,10 @@ def check_run(
         ends = ends_of(config, renderer, None if model is None else path)
         findings += check_tokens(config, renderer, ends)
     here = model is not None and all_here(config)
-    report = Report(planned(config, shape), findings, complete=here, precision=precision, ends=ends or ())
+    shapes = role_shapes(config, shape)
+    report = Report(planned(config, shapes), findings, complete=here, precision=precision, ends=ends or ())
     report.sized = shape is not None
+    findings += check_draft(shapes)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         if renderer is not None:
@@ -120,7 +125,7 @@ def check_run(
     # a machine without the weights is not the one that will write checkpoints
     findings += check_output(config, None if model is None else report.disk)
     findings += check_hardware(config, report.plan)
-    report.gpus = gpu_report(config, report.plan, role_shapes(config, shape))
+    report.gpus = gpu_report(config, report.plan, shapes)
     if report.gpus is not None:
         findings += check_gpus(config, report.gpus)
     findings += no_gpu_here(config, report.gpus)

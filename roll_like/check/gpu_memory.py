@@ -14,6 +14,8 @@ from typing import TypeAlias
 from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
 from roll_like.check.plan import (
     ASIDE,
+    DRAFT,
+    DRAFT_WEIGHTS,
     GIB,
     adapter_room,
     aside_bytes,
@@ -35,14 +37,10 @@ from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 #: From users' reports for recent GPUs and CUDA 12 and 13; `nvidia-smi` shows what it is on one.
 CONTEXT_BYTES = int(0.6 * GIB)
 COMMUNICATOR_BYTES = int(0.5 * GIB)
-#: Tokens of one forward pass of an engine: vLLM's default on GPUs.
+#: Tokens of one forward pass of an engine: more than vLLM's default on GPUs, unless many guesses ask for more.
 ENGINE_TOKENS = 8192
 #: Share of a GPU that a plan should leave, because allocators lose some of it to fragmentation.
 FRAGMENTATION = 0.08
-
-#: Name of the sizes of a model that guesses tokens in engines; no role of its own.
-DRAFT = "draft"
-_DRAFT_WEIGHTS = "draft's weights"
 
 #: Role and part → bytes.
 Parts: TypeAlias = dict[tuple[str, str], int]
@@ -170,7 +168,7 @@ def _plan_of(
         together = engine is None or not model.moves
         phase(model.role, model.while_computing(), awake, staying(but=model, all_of_them=together))
     policy = next((model for model in models if model.role == "training"), None)
-    loaded = {part: size for part, size in whole.items() if part[1] in ("weights", "adapters", _DRAFT_WEIGHTS)}
+    loaded = {part: size for part, size in whole.items() if part[1] in ("weights", "adapters", DRAFT_WEIGHTS)}
     states = {} if policy is None else policy.held(optimizer=not policy.moves)
     here = {"training": policy is not None, "inference": engine is not None}
     transit = {part: size for part, size in _in_transit(config, shapes).items() if here[part[0]]}
@@ -365,13 +363,15 @@ def _engine(
     shape, *drafts = shapes
     loaded = {"weights": shape.parameters * width // gpus}
     for draft in drafts:
-        loaded[_DRAFT_WEIGHTS] = draft.parameters * width // gpus
+        loaded[DRAFT_WEIGHTS] = draft.parameters * width // gpus
     if adapters := adapter_room(config, shape):
         loaded["adapters"] = adapters
     running = min(config.inference.max_running, config.rollout.max_in_flight)
     # widest tensors of a forward pass, and float32 logits with two copies for the sampler
     inner = shape.intermediate_size * max(shape.experts, 1)
-    compute = ENGINE_TOKENS * (2 * shape.hidden_size + 3 * inner // gpus) * width + 3 * 4 * running * shape.vocab_size
+    logits = running * config.inference.tokens_per_pass
+    tokens = max(ENGINE_TOKENS, logits)
+    compute = tokens * (2 * shape.hidden_size + 3 * inner // gpus) * width + 3 * 4 * logits * shape.vocab_size
     share = config.inference.gpu_share
     if memory is None or share is None:
         cache = running * config.longest_sample * _cache_per_token(config, role, shapes)

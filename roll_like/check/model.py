@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.check.findings import Finding, failed
-from roll_like.check.gpu_memory import DRAFT
 from roll_like.check.hub import localised
-from roll_like.check.plan import GIB, bytes_per_value
+from roll_like.check.plan import DRAFT, GIB, bytes_per_value
 from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.model import ModelConfig
 from roll_like.config.run import RunConfig
@@ -342,9 +341,21 @@ def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelS
             shapes[name] = own
     draft = config.inference.draft_model if isinstance(config, SamplingRunConfig) else None
     if draft is not None:
-        with suppress(ConfigError):  # the plan of GPUs says that it is left out
+        with suppress(ConfigError):  # the plan of GPUs says that it is left out, that of CPUs shows no such part
             shapes[DRAFT] = load_model_shape(Path(draft))
     return shapes
+
+
+def check_draft(shapes: Mapping[str, ModelShape]) -> Iterator[Finding]:
+    """Yield a model that guesses tokens of another vocabulary than the policy's, out of all sizes (`role_shapes`)."""
+    if DRAFT in shapes and shapes[DRAFT].vocab_size != shapes["inference"].vocab_size:
+        yield Finding(
+            "error",
+            "inference.speculative.model",
+            f"its vocabulary has {shapes[DRAFT].vocab_size} entries and the policy's {shapes['inference'].vocab_size}, "
+            "so the policy cannot check its guesses; use a model of the same family whose embedding is as large, or "
+            "method: ngram",
+        )
 
 
 def check_reference(config: RunConfig, reference: ReferenceSection | None, shape: ModelShape | None) -> list[Finding]:

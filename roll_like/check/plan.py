@@ -5,7 +5,9 @@ Everything here follows from the configuration alone; no device is counted and n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from rich.console import Group, RenderableType
@@ -13,7 +15,7 @@ from rich.table import Table
 
 from roll_like.config.resources import DeviceRange, RolePlan
 from roll_like.config.run import RunConfig
-from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.config.training import QUANTIZED_BYTES, StateBytes, StateSizes, TrainerConfig
 from roll_like.models.shape import ModelShape
 from roll_like.models.stages import layers_of_stage
@@ -21,8 +23,10 @@ from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
 PlacementMode: TypeAlias = Literal["colocated", "disaggregated", "trainer only"]
-#: Roles whose model is the one that is trained; the sizes of others are not known here.
-MEASURED = ("training", "inference", "reference", "critic")
+#: Name of the sizes of a model that guesses tokens in engines; no role of its own.
+DRAFT = "draft"
+#: What it takes of an engine's memory.
+DRAFT_WEIGHTS = "draft's weights"
 #: Part of a trainer's memory: models that it does not work on.
 ASIDE = "other models"
 _BYTES = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -59,8 +63,8 @@ class Plan:
             `trainer only` where nothing is sampled.
         device: `cpu` or `cuda`.
         devices: Devices of the run on all nodes.
-        memory: Estimated memory of one worker of each role; empty when the model's sizes are not known, and on GPUs,
-            which have a plan of their own (`check/gpu_memory.py`).
+        memory: Estimated memory of one worker of each role whose model's sizes are known; empty on GPUs, which have a
+            plan of their own (`check/gpu_memory.py`).
     """
 
     name: str
@@ -165,12 +169,12 @@ def _unit(device: str, count: int) -> str:
     return {"cpu": "CPU core", "cuda": "GPU"}[device] + ("" if count == 1 else "s")
 
 
-def plan(config: SamplingRunConfig, model: ModelShape | None = None) -> Plan:
+def plan(config: SamplingRunConfig, shapes: Mapping[str, ModelShape] = MappingProxyType({})) -> Plan:
     """Return the plan of a run.
 
     Args:
         config: A validated configuration.
-        model: The model's sizes, for the memory estimate; None leaves it out.
+        shapes: Sizes of the models, by role, and of `DRAFT`; the memory of a role without is not estimated.
     """
     devices = {role.name: role.devices for role in config.roles}
     return Plan(
@@ -186,12 +190,15 @@ def plan(config: SamplingRunConfig, model: ModelShape | None = None) -> Plan:
         placement=_placement(devices["training"], devices.get("inference")),
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
-        memory=tuple(
-            _memory(config, role, model)
-            for role in config.roles
-            if model and role.name in MEASURED and config.resources.device == "cpu"
-        ),
+        memory=memory_lines(config, shapes),
     )
+
+
+def memory_lines(config: RunConfig, shapes: Mapping[str, ModelShape]) -> tuple[MemoryLine, ...]:
+    """Return the estimated memory of one worker of each role whose model's sizes are known; none on GPUs."""
+    if config.resources.device != "cpu":
+        return ()
+    return tuple(_memory(config, role, shapes) for role in config.roles if role.name in shapes)
 
 
 def _placement(trainer: DeviceRange, engines: DeviceRange | None) -> PlacementMode:
@@ -250,28 +257,36 @@ def trainer_memory(config: RunConfig, model: ModelShape) -> MemoryLine:
     return MemoryLine(role="training", parts=(*parts, ("logits of a chunk", chunk)))
 
 
-def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelShape) -> MemoryLine:
-    weights = model.parameters * bytes_per_value(config)
+def _memory(config: RunConfig, role: RolePlan, shapes: Mapping[str, ModelShape]) -> MemoryLine:
+    model, width = shapes[role.name], bytes_per_value(config)
     if role.name == "training":
         return trainer_memory(config, model)
-    if role.name == "critic" and isinstance(config, PolicyGradientConfig) and config.critic is not None:
-        trained = trained_parameters(config, model, "critic")
+    if role.name == "inference":
+        assert isinstance(config, SamplingRunConfig)
+        return _engine_memory(config, model, shapes.get(DRAFT))
+    if role.name in config.trained:
+        trained = trained_parameters(config, model, role.name)
         quantized = model.critic_quantized_parameters
-        states = training_states(config.critic, model, trained, bytes_per_value(config), quantized)
+        states = training_states(config.trained[role.name], model, trained, width, quantized)
         return MemoryLine(role=role.name, parts=_parts(states))
-    if role.name == "reference":
-        frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=1)
-        states = training_states(frozen, model, 0, bytes_per_value(config))
-        return MemoryLine(role=role.name, parts=(("weights", states.weights),))
+    frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=1)
+    states = training_states(frozen, model, 0, width)
+    return MemoryLine(role=role.name, parts=(("weights", states.weights),))
+
+
+def _engine_memory(config: SamplingRunConfig, model: ModelShape, draft: ModelShape | None) -> MemoryLine:
+    width = bytes_per_value(config)
+    parts = {"weights": model.parameters * width}
+    if draft is not None:
+        parts[DRAFT_WEIGHTS] = draft.parameters * width
+    if adapters := adapter_room(config, model):
+        parts["adapters"] = 2 * adapters  # a copy is kept beside what is computed with
     cache = config.inference.kv_cache_bytes(config.resources.device)
     if cache is None:
         running = min(config.inference.max_running, config.rollout.max_in_flight)
-        per_token = model.kv_bytes_per_token(bytes_per_value(config))
+        per_token = sum(each.kv_bytes_per_token(width) for each in (model, draft) if each is not None)
         cache = running * config.longest_sample * per_token
-    # a copy is kept beside what is computed with
-    adapters = 2 * adapter_room(config, model)
-    room = [("adapters", adapters)] if adapters else []
-    return MemoryLine(role=role.name, parts=(("weights", weights), *room, ("KV cache at most", cache)))
+    return MemoryLine(role="inference", parts=(*parts.items(), ("KV cache at most", cache)))
 
 
 def _parts(states: StateBytes) -> tuple[tuple[str, int], ...]:

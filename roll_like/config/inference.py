@@ -158,6 +158,11 @@ class EngineConfig(PluginConfig):
         return None
 
     @property
+    def tokens_per_pass(self) -> int:
+        """Most tokens of one request in a decoding pass: the one that was sampled last, and those that are guessed."""
+        return 1
+
+    @property
     def draft_model(self) -> str | None:
         """Directory of a smaller model that the engine holds beside the policy to guess tokens; None without."""
         return None

@@ -11,7 +11,7 @@ from typing import Any
 from roll_like.check.data import damaged_images, is_out_of_reach, only_first_rows
 from roll_like.check.findings import Finding, Report, failed
 from roll_like.check.machine import warm_up_that_never_ends
-from roll_like.check.plan import Plan, trainer_memory
+from roll_like.check.plan import Plan, memory_lines
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.packed import viewed
@@ -22,7 +22,7 @@ from roll_like.models.shape import ModelShape
 from roll_like.types import TrainingSample
 
 
-def offline_plan(config: OfflineRunConfig, model: ModelShape | None) -> Plan:
+def offline_plan(config: OfflineRunConfig, shapes: Mapping[str, ModelShape]) -> Plan:
     """Return the plan of a run on given data; the steps of `epochs` are 0 until the data was read."""
     count, what = config.items_per_step
     return Plan(
@@ -38,7 +38,7 @@ def offline_plan(config: OfflineRunConfig, model: ModelShape | None) -> Plan:
         placement="colocated",
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
-        memory=() if model is None or config.resources.device == "cuda" else (trainer_memory(config, model),),
+        memory=memory_lines(config, shapes),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +85,10 @@ class RunningService:
 def check_service(config: ServiceConfig) -> Report:
     """Return every problem that can be known before a service starts, and its plan."""
 
-    def planned(workers: ServiceRunConfig, shape: ModelShape | None) -> Plan:
+    def planned(workers: ServiceRunConfig, shapes: Mapping[str, ModelShape]) -> Plan:
         lora = workers.training.lora
         rank = None if lora is None else lora.rank
-        made = plan(workers, shape)
+        made = plan(workers, shapes)
         given = {name: getattr(made, name) for name in Plan.__slots__}
         return ServicePlan(
             **given,

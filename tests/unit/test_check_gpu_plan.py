@@ -123,7 +123,11 @@ def test_a_draft_is_on_each_gpu_of_an_engine(tmp_path: Path) -> None:
         assert phase.parts.keys() - old.parts.keys() == more.keys()
         assert all(phase.parts[key] == size for key, size in more.items())
     assert made.phases[2].total - before.phases[2].total == weights
-    assert (before.cache or 0) - (made.cache or 0) == weights, "vLLM's share is one"
+    computed = ("inference", "activations")
+    logits = made.phases[0].parts[computed] - before.phases[0].parts[computed]
+    running = min(config.inference.max_running, config.rollout.max_in_flight)
+    assert logits == 3 * 4 * running * 5 * BILLION.vocab_size, "of four guesses, and a place that a draft takes"
+    assert (before.cache or 0) - (made.cache or 0) == weights + logits, "vLLM's share is one"
     assert (made.cache_per_token or 0) - (before.cache_per_token or 0) == 28 * (8 // 2) * 2 * 128 * 2
     assert made.left_out == ()
     small = GPUReport(plans=(made,), memory=before.phases[2].total, floor=None)

@@ -95,10 +95,10 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected
 def test_losses_without_a_reference_need_none_and_a_cluster_has_a_place() -> None:
     assert config(algorithm={"loss": "orpo"}, reference=None).reference is None
     clustered = config(reference={"mode": "cluster"}, resources__device_mapping={"training": "0", "reference": "1"})
-    assert [role.name for role in offline_plan(clustered, None).roles] == ["training", "reference"]
-    assert [role.name for role in offline_plan(config(), None).roles] == ["training"]
+    assert [role.name for role in offline_plan(clustered, {}).roles] == ["training", "reference"]
+    assert [role.name for role in offline_plan(config(), {}).roles] == ["training"]
     pairs, longest = config().items_per_step[0], config().longest_sample
-    assert offline_plan(config(), None).max_tokens_per_step == pairs * 2 * longest  # both answers, each with the prompt
+    assert offline_plan(config(), {}).max_tokens_per_step == pairs * 2 * longest  # both answers, each with the prompt
 
 
 def test_single_answers_and_pairs_are_told_apart_by_their_type() -> None:

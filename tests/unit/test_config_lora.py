@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import changed
+from config_files import changed, planned
 from pydantic import BaseModel, ValidationError
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -17,7 +17,7 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check.findings import Finding
 from roll_like.check.model import check_adapters, check_model
-from roll_like.check.plan import plan, trained_parameters
+from roll_like.check.plan import trained_parameters
 from roll_like.config.inference import weight_backend
 from roll_like.config.load import dump_config
 from roll_like.config.training import LoRAConfig
@@ -106,9 +106,9 @@ def test_policy_and_critic_may_have_adapters_and_a_reference_has_none() -> None:
 def test_memory_of_a_critic_is_that_of_its_own_adapters() -> None:
     whole = changed(algorithm={"advantage": "gae"}, critic={})
     few = changed(algorithm={"advantage": "gae"}, critic={"lora": {"rank": 8}})
-    (line,) = (line for line in plan(RLVRConfig.from_values(few), Billion()).memory if line.role == "critic")
+    (line,) = (line for line in planned(RLVRConfig.from_values(few), Billion()).memory if line.role == "critic")
     assert dict(line.parts)["optimizer"] == 12 * 8 * 2**10
-    (line,) = (line for line in plan(RLVRConfig.from_values(whole), Billion()).memory if line.role == "critic")
+    (line,) = (line for line in planned(RLVRConfig.from_values(whole), Billion()).memory if line.role == "critic")
     assert dict(line.parts)["optimizer"] == 12 * 2**30
 
 
@@ -125,7 +125,7 @@ def test_a_reference_without_adapters_takes_no_devices_and_no_memory() -> None:
 
 def test_memory_is_that_of_the_frozen_model_and_of_trained_adapters() -> None:
     config = RLVRConfig.from_values(changed(WITH_KL, training__lora__rank=8))
-    parts = dict(plan(config, Billion()).memory[0].parts)
+    parts = dict(planned(config, Billion()).memory[0].parts)
     adapters = 8 * 2**20
     assert trained_parameters(config, Billion()) == adapters
     assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (
@@ -163,7 +163,7 @@ class InFourBits(Billion):
 def test_memory_of_a_quantised_base_is_4_bits_and_its_scales() -> None:
     values = changed(training={"lora": {"rank": 8, "quantization": "nf4"}}, algorithm={"advantage": "gae"})
     values["critic"] = {"lora": {"rank": 8, "quantization": "fp4"}}
-    memory = {line.role: dict(line.parts) for line in plan(RLVRConfig.from_values(values), InFourBits()).memory}
+    memory = {line.role: dict(line.parts) for line in planned(RLVRConfig.from_values(values), InFourBits()).memory}
     scales = 1 / 64 + 4 / 64 / 256
     for role, quantised, width in (("training", 2**29, 2**20), ("critic", 2**28, 2**10)):
         rest = 2 * (2**30 - quantised + 8 * width)

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import MINIMAL, changed
+from config_files import MINIMAL, changed, planned
+from published_models import SHAPES
 from pydantic import ValidationError
 from rich.console import Console
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.check.model import check_draft
 from roll_like.check.plan import Plan, plan
+from roll_like.models.shape import load_model_shape
 
 TWO_NODES = changed(
     resources={
@@ -84,7 +89,7 @@ def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
     config = RLVRConfig.from_values(WITH_CRITIC)
     critic = config.roles[-1]
     assert (critic.name, critic.workers_key, str(critic.devices)) == ("critic", "critic.workers", "6-7")
-    line = plan(config.model_copy(update={"resources": ON_CPU.resources}), Billion()).memory[-1]
+    line = planned(config.model_copy(update={"resources": ON_CPU.resources}), Billion()).memory[-1]
     gib = 2**30
     assert line.role == "critic"
     # ZeRO-1 sums whole gradients in float32, beside those in 16 bit
@@ -137,7 +142,7 @@ def test_colocated_and_idle_devices() -> None:
 
 
 def test_memory_follows_zero() -> None:
-    training, inference, reference = plan(ON_CPU, Billion()).memory
+    training, inference, reference = planned(ON_CPU, Billion()).memory
     gib = 2**30
     # bfloat16, ZeRO 3 over 4 ranks: weights 2/4, gradients in float32 4/4, Adam and float32 weights 12/4
     assert dict(training.parts) | {"logits of a chunk": 0} == {
@@ -161,7 +166,7 @@ def test_memory_in_float32_on_cpu(stage: int, weights: int, gradients: int, opti
         training={"zero_stage": stage, "workers": 2},
         inference={"type": "vllm", "kv_cache_gib": 3},
     )
-    training, inference = plan(RLVRConfig.from_values(config), Billion()).memory
+    training, inference = planned(RLVRConfig.from_values(config), Billion()).memory
     gib = 2**30
     found = dict(training.parts)
     assert (found["weights"], found["gradients"], found["optimizer"]) == (
@@ -172,10 +177,38 @@ def test_memory_in_float32_on_cpu(stage: int, weights: int, gradients: int, opti
     assert dict(inference.parts) == {"weights": 4 * gib, "KV cache at most": 3 * gib}
 
 
+def test_memory_is_that_of_each_roles_own_model(tiny_model: Path) -> None:
+    """Of a model that guesses tokens beside the policy, and of a reference of another size."""
+    draft = {"method": "draft", "model": str(SHAPES / "Qwen3-0.6B")}
+    config = changed(
+        model__dtype="float32",
+        inference={"type": "vllm", "kv_cache_gib": 3, "speculative": draft},
+        algorithm={"kl": {"use": "loss"}},
+        reference={"path": str(tiny_model)},
+    )
+    _, inference, reference = planned(RLVRConfig.from_values(config), Billion()).memory
+    gib = 2**30
+    assert dict(inference.parts) == {
+        "weights": 4 * gib,
+        "draft's weights": 4 * 596_049_920,
+        "KV cache at most": 3 * gib,
+    }
+    assert dict(reference.parts) == {"weights": 4 * load_model_shape(tiny_model).parameters}
+
+
+def test_a_draft_of_another_vocabulary_is_refused() -> None:
+    """Models of one family may have embeddings of other lengths (vllm#7252)."""
+    policy = draft = load_model_shape(SHAPES / "Qwen3-0.6B")
+    assert [*check_draft({"inference": policy})] == [*check_draft({"inference": policy, "draft": draft})] == []
+    (found,) = check_draft({"inference": replace(policy, vocab_size=152_064), "draft": draft})
+    assert (found.level, found.key) == ("error", "inference.speculative.model")
+    assert "its vocabulary has 151936 entries and the policy's 152064" in found.message
+
+
 def test_render_shows_figures_workers_and_memory() -> None:
-    text = text_of(plan(RLVRConfig.from_values(TWO_NODES), Billion()))
+    text = text_of(planned(RLVRConfig.from_values(TWO_NODES), Billion()))
     assert "Memory" not in text, "GPUs have a plan of their own"
-    assert "optimizer 3.00" in text_of(plan(ON_CPU, Billion()))
+    assert "optimizer 3.00" in text_of(planned(ON_CPU, Billion()))
     assert "8 prompts × 4 = 32" in text
     assert "10 × 2 = 20" in text
     assert "at most 32 × 96 = 3,072" in text

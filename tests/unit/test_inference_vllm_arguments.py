@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import roll_like
+from roll_like.config.base import Finding
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import EngineSpec
@@ -120,6 +122,39 @@ def test_guesses_and_8_bits_are_arguments_that_vllm_knows() -> None:
     new = arguments.keys() - engine_arguments(VLLMConfig(), SPEC).keys()
     assert new == {"speculative_config", "per_request_spec_decode_metrics", "quantization"}
     assert new <= known_arguments()
+
+
+@pytest.mark.parametrize(
+    ("device", "running", "speculative", "tokens"),
+    [
+        ("cpu", 128, {"method": "ngram"}, 4096),
+        ("cpu", 64, {"method": "ngram", "num_speculative_tokens": 128}, 64 * 129),
+        ("cpu", 1000, {"method": "draft", "model": "/models/small"}, 1000 * 6),
+        ("cuda", 128, {"method": "ngram"}, None),
+        ("cuda", 128, {"method": "suffix"}, 128 * 17),
+    ],
+)
+def test_a_pass_has_room_for_what_is_guessed_of_all_that_run(
+    device: str, running: int, speculative: dict[str, Any], tokens: int | None
+) -> None:
+    """The router gives an engine as many as it may run; vLLM would pass over those whose guesses have no room."""
+    config = VLLMConfig(max_running=running, speculative=speculative)
+    arguments = engine_arguments(config, dataclasses.replace(SPEC, device=device))
+    assert arguments["max_num_seqs"] == running
+    assert arguments.get("max_num_batched_tokens") == tokens
+
+
+def test_a_pass_that_was_made_too_small_for_guesses_is_told() -> None:
+    def found(**settings: Any) -> list[Finding]:
+        config = VLLMConfig(engine_args={"max_num_batched_tokens": 600}, **settings)
+        resources = ResourcesConfig(device="cuda", devices_per_node=1)
+        return [each for each in VLLMPlugin.check(config, resources) if each.level == "warning"]
+
+    (warning,) = found(speculative={"method": "ngram"})
+    assert warning.key == "inference.engine_args.max_num_batched_tokens"
+    assert "600 tokens hold 120 requests with their guesses" in warning.message
+    assert "(it is 640 then)" in warning.message
+    assert found() == []
 
 
 def test_a_draft_model_and_arctic_inference_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

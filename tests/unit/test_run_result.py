@@ -62,7 +62,7 @@ def test_a_configuration_is_shown_in_a_line() -> None:
 
 
 def test_a_report_is_shown_as_a_check_prints_it() -> None:
-    report = Report(plan(RLVR(**MINIMAL), None), [Finding("warning", "steps", "few")])
+    report = Report(plan(RLVR(**MINIMAL)), [Finding("warning", "steps", "few")])
     lines = repr(report).splitlines()
     assert lines[0] == "warning: steps: few"
     assert lines[1].startswith("Plan of ")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from config_files import planned
 from rich.console import Console
 
 from roll_like.check.gpu_memory import gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus
-from roll_like.check.plan import plan
 from roll_like.models.shape import ModelShape, load_model_shape
 from roll_like.service.config import load_service_config
 from roll_like.service.service import check_service
@@ -88,7 +88,7 @@ def test_too_many_of_them_are_refused_with_the_key(tmp_path: Path, changes: dict
 
 def test_adapters_and_models_aside_are_counted_on_cpus(tmp_path: Path) -> None:
     config = service(tmp_path, resources=CPUS, training={"lora": {"rank": 20}})
-    made = plan(config.workers, replace(SHAPE, adapted_width=WIDTH))
+    made = planned(config.workers, replace(SHAPE, adapted_width=WIDTH))
     trainer, engine = (dict(line.parts) for line in made.memory)
     assert trainer["other models"] == 4 * 4 * (80 * WIDTH) + 80 * WIDTH
     # what is computed with, and a copy of it

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from bigram_engine import OneRank
-from config_files import MINIMAL, changed
+from config_files import MINIMAL, changed, planned
 from model_families import UNDIVIDED, make_family
 from plain_backend import PlainBackend  # type: ignore[import-not-found]
 from pydantic import ValidationError
@@ -28,7 +28,6 @@ from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
-from roll_like.check.plan import plan
 from roll_like.cluster.progress import Work
 from roll_like.config.model import ModelConfig
 from roll_like.config.training import TrainingConfig
@@ -230,7 +229,7 @@ def test_memory_is_divided_as_the_backend_says(monkeypatch: pytest.MonkeyPatch) 
 
     def parts(backend: str) -> dict[str, int]:
         training = {"backend": backend, "workers": 2, "zero_stage": 3}
-        memory = plan(RLVRConfig.from_values(changed(MINIMAL, training=training)), Sizes()).memory
+        memory = planned(RLVRConfig.from_values(changed(MINIMAL, training=training)), Sizes()).memory
         return dict(next(line for line in memory if line.role == "training").parts)
 
     whole = parts("plain")
@@ -263,7 +262,7 @@ def test_frozen_models_are_sharded_where_the_trained_one_is(
         algorithm__kl={"use": "loss", "coefficient": 0.1},
         model__dtype="bfloat16",
     )
-    memory = plan(RLVRConfig.from_values(settings), Sizes()).memory
+    memory = planned(RLVRConfig.from_values(settings), Sizes()).memory
     parts = dict(next(line for line in memory if line.role == "reference").parts)
     assert parts["weights"] == 2 * 1000 // (workers if sharded else 1)
 

@@ -46,6 +46,10 @@ FIXED_ENGINE_ARGS = {
     "nnodes": "one engine runs on the GPUs of one node",
     "disaggregation_mode": "an engine that only computes prompts, or only decodes, cannot generate alone",
     "speculative_algorithm": "weights of a draft model are not updated",
+    **dict.fromkeys(
+        ("quantization", "modelopt_quant", "quantize_and_serve", "rl_quant_profile"),
+        "8-bit weights are an option of inference.type: vllm (inference.quantization)",
+    ),
     "tokenizer_worker_num": "the engine talks to one tokenizer process, its own",
     "enable_custom_logit_processor": "the trainer does not follow what one does to the distribution of tokens",
     "allow_auto_truncate": "a prompt that was cut would be trained as if it had not been",

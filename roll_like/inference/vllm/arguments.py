@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CPU_BLOCK_TOKENS = 32
 #: Tokens that one forward pass of vLLM takes on CPU, unless the context window is longer.
 CPU_BATCH_TOKENS = 4096
+#: The same on GPUs, as vLLM sets it for an engine of its asynchronous interface.
+GPU_BATCH_TOKENS = 2048
 #: Where the names in `engine_args` are explained.
 DOCUMENTED = "vLLM's documentation of AsyncEngineArgs"
 WORKER_EXTENSION = "roll_like.inference.vllm.worker_extension.WorkerExtension"
@@ -72,6 +74,10 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
             "speculative_config": config.speculative.engine_arguments(),
             "per_request_spec_decode_metrics": "summary",
         }
+        # requests that a pass has no room for wait until others have ended, though they count as running
+        room = config.max_running * config.tokens_per_pass
+        if room > arguments.get("max_num_batched_tokens", GPU_BATCH_TOKENS):
+            arguments["max_num_batched_tokens"] = room
     if spec.float32_head:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if spec.adapter is not None:

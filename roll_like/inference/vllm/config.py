@@ -91,9 +91,14 @@ class SpeculationConfig(ConfigModel):
             raise ValueError(f"{others[0]} is not read with method: {self.method}; remove it")
         return self
 
+    @property
+    def most_guessed(self) -> int:
+        """Tokens that are guessed at a time, at most."""
+        return self.num_speculative_tokens or (16 if self.method == "suffix" else 4)
+
     def engine_arguments(self) -> dict[str, Any]:
         """Return vLLM's `speculative_config`."""
-        tokens = self.num_speculative_tokens or (16 if self.method == "suffix" else 4)
+        tokens = self.most_guessed
         if self.method == "draft":
             return {"method": "draft_model", "model": self.model, "num_speculative_tokens": tokens}
         arguments: dict[str, Any] = {"method": self.method, "num_speculative_tokens": tokens}
@@ -175,6 +180,11 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
     def speculates(self) -> bool:
         """Whether tokens are guessed."""
         return self.speculative is not None
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """One token, the guesses, and a place that a draft takes of a pass's budget."""
+        return 1 if self.speculative is None else 1 + self.speculative.most_guessed + (self.draft_model is not None)
 
     @property
     def draft_model(self) -> str | None:

@@ -146,6 +146,7 @@ class VLLMPlugin(EnginePlugin):
                 yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument; {hint}")
         if config.speculative is not None:
             yield from _guessing_findings(config.speculative)
+            yield from _crowded_passes(config)
         yield from config.without_effect(resources)
         unused, used = "kv_cache_gib", "gpu_memory_utilization"
         if resources.device == "cpu":
@@ -172,4 +173,18 @@ def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:
             "inference.speculative.method",
             "suffix needs the package arctic-inference, which is not installed here; install it (pip install "
             "--no-deps arctic-inference), or use ngram",
+        )
+
+
+def _crowded_passes(config: VLLMConfig) -> Iterator[Finding]:
+    """Yield a forward pass that was made too small for the guesses of all requests that run."""
+    name, each = "max_num_batched_tokens", config.tokens_per_pass
+    given, room = config.engine_args.get(name), config.max_running * each
+    if isinstance(given, int) and given < room:
+        yield Finding(
+            "warning",
+            f"inference.engine_args.{name}",
+            f"{given} tokens hold {given // each} requests with their guesses ({each} tokens each), and "
+            f"inference.max_running lets {config.max_running} run: others wait; remove the key (it is {room} then), "
+            "or lower inference.max_running or inference.speculative.num_speculative_tokens",
         )
