@@ -55,6 +55,7 @@ def parser() -> Options:
     found.add_argument("--schedules", nargs="+", choices=list(SCHEDULES), default=list(SCHEDULES)[:-1])
     found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     found.add_argument("--steps", type=int, help="steps of each run, where they are not to be as shipped")
+    found.add_argument("--keys", nargs="*", default=[], help="KEY=VALUE that all runs have beside")
     found.add_argument("--folder", type=Path, help="where runs are kept; default: `runs` of the repository")
     found.add_argument("--figure", type=Path, help="a PNG file to draw the curves into")
     found.add_argument("--one", action="store_true", help="the run of one configuration, schedule and seed, here")
@@ -67,11 +68,18 @@ def run_name(config: str, schedule: str, seed: int) -> str:
 
 
 def configured(
-    name: str, schedule: str, seed: int, folder: Path, *, steps: int | None = None, smoke: bool = False
+    name: str,
+    schedule: str,
+    seed: int,
+    folder: Path,
+    *,
+    keys: Sequence[str] = (),
+    steps: int | None = None,
+    smoke: bool = False,
 ) -> RunConfig:
     """Return a shipped configuration under a schedule."""
     overrides = [f"name={run_name(name, schedule, seed)}", f"seed={seed}", f"output_dir={folder}"]
-    overrides += ["metrics.trackers=[]", "metrics.console=quiet", "checkpoint.export=false"]
+    overrides += ["metrics.trackers=[]", "metrics.console=quiet", "checkpoint.export=false", *keys]
     if (chosen := SCHEDULES[schedule]) is not None:
         staleness, ahead = chosen
         overrides += [
@@ -170,7 +178,8 @@ def main() -> None:
         folder = (options.folder or (Path(temporary) if options.smoke else ROOT / "runs")).resolve()
         if options.one:
             (config,), (schedule,), (seed,) = options.configs, options.schedules, options.seeds
-            configured(config, schedule, seed, folder, steps=options.steps, smoke=options.smoke).run()
+            keys, steps, smoke = options.keys, options.steps, options.smoke
+            configured(config, schedule, seed, folder, keys=keys, steps=steps, smoke=smoke).run()
             return
         wanted = [(c, s, n) for n in options.seeds for c in options.configs for s in options.schedules]
         for config, schedule, seed in wanted:
@@ -180,7 +189,8 @@ def main() -> None:
                 one = ["--one", "--configs", config, "--schedules", schedule, "--seeds", str(seed)]
                 smoke = ["--smoke"] if options.smoke else []
                 steps = [] if options.steps is None else ["--steps", str(options.steps)]
-                subprocess.run([sys.executable, __file__, *smoke, *steps, *one, "--folder", folder], check=True)
+                keys = ["--keys", *options.keys]
+                subprocess.run([sys.executable, __file__, *smoke, *steps, *one, *keys, "--folder", folder], check=True)
         groups = read_runs([folder / run_name(*run) for run in wanted])
     figures: dict[str, Any] = {"benchmark": "async_learning"}
     for name, runs in groups.items():

@@ -71,7 +71,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 24,
         **_MAMBA,
     },
-    "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 2, "chunk_size": _CHUNK},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "full_attention", "moe"],
         "num_hidden_layers": 3,
@@ -152,7 +151,7 @@ CAPPED = ("gemma2", "gpt_oss")
 #: Families with layers that have a state, which compute each sample of a row by itself.
 RECURRENT = (
     *("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear"),
-    *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "nemotron_h"),
+    *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
     *("lfm2", "lfm2_moe"),
 )
 #: One with a state that runs through all of a row.

@@ -24,6 +24,7 @@ from roll_like.check.machine import (
     doubtful_rates,
     idle_devices,
     long_masks,
+    seeds_across_updates,
     sleep_without_effect,
     traces_without_effect,
 )
@@ -134,6 +135,7 @@ def check_run(
     findings += long_masks(config)
     findings += sleep_without_effect(config)
     findings += traces_without_effect(config)
+    findings += seeds_across_updates(config)
     return report
 
 

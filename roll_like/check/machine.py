@@ -303,6 +303,19 @@ def sleep_without_effect(config: RunConfig) -> Iterator[Finding]:
         yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")
 
 
+def seeds_across_updates(config: RunConfig) -> Iterator[Finding]:
+    """Yield that one seed does not give one sample where weights arrive while it is drawn."""
+    if not isinstance(config, SamplingRunConfig) or not isinstance(config.rollout.schedule, AsyncSchedule):
+        return
+    if config.inference.wants_seeds:
+        yield Finding(
+            "warning",
+            "inference.deterministic",
+            "with rollout.schedule: async weights arrive in the middle of answers, at a place that depends on time, so "
+            "such an answer does not repeat; set rollout.schedule: {type: sync}, or remove it",
+        )
+
+
 def traces_without_effect(config: RunConfig) -> Iterator[Finding]:
     """Yield a number of traces where nothing takes them."""
     metrics = config.metrics

@@ -117,6 +117,9 @@ def _engine_computes_as_training(config: RunConfig, model: Any) -> Iterator[Find
                 "inference.type",
                 f"{obstacle}, and the model's have {width}; use another engine (inference.type: hf), or a GPU",
             )
+    if AttentionLayers.of(model).recurrent:
+        dtype, device = config.model.dtype, config.resources.device
+        yield from plugin.states_findings(config.inference, model, dtype=dtype, device=device)
     obstacle = plugin.length_obstacle(str(model.model_type), window, longest)
     if obstacle is not None:
         yield Finding(
@@ -284,6 +287,15 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
         return
     if choice.adapter is not None:
         yield Finding("note", ADAPTERS_KEY, "adapters alone are sent to the engines")
+        for key in config.inference.changed("full_sync_every") + ["weight_sync"] * (
+            config.inference.weight_sync == "delta"
+        ):
+            yield Finding(
+                "error",
+                f"inference.{key}",
+                "adapters are sent alone, and always whole, so this has no effect; remove it, or set inference.lora: "
+                "false, which sends whole weights",
+            )
     elif choice.reason and config.inference.sends_adapters is None:
         yield Finding("note", ADAPTERS_KEY, f"whole weights with merged adapters are sent: {choice.reason}")
 

@@ -14,6 +14,8 @@ from roll_like.models.vision import is_vision_model
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from roll_like.cluster import ClusterHandle
     from roll_like.inference.interface import AdapterSpec, EngineSpec, InferenceEngine, JudgeServer
     from roll_like.inference.weight_transfer.interface import WeightTransfer
@@ -127,6 +129,21 @@ class EnginePlugin:
         """
         del head_dim, device
         return None
+
+    @classmethod
+    def states_findings(
+        cls, config: EngineConfig, model: PretrainedConfig, *, dtype: str, device: str
+    ) -> Iterator[Finding]:
+        """Yield what keeps the engine from computing layers with a state (gated delta, Mamba, …).
+
+        Args:
+            config: The `inference` section.
+            model: Configuration of a language model with such layers.
+            dtype: Precision of the model.
+            device: `cpu` or `cuda`.
+        """
+        del config, model, dtype, device
+        yield from ()
 
     @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 #: Their state runs through a row from its first token to its last, whatever a mask says.
 RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 #: `model_type`s whose layers with a state can compute each sample of a row by itself (`training/recurrent.py`): gated
-#: delta layers, Mamba 1 and 2, short convolutions.
+#: delta layers, Mamba 1 and 2 beside attention, short convolutions.
 BY_SAMPLE = frozenset(
     {
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
-        *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "nemotron_h"),
+        *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
         *("lfm2", "lfm2_moe"),
     }
 )

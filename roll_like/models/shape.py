@@ -171,10 +171,11 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
         return value
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
+    listed = config.get("layers_block_type")  # of Nemotron-H, which need not state how many
     tied = bool(config.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)))
     shape = ModelShape(
         parameters=0,
-        layers=size("num_hidden_layers", "n_layer"),
+        layers=len(listed) if isinstance(listed, list) else size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         intermediate_size=optional("moe_intermediate_size", "intermediate_size", "n_inner") or 4 * hidden,
         vocab_size=size("vocab_size"),

@@ -45,7 +45,7 @@ FSDP2 = [
     {"backend": "fsdp2", "zero_stage": 3, "freeze_vision": False, "gradient_checkpointing": True},
 ]
 #: Adam's first step is learning rate · gradient / (|gradient| + eps): with these, a multiple of the gradient.
-LEARNING_RATE, EPS = 2e4, 1e6
+LEARNING_RATE, EPS = 2e6, 1e8
 OPTIMIZER = {"lr": 0.1, "eps": EPS, "max_grad_norm": 1e9}
 
 
@@ -139,7 +139,10 @@ def agree(batches: Sequence[MicroBatch], mine: Sequence[np.ndarray], theirs: Seq
     assert next(samples, None) is None
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3_vl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "qwen3_5"))],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in another precision than it is trained in: ranks that divide it read its layers late."""
     path = make_vision_model(request.param, tmp_path_factory.mktemp("vision"))

@@ -241,6 +241,24 @@ def test_windows_that_vllm_computes_otherwise(make: Make, files: Path, tiny_mode
     assert "and the model's have 16; use another engine (inference.type: hf), or a GPU" in message
 
 
+def test_layers_with_a_state_that_vllm_does_not_compute_so(make: Make, tmp_path: Path) -> None:
+    gated, mamba = ({"path": str(make_family(name, tmp_path / name))} for name in ("qwen3_next", "nemotron_h"))
+    message = only(make(model={**gated, "dtype": "float32"}, inference={"type": "vllm"}))
+    assert "inference.type: vLLM computes gated delta layers on CPU in bfloat16 and with heads of 128 " in message
+    assert "found float32 and 16; set model.dtype: bfloat16" in message
+    assert make(model=gated, inference={"type": "hf"}).errors == []
+    assert make(model=mamba, inference={"type": "vllm"}).errors == []
+    one = {
+        "device": "cuda",
+        "gpu": "H100",
+        "devices_per_node": 1,
+        "device_mapping": {"training": "0", "inference": "0"},
+    }
+    assert make(model=gated, resources=one, inference={"type": "vllm"}).errors == []
+    message = only(make(model=mamba, resources=one, inference={"type": "vllm", "deterministic": True}))
+    assert "inference.deterministic: vLLM has no kernels of layers with a state that do not depend on" in message
+
+
 def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path: Path) -> None:
     two = {
         "device": "cuda",

@@ -22,6 +22,7 @@ from roll_like.check.machine import (
     check_engine,
     check_settings,
     ratio_settings_without_effect,
+    seeds_across_updates,
     traces_without_effect,
 )
 from roll_like.check.model import layers_fit
@@ -257,6 +258,19 @@ def test_the_cache_of_vllm_is_sized_by_one_key_on_cpus_and_another_on_gpus(
 def test_traces_that_no_tracker_takes(metrics: dict[str, Any], warned: bool) -> None:
     config = RLVRConfig.from_values(changed(MINIMAL, metrics=metrics))
     assert [finding.key for finding in traces_without_effect(config)] == ["metrics.traces_per_step"] * warned
+
+
+def test_seeds_do_not_repeat_what_weights_arrive_in() -> None:
+    resources = {"device": "cuda", "devices_per_node": 2, "device_mapping": {"training": "0", "inference": "1"}}
+
+    def found(**inference: Any) -> list[tuple[str, str]]:
+        rollout = {**MINIMAL["rollout"], "schedule": {"type": "async", "max_staleness": 1}}
+        config = RLVRConfig.from_values(changed(MINIMAL, resources=resources, inference=inference, rollout=rollout))
+        return [(finding.level, finding.key) for finding in seeds_across_updates(config)]
+
+    assert found(type="vllm") == []
+    assert found(type="vllm", deterministic=True) == [("warning", "inference.deterministic")]
+    assert found(type="sglang", deterministic=True) == [("warning", "inference.deterministic")]
 
 
 def test_a_text_model_has_no_vision_tower(tmp_path: Path) -> None:

@@ -272,6 +272,12 @@ def test_the_check_says_what_is_sent(tiny_model: Path) -> None:
     assert merged.startswith("note: inference.lora: whole weights with merged adapters are sent: the rank is 600")
     (refused,) = found(training__lora={"rank": 600}, inference__lora=True)
     assert refused.startswith("error: inference.lora: adapters cannot be sent alone: the rank is 600")
+    nodes = {"device": "cpu", "nodes": 2, "address": "auto", "devices_per_node": 2}
+    nodes["device_mapping"] = {"training": "0-1", "inference": "2-3"}
+    for inference, key in (({"weight_sync": "delta"}, "weight_sync"), ({"full_sync_every": 3}, "full_sync_every")):
+        _, refused = found(resources=nodes, inference=inference)
+        assert refused.startswith(f"error: inference.{key}: adapters are sent alone, and always whole, so this has no")
+        assert found(resources=nodes, inference={**inference, "lora": False}) == []
 
 
 def test_sending_adapters_that_there_are_not_is_refused() -> None:

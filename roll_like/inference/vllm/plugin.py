@@ -25,12 +25,16 @@ from roll_like.inference.vllm.served import adapter_layers
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from roll_like.cluster import ClusterHandle
     from roll_like.inference.interface import AdapterSpec, EngineSpec, InferenceEngine, JudgeServer
     from roll_like.inference.weight_transfer.interface import WeightTransfer
 
 #: Widths of heads that vLLM's attention on CPU is compiled for (0.32).
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+#: The same of its gated delta layers.
+CPU_DELTA = 128
 
 
 @INFERENCE_ENGINES.register("vllm")
@@ -111,6 +115,30 @@ class VLLMPlugin(EnginePlugin):
         if device != "cpu" or head_dim in CPU_HEADS:
             return None
         return f"vLLM's attention on CPU computes heads of {', '.join(map(str, CPU_HEADS))} numbers"
+
+    @classmethod
+    def states_findings(
+        cls, config: EngineConfig, model: PretrainedConfig, *, dtype: str, device: str
+    ) -> Iterator[Finding]:
+        """Yield that vLLM has no batch-invariant kernels of such layers, and on CPU one of gated delta layers."""
+        assert isinstance(config, VLLMConfig)
+        if config.deterministic:
+            yield Finding(
+                "error",
+                "inference.deterministic",
+                f"vLLM has no kernels of layers with a state that do not depend on the batch, and {model.model_type} "
+                "has such layers; remove it",
+            )
+        widths = {getattr(model, name, CPU_DELTA) for name in ("linear_key_head_dim", "linear_value_head_dim")}
+        gated = hasattr(model, "linear_num_value_heads")
+        if device == "cpu" and gated and (dtype != "bfloat16" or widths != {CPU_DELTA}):
+            yield Finding(
+                "error",
+                "inference.type",
+                f"vLLM computes gated delta layers on CPU in bfloat16 and with heads of {CPU_DELTA} numbers only, and "
+                f"found {dtype} and {', '.join(map(str, sorted(widths)))}; set model.dtype: bfloat16 for a model with "
+                "such heads, or inference.type: hf",
+            )
 
     @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
