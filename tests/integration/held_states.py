@@ -1,13 +1,8 @@
-"""Counts what a backend holds of a small module after a backward pass, beside what the plan says; prints both as JSON.
-
-python held_states.py BACKEND ZERO_STAGE DTYPE [OPTIMIZER]
-"""
+"""Counts what a backend holds of a small module after a backward pass, beside what the plan says."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +10,6 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from roll_like.cluster.address import free_port
 from roll_like.config.training import StateSizes, TrainingConfig
 from roll_like.registry import TRAINING_BACKENDS
 
@@ -42,8 +36,12 @@ class Layer(GradientCheckpointingLayer):
         return self.inner(rows)
 
 
-def main(name: Any, stage: Any, dtype: Any, optimizer: str = "adamw") -> None:
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+def held_states(
+    rank: int, ranks: int, address: tuple[str, int], name: Any, stage: Any, dtype: str, optimizer: str
+) -> dict[str, Any]:
+    """Return bytes that one rank holds and that the plan says, and the number of parameters."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0")
+    os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
     muon = {} if optimizer == "muon" else None
     settings = TrainingConfig.model_validate({"zero_stage": stage, "backend": name, "optimizer": {"muon": muon}})
     backend: Any = TRAINING_BACKENDS.get(name)(settings, dtype=dtype, device="cpu", world_size=1)
@@ -56,9 +54,9 @@ def main(name: Any, stage: Any, dtype: Any, optimizer: str = "adamw") -> None:
     inputs = torch.randn(4, WIDTH, dtype=kind)
     for _ in range(2):  # moments exist after the first step
         backend.forward_backward([inputs, inputs], lambda batch: backend.forward(batch).float().square().sum())
-        weights, optimizer = (storages(backend.tensors(part)) for part in ("weights", "optimizer"))
-        others = [size for address, size in optimizer.items() if address not in weights]
-        held = {"weights": sum(weights.values()), "others": sum(others)}
+        weights, others = (storages(backend.tensors(part)) for part in ("weights", "optimizer"))
+        others = {address: size for address, size in others.items() if address not in weights}
+        held = {"weights": sum(weights.values()), "others": sum(others.values())}
         backend.optimizer_step(1e-4)
     sizes = StateSizes(
         parameters=parameters,
@@ -71,8 +69,4 @@ def main(name: Any, stage: Any, dtype: Any, optimizer: str = "adamw") -> None:
     )
     planned = asdict(backend.state_bytes(settings, sizes))
     backend.close()
-    print(json.dumps({"held": held, "planned": planned, "parameters": parameters}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    return {"held": held, "planned": planned, "parameters": parameters}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from gloo_ranks import on_ranks
+from held_states import held_states
 
 from roll_like.config.training import StateBytes, StateSizes, TrainingConfig
 from roll_like.training.deepspeed import BUCKET_ELEMENTS, LIVE_PARAMETERS, DeepSpeedBackend
 
 pytestmark = pytest.mark.integration
-SCRIPT = Path(__file__).parent / "held_states.py"
 
 
 @pytest.mark.parametrize(
@@ -30,21 +26,9 @@ SCRIPT = Path(__file__).parent / "held_states.py"
         pytest.param("fsdp2", 3, "bfloat16", "muon", marks=pytest.mark.slow),
     ],
 )
-def test_states_are_what_the_backend_holds(
-    backend: str, stage: int, dtype: str, optimizer: str, tmp_path: Path
-) -> None:
+def test_states_are_what_the_backend_holds(backend: str, stage: int, dtype: str, optimizer: str) -> None:
     """Of one rank, after a backward pass: its bucket is as large as the module, and part of neither."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, backend, str(stage), dtype, optimizer],
-        check=False,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    (found,) = on_ranks(held_states, backend, stage, dtype, optimizer, ranks=1)
     held, planned, parameters = found["held"], found["planned"], found["parameters"]
     assert held["weights"] == pytest.approx(planned["weights"], rel=0.01)
     bucket = parameters * (2 if dtype == "bfloat16" else 4) if backend == "deepspeed" and stage > 1 else 0

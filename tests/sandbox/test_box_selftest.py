@@ -46,7 +46,10 @@ def untested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Hole:
-    """A box with a hole: what looks around does so on this machine. The other programs are not run at all."""
+    """A box with a hole: what looks around does so on this machine. The other programs are not run at all.
+
+    Of the machine's files only those beside the canary are listed: all of them take half a minute.
+    """
 
     name = "hole"
 
@@ -54,7 +57,9 @@ class Hole:
         report = BoxReport(Ended.EXITED, 0, b"200", "", 0.0, 0, "")
         if "canary" not in program.source:
             return report
-        command = [sys.executable, "-c", program.source]
+        assert 'os.walk("/")' in program.source
+        source = program.source.replace('os.walk("/")', "os.walk(os.path.dirname(canary))")
+        command = [sys.executable, "-c", source]
         ran = await asyncio.to_thread(subprocess.run, command, input=stdin, capture_output=True, text=True, check=True)
         return replace(report, stdout=ran.stdout.encode())
 
