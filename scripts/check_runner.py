@@ -56,6 +56,7 @@ class Check:
         needs: Python packages without which it is skipped.
         bounds: Figure → least and most; a missing figure, or one outside, fails the check.
         alone: For so many seconds from its start nothing else runs. 0: it also starts beside others.
+        every_gpu: Whether it sees all visible GPUs; else the first one.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Check:
     needs: Sequence[str] = ()
     bounds: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     alone: float = 0.0
+    every_gpu: bool = False
 
 
 @dataclass
@@ -257,7 +259,7 @@ class Run:
             process = subprocess.Popen(
                 list(words),
                 cwd=ROOT,
-                env=environment() | own,
+                env=environment(every_gpu=self.check.every_gpu) | own,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -315,8 +317,8 @@ def place_of(stacks: str) -> str:
     return file and f"{file.split('/site-packages/')[-1].removeprefix(f'{ROOT}/')}:{line} in {name}"
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of checks: the repository's code, stacks by a signal, one GPU, no network."""
+def environment(*, every_gpu: bool = False) -> dict[str, str]:
+    """Return the environment of checks: the repository's code, stacks by a signal, one GPU or every one, no network."""
     paths = [str(ROOT / "scripts" / "stacks"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -324,7 +326,7 @@ def environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # a process that gives itself a title, as vLLM's do, would hide its environment, by which it is found
         "SPT_NOENV": "1",
-        "CUDA_VISIBLE_DEVICES": first_gpu(),
+        **({} if every_gpu else {"CUDA_VISIBLE_DEVICES": first_gpu()}),
         # numbers of GPUs mean the same to CUDA as to nvidia-smi, which tells the memory in use
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "HF_HUB_OFFLINE": "1",

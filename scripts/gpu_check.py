@@ -6,7 +6,7 @@ Checks run in the order of their worth, which `--list` shows; those whose times 
 check is a process of its own with a time limit, at which it writes where it is and all its processes are ended. A check
 that fails, runs out of time or is skipped does not keep the others from running. `FOLDER/report.json` and
 `FOLDER/report.md` are up to date within seconds, also with what running checks have found, so an interrupted run leaves
-what is known; `FOLDER/logs` has what the checks printed. One GPU is used: the first visible one.
+what is known; `FOLDER/logs` has what the checks printed. One GPU is used, the first visible one; `megatron` uses all.
 
 The exit code is 0 if no check failed, 1 if one did, and 2 if nothing can run here. docs/gpu.md tells how to read the
 table. It needs only Python's standard library; the checks need what `pip install -e ".[gpu]"` installs.
@@ -288,6 +288,16 @@ CHECKS = (
         tests_of("test_head_kernels", "test_attention"),
         figures_of_tests,
         needs=("torch", "transformers", "pytest"),
+    ),
+    Check(
+        "megatron",
+        240,  # an import takes 10 to 20 s, and each layout has ranks of its own
+        "Megatron-Core against FSDP2: three updates on one GPU, and over NCCL on several; what Transformer Engine "
+        "calls the parameters of its layers and grouped experts, if it is installed",
+        tests_of("test_megatron"),
+        figures_of_tests,
+        needs=("torch", "transformers", "megatron", "pytest"),
+        every_gpu=True,
     ),
     Check(
         "sft",

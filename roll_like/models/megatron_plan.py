@@ -143,12 +143,15 @@ def refuse_no_converter(config: PretrainedConfig, settings: TrainerConfig) -> No
     mixture = Mixture.of(text)
     for what in _not_computed(text, mixture):
         raise ConfigError(f"the training backend megatron does not compute {what} of this model", fix=_ELSEWHERE)
-    if mixture is None and (settings.expert_parallel > 1 or settings.expert_tensor_parallel > 1):
-        raise ConfigError(
-            f"expert_parallel: {settings.expert_parallel} and expert_tensor_parallel: "
-            f"{settings.expert_tensor_parallel} divide experts, and no layer of the model has any",
-            fix="remove the keys",
-        )
+    for key, ranks in (
+        ("expert_parallel", settings.expert_parallel),
+        ("expert_tensor_parallel", settings.expert_tensor_parallel),
+    ):
+        if mixture is None and ranks > 1:
+            raise ConfigError(
+                f"{key}: {ranks} divides experts among {ranks} ranks, and no layer of the model has any",
+                fix="remove the key",
+            )
     if config.model_type == "gpt_oss" and settings.expert_tensor_parallel > 1:
         raise ConfigError(
             f"expert_tensor_parallel: {settings.expert_tensor_parallel} divides the matrices of experts, and "

@@ -24,7 +24,7 @@ from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.trackers import shows_systems
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
-from roll_like.run.folder import is_finished, locked, resolve_run_folder
+from roll_like.run.folder import is_finished, locked, next_run, resolve_run_folder
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunContext, RunState
@@ -153,6 +153,16 @@ def _on_from_the_model(directory: Path) -> str:
     if not (model / "config.json").is_file():
         return ""
     return f"train its model further in a new run, with model.path: {model} and another name; or "
+
+
+def refuse_other_checkpoint(config: RunConfig, resume: str) -> None:
+    """Raise where a run cannot continue from its newest checkpoint, for `--check --resume`; nothing is written."""
+    directory, resumed = next_run(config, resume)
+    kept = config.checkpoint
+    store = CheckpointStore(directory / "checkpoints", keep=kept.keep, keep_best=kept.keep_best, warn=lambda _: None)
+    checkpoint = store.latest() if resumed else None
+    if checkpoint is not None:
+        refuse_other_run(config, checkpoint)
 
 
 def refuse_other_run(config: RunConfig, checkpoint: Checkpoint) -> None:

@@ -560,10 +560,18 @@ def _sharing(settings: TrainerConfig) -> int:
 
 
 def _package() -> Iterator[Violation]:
-    """Yield that Megatron-Core is missing, or too old."""
+    """Yield that Megatron-Core is missing, too old or too new, or cannot be imported."""
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
         yield Violation(("backend",), f"megatron needs the package megatron-core, which is not installed; {_INSTALL}")
         return
+    engine = getattr(find_spec("transformer_engine"), "origin", None)
+    if engine is not None and not _has_torch_part(Path(engine).parent):
+        yield Violation(
+            ("backend",),
+            "Transformer Engine is installed without its part for PyTorch, and Megatron-Core cannot be imported beside "
+            "it; nothing here needs it: pip uninstall transformer-engine. Or install all of it: pip install "
+            "--no-build-isolation 'transformer-engine[pytorch]'",
+        )
     try:
         found = version("megatron-core")
     except PackageNotFoundError:  # a checkout on the path
@@ -581,6 +589,12 @@ def _package() -> Iterator[Violation]:
             f"megatron-core {found} needs Python 3.12 or newer, and this is {'.'.join(map(str, FOUND_PYTHON))}, where "
             f"only {needed} has been tried; for that version {_INSTALL}",
         )
+
+
+def _has_torch_part(engine: Path) -> bool:
+    """Return whether the folder of Transformer Engine's package has its library for PyTorch, or the one above it."""
+    places = (engine.parent, engine, engine / "wheel_lib")
+    return any(True for place in places for _ in place.glob("transformer_engine_torch*.so"))
 
 
 def _without_tensors(states: Any) -> Any:

@@ -107,6 +107,9 @@ def test_checkpoints_of_another_backend_are_refused_before_a_run(
     assert f"set {section}.backend: fsdp2" in str(caught.value)
     assert "checkpoints/step_000020 -o MODEL" in str(caught.value)
     assert (directory / "config.yaml").read_text() == text  # the next try is refused, too
+    for named in ("", "auto", "demo"):  # as `--check --resume` says it
+        with pytest.raises(CheckpointError, match=written):
+            launch.refuse_other_checkpoint(as_begun(run, named), named)
 
 
 def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,20 @@ def test_a_missing_or_old_package_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(megatron, "find_spec", lambda _: None)
     ((_, message),) = found()
     assert "which is not installed; run scripts/megatron.sh" in message
+
+
+def test_half_of_transformer_engine_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyPI's package `transformer-engine` alone raises when it is imported, and that is no ImportError."""
+    folder = tmp_path / "transformer_engine"
+    folder.mkdir()
+    spec = SimpleNamespace(origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(megatron, "find_spec", lambda name: spec if name == "transformer_engine" else object())
+    ((path, message),) = found()
+    assert path == ("backend",)
+    assert "Transformer Engine is installed without its part for PyTorch" in message
+    assert "pip uninstall transformer-engine" in message
+    (tmp_path / "transformer_engine_torch.cpython-311-x86_64-linux-gnu.so").touch()
+    assert found() == []
 
 
 def model(kind: str = "qwen3", **changed: Any) -> Any:
