@@ -33,6 +33,9 @@ YARN: dict[str, Any] = {
     "truncate": False,
 }
 ALTERNATING = ["sliding_attention", "full_attention"]
+#: A layer with a state, and one that attends.
+HYBRID = {"hidden_size": 128, "layer_types": ["linear_attention", "full_attention"]}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_chunk_size": 8}
 #: Family → (model class, configuration class, settings of its own).
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
@@ -83,6 +86,66 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "sliding_window": WINDOW,
             "layer_types": ALTERNATING,
             "rope_parameters": YARN,
+        },
+    ),
+}
+#: Those whose layers have a state.
+HYBRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        {
+            **HYBRID,
+            **EXPERTS,
+            "num_experts": 4,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            **HYBRID,
+            **EXPERTS,
+            **MAMBA,
+            "num_local_experts": 4,
+            "shared_intermediate_size": 64,
+            "position_embedding_type": "rope",
+            "logits_scaling": 8.0,
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        {**MAMBA, "hidden_size": 128, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+    ),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            "hidden_size": 128,
+            "num_hidden_layers": 3,
+            "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 32,
+            "n_groups": 2,
+            "chunk_size": 8,
+        },
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        {
+            "hidden_size": 128,
+            "layer_types": ["conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "block_dim": 128,  # released models have it, and vLLM reads it
         },
     ),
 }
@@ -181,7 +244,7 @@ def make_family(name: str, directory: Path, *, seed: int = 0) -> Path:
     import torch
     import transformers
 
-    model_class, config_class, own = (FAMILIES | TRAINED)[name]
+    model_class, config_class, own = (FAMILIES | HYBRIDS | TRAINED)[name]
     tokenizer = make_tiny_tokenizer()
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     config = getattr(transformers, config_class)(**{**COMMON, **ids, **own})
