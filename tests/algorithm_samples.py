@@ -117,3 +117,12 @@ def make_inputs(logprobs: Sequence[float], **overrides: Any) -> LossInputs:
         "draws_N": torch.arange(count, dtype=torch.float64) / max(count, 1),
     }
     return LossInputs(**values | given)
+
+
+def differences(function: Any, values: list[float], step: float = 1e-6) -> list[float]:
+    """Central differences of a scalar function."""
+    slopes = []
+    for index in range(len(values)):
+        moved = [[*values[:index], values[index] + sign * step, *values[index + 1 :]] for sign in (1, -1)]
+        slopes.append((function(moved[0]) - function(moved[1])) / (2 * step))
+    return slopes

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import yaml
+from pydantic import ValidationError
 
 from roll_like.builtin.pipelines.agentic.pipeline import AgenticPipeline
 from roll_like.builtin.pipelines.distill.pipeline import DistillPipeline
@@ -63,11 +66,39 @@ def changed(base: dict[str, Any] = MINIMAL, **changes: Any) -> dict[str, Any]:
     return values
 
 
+def refused(make: Callable[..., Any], *arguments: Any, **changes: Any) -> dict[str, str]:
+    """Return the message about each key that a configuration refuses."""
+    with pytest.raises(ValidationError) as caught:
+        make(*arguments, **changes)
+    return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+
+
+def write_rows(folder: Path, row: Callable[[int], dict[str, Any]]) -> None:
+    """Write `train.jsonl` of rows 0 to 9, and `eval.jsonl` of 10 and 11."""
+    for name, numbers in (("train", range(10)), ("eval", range(10, 12))):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row(number))}\n" for number in numbers))
+
+
 def write(path: Path, values: dict[str, Any] | str) -> Path:
     """Write a YAML file and return its path."""
     text = values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+class Billion:
+    """A model of 2³⁰ parameters, so that figures in GiB are whole, with layers of 2²⁰ inputs and outputs in all."""
+
+    parameters = 2**30
+    adapted_width = 2**20
+    critic_adapted_width = 2**10
+    quantized_parameters = critic_quantized_parameters = 0
+    dense_layers = dense_layer_parameters = undivided_parameters = 0
+    embedding_parameters = 2**20
+    layers, layer_parameters, expert_parameters = 2, 2**28, 0
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        return 100 * bytes_per_value
 
 
 class RecordingPipeline:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine_specs import engine_spec
 from forked_cores import fork_core_of
 
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, InferenceEngine
@@ -67,13 +68,4 @@ class EngineThread:
 
 def float_spec(model: Path) -> EngineSpec:
     """Return what an engine of the tiny model needs, in float32 on one core."""
-    return EngineSpec(
-        model_path=str(model),
-        tokenizer_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=MAX_MODEL_LEN,
-        seed=0,
-    )
+    return engine_spec(model, max_model_len=MAX_MODEL_LEN)

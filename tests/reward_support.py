@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roll_like import Completion, Outcome, Reward, RewardResult
-from roll_like.types import Message, StopReason, Task
+from roll_like.types import Failure, Group, Message, Part, Segment, StopReason, Task, Trajectory
 
 
 def completion(text: str, answer: str | None = None, *, prompt: str = "Say it.", **metadata: Any) -> Completion:
@@ -56,3 +56,35 @@ def value(reward: Reward, *args: Any, **metadata: Any) -> float:
     (outcome,) = outcomes(reward, [completion(*args, **metadata)])
     assert isinstance(outcome, RewardResult), outcome
     return outcome.value
+
+
+def make_group(
+    *texts: str, source: str = "chat", answer: str = "42", failures: tuple[Failure, ...] = ()
+) -> Group[Trajectory]:
+    """Finished answers to one task, each of two tokens."""
+    task = Task(
+        task_id="chat:1",
+        source=source,
+        domain=source,
+        messages=({"role": "user", "content": "Say it."},),
+        prompt_ids=np.array([1, 2], np.int32),
+        answer=answer,
+        metadata={"level": 3},
+        origin="data.jsonl:1",
+    )
+    samples = tuple(
+        Trajectory(
+            task=task,
+            sample_index=index,
+            token_ids=np.array([1, 2, 3, 4], np.int32),
+            sampled=np.array([False, False, True, True]),
+            logprobs=np.zeros(4, np.float32),
+            turns=np.array([-1, -1, 0, 0], np.int32),
+            parts=(Part(start=0, end=4, prompt_length=2),),
+            segments=(Segment(start=2, end=4, policy_version=0),),
+            text=text,
+            stop_reason=StopReason.STOP,
+        )
+        for index, text in enumerate(texts)
+    )
+    return Group(task=task, samples=samples, failures=failures)

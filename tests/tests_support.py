@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from roll_like.data.kept import kept_tokens
 from roll_like.types import (
@@ -149,3 +151,18 @@ async def all_follows() -> None:
     """Let an event loop do what follows from something: so many turns, whereas a sleep may end after one of them."""
     for _ in range(100):
         await asyncio.sleep(0)
+
+
+def answer_logprobs(model: Any, sample: TrainingSample) -> torch.Tensor:
+    """Return the log-probability of each trained token of a sample under a transformers model."""
+    ids_T = torch.from_numpy(sample.token_ids).long()
+    logprobs_T = model(ids_T[None]).logits[0, :-1].log_softmax(-1).gather(1, ids_T[1:, None])[:, 0]
+    return logprobs_T[torch.from_numpy(sample.loss_mask[1:])]
+
+
+@torch.no_grad()
+def given_logprobs(model: Any, token_ids: np.ndarray) -> np.ndarray:
+    """Return the log-probability of each token but the first under a transformers model, in float32."""
+    ids_T = torch.from_numpy(token_ids.astype(np.int64))
+    logprobs_TV = torch.log_softmax(model(ids_T[None]).logits[0, :-1].float(), -1)
+    return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()

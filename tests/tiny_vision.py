@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from loose_modules import SCRIPTS, load_module
 from PIL import Image
 
 from roll_like.data.chat import Renderer
@@ -18,19 +18,13 @@ from roll_like.models.vision import image_processor
 from roll_like.types import Picture, PlacedImage, TrainingSample
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SCRIPT = _ROOT / "scripts" / "make_vision_quickstart.py"
 #: What vLLM imports for models that see images; made by `make torchvision`.
 TORCHVISION = _ROOT / ".torchvision"
 
 
 def quickstart() -> Any:
     """Return the script as a module."""
-    spec = importlib.util.spec_from_file_location("make_vision_quickstart", _SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SCRIPTS / "make_vision_quickstart.py")
 
 
 def picture(seed: int, width: int = 70, height: int = 90) -> Picture:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_specs import engine_spec
 from engine_thread import EngineThread
 
-from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm import weight_transfer
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
@@ -137,15 +138,11 @@ def engine(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[EngineT
     config = VLLMConfig(
         max_running=32, gpu_memory_utilization=SHARE, enforce_eager=eager, engine_args={} if eager else GRAPHS
     )
-    spec = EngineSpec(
-        model_path=str(tiny_model),
-        tokenizer_path=str(tiny_model),
+    spec = engine_spec(
+        tiny_model,
         dtype="bfloat16",
         device=DEVICE,
-        threads=1,
-        tensor_parallel_size=1,
         max_model_len=1024,
-        seed=0,
         weight_backend="ipc",
         shares_gpus=True,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from bigram_engine import OneRank
 from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples as batch
 from torch import Tensor
@@ -64,24 +65,6 @@ def test_host_copies_free_memory_and_bring_the_same_bits_back(
     assert all(torch.equal(each.cpu(), bits) for each, bits in zip((flat, other, part), expected, strict=True))
     flat += 1  # still one storage
     assert torch.equal(part.cpu(), expected[2] + 1)
-
-
-class OneRank:
-    """The cluster of a rank in this process."""
-
-    name = "training"
-
-    def __init__(self, rank: TrainingRank) -> None:
-        self.rank = rank
-
-    def __len__(self) -> int:
-        return 1
-
-    def everywhere(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return [method(self.rank, *arguments)]
-
-    def scatter(self, method: Callable[..., Any], arguments: Any) -> list[Any]:
-        return [method(self.rank, arguments[0])]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from engine_thread import EngineThread, float_spec
+from tests_support import given_logprobs
 from tiny_families import load_family
 
 from roll_like.inference.hf.config import HFConfig
@@ -44,11 +45,8 @@ class FamilyTrainer:
         for parameter in self.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
 
-    @torch.no_grad()
     def logprobs(self, tokens: np.ndarray) -> np.ndarray:
-        ids_T = torch.from_numpy(tokens.astype(np.int64))
-        logprobs_TV = torch.log_softmax(self.model(ids_T[None]).logits[0, :-1].float(), -1)
-        return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
+        return given_logprobs(self.model, tokens)
 
     def sync(self, engine: EngineThread, probe: LogprobProbe | None = None) -> WeightSync:
         sender = SharedMemoryTransfer(engine, 1 << 16).connect(self, rank=0)

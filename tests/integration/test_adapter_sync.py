@@ -14,6 +14,7 @@ import pytest
 import torch
 from engine_thread import EngineThread, float_spec
 from peft import LoraConfig, PeftModel, get_peft_model
+from tests_support import given_logprobs
 from tiny_families import make_family
 
 from roll_like.config.inference import BASE, POLICY
@@ -77,11 +78,8 @@ class AdapterTrainer:
         state = {weight.name: weight.merged(torch.float32) for weight in named_weights(self.model)}
         self.merged.load_state_dict(state, strict=False)
 
-    @torch.no_grad()
     def logprobs(self, tokens: np.ndarray, model: Any = None) -> np.ndarray:
-        ids_T = torch.from_numpy(tokens.astype(np.int64))
-        logprobs_TV = torch.log_softmax((model or self.merged)(ids_T[None]).logits[0, :-1].float(), -1)
-        return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
+        return given_logprobs(model or self.merged, tokens)
 
     def sync(self, engine: EngineThread, probe: LogprobProbe | None = None) -> WeightSync:
         sender = SharedMemoryTransfer(engine, 1 << 12).connect(self, rank=0)

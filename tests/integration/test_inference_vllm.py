@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from engine_specs import engine_spec
 from engine_thread import EngineThread
 from hygiene import without_others
 
@@ -22,7 +23,7 @@ from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import ConfigError, GenerationError, WeightSyncError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine, sampling_logprobs
-from roll_like.inference.interface import EngineDied, EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import EngineDied, GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.models.modules import load_causal_lm
@@ -31,19 +32,6 @@ from roll_like.types import StopReason
 pytestmark = pytest.mark.integration
 
 PROMPT = np.arange(20, 90, dtype=np.int32)
-
-
-def spec(path: Path, dtype: str = "float32") -> EngineSpec:
-    return EngineSpec(
-        model_path=str(path),
-        tokenizer_path=str(path),
-        dtype=dtype,
-        device="cpu",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=256,
-        seed=0,
-    )
 
 
 def request(name: str, *, seed: int | None = 0, **sampling: object) -> GenerateRequest:
@@ -174,7 +162,7 @@ def test_what_can_never_be_served_is_refused(vllm: EngineThread) -> None:
 
 def test_vllm_and_transformers_agree_greedily(vllm: EngineThread, float_model: Path) -> None:
     ours = vllm.generate([request("greedy", temperature=0.0)])["greedy"]
-    with EngineThread(HFEngine(HFConfig(), spec(float_model))) as hf:
+    with EngineThread(HFEngine(HFConfig(), engine_spec(float_model))) as hf:
         theirs = hf.generate([request("greedy", temperature=0.0)])["greedy"]
     np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
     np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-4)
@@ -209,7 +197,7 @@ def test_the_watchdog_sees_each_step_and_no_work_of_a_frozen_engine(
 def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
     known = {child.pid for child in psutil.Process().children(recursive=True)}
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(float_model))) as engine:
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), engine_spec(float_model))) as engine:
         started = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
         assert started
         engine.run(engine.engine.submit([request("lost", max_tokens=180)]))
@@ -246,7 +234,7 @@ async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(
     assert set(SLEEP_TAGS) == {"weights", "kv_cache"}
     llm = create_autospec(AsyncLLM, instance=True, errored=False)  # refuses calls that vLLM would not take
     llm.wake_up.side_effect = [False, True]  # whether everything is awake
-    engine = VLLMEngine(VLLMConfig(), replace(spec(float_model), shares_gpus=shares_gpus))
+    engine = VLLMEngine(VLLMConfig(), engine_spec(float_model, shares_gpus=shares_gpus))
     engine._engine = llm
     await engine.sleep()
     await engine.wake()
@@ -279,7 +267,7 @@ async def test_a_death_is_one_whatever_was_asked(float_model: Path, verb: str) -
 
     llm = create_autospec(AsyncLLM, instance=True, errored=False)
     llm.pause_generation.side_effect = llm.resume_generation.side_effect = EngineDeadError()
-    engine = VLLMEngine(VLLMConfig(), spec(float_model))
+    engine = VLLMEngine(VLLMConfig(), engine_spec(float_model))
     engine._engine = llm
     with pytest.raises(EngineDied, match="vLLM's engine process died"):
         await getattr(engine, verb)()
@@ -292,7 +280,7 @@ async def test_no_reload_is_closed_that_left_layers_alone(float_model: Path, bac
 
     llm = create_autospec(AsyncLLM, instance=True, errored=False)
     llm.collective_rpc.side_effect = RuntimeError("GptOssForCausalLM put none of the tensors")
-    engine = VLLMEngine(VLLMConfig(), replace(spec(float_model), weight_backend=backend))
+    engine = VLLMEngine(VLLMConfig(), engine_spec(float_model, weight_backend=backend))
     engine._engine = llm
     await engine.start_weight_update()
     await engine.update_weights({"names": []})
@@ -306,7 +294,7 @@ async def test_an_update_that_was_broken_off_goes_on_or_ends_the_engine(float_mo
     from vllm.v1.engine.async_llm import AsyncLLM
 
     llm = create_autospec(AsyncLLM, instance=True, errored=False)
-    engine = VLLMEngine(VLLMConfig(), spec(float_model))
+    engine = VLLMEngine(VLLMConfig(), engine_spec(float_model))
     engine._engine = llm
     await engine.start_weight_update()
     await engine.start_weight_update()  # by a trainer in the place of one that had sent nothing
@@ -323,7 +311,7 @@ async def test_an_update_that_was_broken_off_goes_on_or_ends_the_engine(float_mo
 async def test_a_failed_start_says_why(tmp_path: Path, float_model: Path) -> None:
     async def start(config: VLLMConfig, path: Path) -> None:
         try:
-            await VLLMEngine(config, spec(path)).start()
+            await VLLMEngine(config, engine_spec(path)).start()
         except GenerationError as error:
             # vLLM leaves a half-built client to the collector, which finds its ZeroMQ context open
             error.with_traceback(None).__cause__ = None

@@ -18,6 +18,7 @@ import pytest
 import torch
 from engine_thread import MAX_MODEL_LEN, EngineThread, float_spec
 from sglang_engine import stand_in, tokens_of
+from tests_support import given_logprobs
 
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
@@ -60,11 +61,8 @@ class Versions:
             return None
         return LogprobProbe(tokens=PROMPT[::-1].copy(), trainer=self._logprobs, tolerance=TOLERANCE, every=1)
 
-    @torch.no_grad()
     def _logprobs(self, tokens_T: np.ndarray) -> np.ndarray:
-        ids_T = torch.from_numpy(tokens_T.astype(np.int64))
-        logprobs_TV = torch.log_softmax(self._model(ids_T[None]).logits[0, :-1], -1)
-        return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
+        return given_logprobs(self._model, tokens_T)
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters():

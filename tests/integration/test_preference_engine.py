@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 from rank_specs import cpu_rank
-from tests_support import pairs_of  # type: ignore[import-not-found]
+from tests_support import (
+    answer_logprobs,
+    pairs_of,  # type: ignore[import-not-found]
+)
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
@@ -55,12 +58,6 @@ def reference_of(samples: list[TrainingSample]) -> FloatArray:
     return np.array([-6.0 * sample.loss_mask.sum() for sample in samples], np.float32) + noise.astype(np.float32)
 
 
-def answer_logprob(model: Any, sample: TrainingSample) -> torch.Tensor:
-    ids = torch.from_numpy(sample.token_ids).long()
-    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return logprobs[torch.from_numpy(sample.loss_mask[1:])].sum()
-
-
 def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[PairStep]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
     loss = PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": BETA, "nll_coefficient": 0.3})
@@ -78,7 +75,7 @@ def plain(float_model: Path) -> tuple[float, dict[str, torch.Tensor]]:
     tokens = sum(int(sample.loss_mask.sum()) for sample in samples[::2])
     loss = torch.tensor(0.0)
     for at in range(0, len(samples), 2):
-        chosen, rejected = (answer_logprob(model, samples[at + side]) for side in (0, 1))
+        chosen, rejected = (answer_logprobs(model, samples[at + side]).sum() for side in (0, 1))
         margin = (chosen - float(reference[at])) - (rejected - float(reference[at + 1]))
         loss = loss - torch.nn.functional.logsigmoid(BETA * margin) / (len(samples) // 2) - 0.3 * chosen / tokens
     loss.backward()
@@ -127,5 +124,5 @@ def test_an_update_is_that_of_a_plain_loop(
     model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)
     with torch.no_grad():
-        expected = [float(answer_logprob(model, sample)) for sample in samples]
+        expected = [float(answer_logprobs(model, sample).sum()) for sample in samples]
     assert sums.tolist() == pytest.approx(expected, abs=1e-3)

@@ -12,7 +12,10 @@ import pytest
 import torch
 from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
-from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from tests_support import (
+    answer_logprobs,
+    ragged_policy_samples,  # type: ignore[import-not-found]
+)
 from tiny_families import make_family
 from transformers import AutoModelForCausalLM
 
@@ -96,7 +99,7 @@ def plain_loop(model: Path) -> tuple[list[float], list[float], Weights]:
     for seed in range(3):
         samples = ragged_policy_samples(seed=seed)
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-        loss = -sum(_answer_logprobs(policy, sample).sum() for sample in samples) / tokens
+        loss = -sum(answer_logprobs(policy, sample).sum() for sample in samples) / tokens
         optimizer.zero_grad()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), OPTIMIZER["max_grad_norm"])))
@@ -104,12 +107,6 @@ def plain_loop(model: Path) -> tuple[list[float], list[float], Weights]:
         losses.append(float(loss.detach()))
     tensors = converted(policy, [*policy.named_parameters(), *persistent_buffers(policy)])
     return losses, norms, {name: tensor.detach().clone() for name, tensor in tensors}
-
-
-def _answer_logprobs(policy: Any, sample: Any) -> torch.Tensor:
-    ids = torch.from_numpy(sample.token_ids).long()
-    logprobs = policy(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return logprobs[torch.from_numpy(sample.loss_mask[1:])]
 
 
 def largest_difference(left: Weights, right: Weights) -> float:

@@ -13,7 +13,7 @@ import torch
 from dequantised import dequantised
 from peft import LoraConfig, PeftModel, get_peft_model
 from rank_specs import cpu_rank
-from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
+from tests_support import answer_logprobs, pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
 from trained_weights import sent_adapters, trained_weights
 from transformers import AutoModelForCausalLM
 
@@ -67,12 +67,6 @@ def weights_of(engine: Any) -> Weights:
 def largest_difference(left: Weights, right: Weights) -> float:
     assert list(left) == list(right)
     return max(float((left[name] - right[name]).detach().abs().max()) for name in left)
-
-
-def answer_logprobs(model: Any, sample: TrainingSample | PolicySample) -> torch.Tensor:
-    ids = torch.from_numpy(sample.token_ids).long()
-    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-    return logprobs[torch.from_numpy(sample.loss_mask[1:])]
 
 
 def plain_loop(model: Path, updates: Sequence[Callable[[Any], torch.Tensor]]) -> tuple[list[float], Weights]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from engine_specs import engine_spec
 from engine_thread import EngineThread
 from tiny_model import make_tiny_model
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
-from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm import arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
@@ -58,19 +58,6 @@ class Trainer:
         return torch.log_softmax(logits_TV, -1).gather(1, responses_T[:, None])[:, 0].numpy()
 
 
-def spec(path: Path, dtype: str) -> EngineSpec:
-    return EngineSpec(
-        model_path=str(path),
-        tokenizer_path=str(path),
-        dtype=dtype,
-        device="cpu",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=256,
-        seed=0,
-    )
-
-
 def samples(engine: EngineThread, name: str, count: int = 4) -> list[Generation]:
     requests = [
         GenerateRequest(
@@ -96,7 +83,7 @@ def sync_of(trainer: Trainer, engine: EngineThread, bucket_bytes: int = 1 << 16,
 @pytest.fixture(scope="module")
 def bfloat(tiny_model: Path) -> Iterator[EngineThread]:
     """vLLM in bfloat16, whose weights tests change."""
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(tiny_model, "bfloat16"))) as engine:
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), engine_spec(tiny_model, dtype="bfloat16"))) as engine:
         yield engine
 
 
@@ -142,7 +129,7 @@ def test_a_head_in_float32_follows_and_is_nearer_than_one_in_bfloat16(tiny_model
     exact = Float32Head(tiny_model, "bfloat16")
     sync_of(exact, bfloat).push()
     rounded = difference(exact, samples(bfloat, "rounded", 16))
-    there = replace(spec(tiny_model, "bfloat16"), float32_head=True)
+    there = engine_spec(tiny_model, dtype="bfloat16", float32_head=True)
     with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), there)) as engine:
         assert difference(exact, samples(engine, "first", 16)) < rounded
         follows(exact, engine, 0.03)
@@ -154,7 +141,8 @@ def test_8_bit_weights_are_made_of_the_trainers_at_each_sync(
 ) -> None:
     model = make_tiny_model(tmp_path, dtype=dtype)
     trainer = Trainer(model, dtype)
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, quantization="int8"), spec(model, dtype))) as engine:
+    config = VLLMConfig(kv_cache_gib=0.1, quantization="int8")
+    with EngineThread(VLLMEngine(config, engine_spec(model, dtype=dtype))) as engine:
         # every tensor is compared; activations are rounded too
         follows(trainer, engine, 0.1, int8=True)
         assert difference(trainer, samples(engine, "rounded")) > 1e-3
@@ -172,7 +160,7 @@ def test_8_bit_weights_are_made_of_the_trainers_at_each_sync(
 def test_a_stale_output_head_is_found_and_named(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "WORKER_EXTENSION", "stale_head_worker.WorkerExtension")
     trainer = Trainer(tiny_model, "bfloat16")
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(tiny_model, "bfloat16"))) as engine:
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), engine_spec(tiny_model, dtype="bfloat16"))) as engine:
         trainer.change(seed=1)
         with pytest.raises(
             WeightSyncError, match=r"in 1 of .*: lm_head\.weight \(tied to model\.embed_tokens\.weight\)"
@@ -203,7 +191,7 @@ def test_a_sync_in_the_middle_of_a_response_starts_a_new_segment(bfloat: EngineT
 
 def test_the_transformers_engine_takes_weights_too(float_model: Path) -> None:
     trainer = Trainer(float_model, "float32")
-    with EngineThread(HFEngine(HFConfig(), spec(float_model, "float32"))) as engine:
+    with EngineThread(HFEngine(HFConfig(), engine_spec(float_model))) as engine:
         trainer.change(seed=1)
         assert difference(trainer, samples(engine, "stale")) > 0.2
         report = sync_of(trainer, engine).push()

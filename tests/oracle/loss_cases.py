@@ -243,3 +243,20 @@ def head_cases(draw: st.DrawFn, *, distances: tuple[float, ...] = (0.02, 0.3, 1.
     }
     rounded = batch.advantages_BT.float().double()
     return replace(case, batch=replace(batch, logprobs_BT=logprobs, advantages_BT=rounded, **others))
+
+
+any_batch = batches()
+#: One advantage a sequence, and no empty one, which TRL, torchrl, liger-kernel and GMPO in verl count and we do not.
+sequences = batches(sequence_advantages=True, smallest_response=1)
+heads = head_cases()
+
+#: Aggregations as verl calls them.
+MODES = {
+    "token_mean": "token-mean",
+    "seq_mean_token_sum": "seq-mean-token-sum",
+    "seq_mean_token_mean": "seq-mean-token-mean",
+    "token_sum_norm": "seq-mean-token-sum-norm",
+}
+#: PPO's bounds, as the libraries call them.
+WIDE = {"clip_low": 0.2, "clip_high": 0.28}
+LIGER_WIDE = {"epsilon_low": 0.2, "epsilon_high": 0.28}

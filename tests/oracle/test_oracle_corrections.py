@@ -17,14 +17,13 @@ from algorithm_samples import same_cases
 from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_cases import Batch, as_turns, batches, far_apart, figures
+from loss_cases import Batch, any_batch, as_turns, batches, far_apart, figures
 from torch import Tensor
 
 from roll_like.algorithms.correction import correct
 from roll_like.algorithms.kl import KLController, divergence
 from roll_like.config.algorithm import AdaptiveKLConfig, CorrectionConfig, KLConfig, RejectConfig
 
-any_batch = batches()
 turns_of_one = any_batch.map(as_turns)
 answered = batches(smallest_response=1)
 

@@ -19,29 +19,22 @@ from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
 from loss_cases import (
+    LIGER_WIDE,
+    MODES,
+    WIDE,
     Batch,
     HeadCase,
+    any_batch,
     as_turns,
     batches,
     figures,
-    head_cases,
+    heads,
     loss_and_gradient,
     loss_and_head_gradients,
+    sequences,
 )
 
 from roll_like.config.algorithm import CorrectionConfig, RejectConfig
-
-any_batch = batches()
-#: One advantage a sequence, and no empty sequence, which TRL, liger-kernel and GMPO in verl count and we do not.
-sequences = batches(sequence_advantages=True, smallest_response=1)
-heads = head_cases()
-
-MODES = {
-    "token_mean": "token-mean",
-    "seq_mean_token_sum": "seq-mean-token-sum",
-    "seq_mean_token_mean": "seq-mean-token-mean",
-    "token_sum_norm": "seq-mean-token-sum-norm",
-}
 
 
 def of_verl(
@@ -123,12 +116,10 @@ def negative_log_likelihood(case: HeadCase) -> tuple[Any, ...]:
     return loss, *torch.autograd.grad(loss, [hidden_BTD, weight_VD])
 
 
-WIDE = {"clip_low": 0.2, "clip_high": 0.28}
 VERL_WIDE = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
 BAND = {"low": 0.1, "high": 1.0}
 VERL_BAND = {**VERL_WIDE, "policy_loss": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 1.0}}
 NARROW = {"clip_low": 0.02, "clip_high": 0.05}
-LIGER_WIDE = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 LOSS_ROWS = [
     of_verl("ppo", "vanilla", {**VERL_WIDE, "clip_ratio_c": 3.0}, **WIDE, dual_clip=3.0),

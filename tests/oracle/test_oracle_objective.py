@@ -17,30 +17,22 @@ from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
 from loss_cases import (
+    LIGER_WIDE,
     MAX_RESPONSE,
+    MODES,
+    WIDE,
     Batch,
     HeadCase,
+    any_batch,
     batches,
     head_cases,
+    heads,
     loss_and_gradient,
     loss_and_head_gradients,
+    sequences,
 )
 
 from roll_like.config.algorithm import KLConfig
-
-any_batch = batches()
-#: One advantage a sequence, and no empty sequence, which TRL, torchrl and liger-kernel count and we do not.
-sequences = batches(sequence_advantages=True, smallest_response=1)
-heads = head_cases()
-
-MODES = {
-    "token_mean": "token-mean",
-    "seq_mean_token_sum": "seq-mean-token-sum",
-    "seq_mean_token_mean": "seq-mean-token-mean",
-    "token_sum_norm": "seq-mean-token-sum-norm",
-}
-WIDE = {"clip_low": 0.2, "clip_high": 0.28}
-LIGER_WIDE = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 
 def verl_aggregated(batch: Batch, how: str) -> tuple[torch.Tensor, torch.Tensor]:

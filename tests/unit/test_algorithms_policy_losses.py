@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_samples import make_inputs, make_policy_sample
+from algorithm_samples import differences, make_inputs, make_policy_sample
 from torch import Tensor
 
 from roll_like.algorithms.kl import KLEstimator
@@ -353,15 +353,6 @@ def random_inputs(seed: int) -> dict[str, Any]:
         "turn_N": torch.tensor(turns),
         "turns": 6,
     }
-
-
-def differences(function: Any, values: list[float], step: float = 1e-6) -> list[float]:
-    """Central differences of a scalar function."""
-    slopes = []
-    for index in range(len(values)):
-        moved = [[*values[:index], values[index] + sign * step, *values[index + 1 :]] for sign in (1, -1)]
-        slopes.append((function(moved[0]) - function(moved[1])) / (2 * step))
-    return slopes
 
 
 #: Settings under which the losses' parts show in a few tokens.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from algorithm_samples import differences
 from preference_samples import kto, loss_of, make_pairs, make_samples
 from torch import Tensor
 
@@ -349,15 +350,6 @@ def random_pairs(seed: int) -> dict[str, Any]:
         "weights": weights,
         "token_weights": [draw.uniform(0.1, 1)] * 3,
     }
-
-
-def differences(function: Any, values: list[float], step: float = 1e-6) -> list[float]:
-    """Central differences of a scalar function."""
-    slopes = []
-    for index in range(len(values)):
-        moved = [[*values[:index], values[index] + sign * step, *values[index + 1 :]] for sign in (1, -1)]
-        slopes.append((function(moved[0]) - function(moved[1])) / (2 * step))
-    return slopes
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import changed, planned
+from config_files import Billion, changed, planned, refused
+from engine_specs import engine_spec
 from pydantic import BaseModel, ValidationError
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -23,7 +24,7 @@ from roll_like.config.load import dump_config
 from roll_like.config.training import LoRAConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.inference.adapters import QUANTIZED, AdapterChoice, adapter_choice
-from roll_like.inference.interface import AdapterSpec, EngineSpec
+from roll_like.inference.interface import AdapterSpec
 from roll_like.inference.vllm.arguments import engine_arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.plugin import VLLMPlugin
@@ -41,21 +42,6 @@ PAIRS: dict[str, Any] = {
     "reference": {"mode": "adapter_off"},
     "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1"}},
 }
-
-
-class Billion:
-    """A model of 2³⁰ parameters with layers of 2²⁰ inputs and outputs in all."""
-
-    parameters = 2**30
-    adapted_width = 2**20
-    critic_adapted_width = 2**10
-    quantized_parameters = critic_quantized_parameters = 0
-    dense_layers = dense_layer_parameters = undivided_parameters = 0
-    embedding_parameters = 2**20
-    layers, layer_parameters, expert_parameters = 2, 2**28, 0
-
-    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-        return 100 * bytes_per_value
 
 
 @pytest.mark.parametrize(("kind", "base"), [(RLVRConfig, WITH_KL), (DPOConfig, PAIRS)], ids=["rlvr", "dpo"])
@@ -85,9 +71,7 @@ def test_what_cannot_work_is_refused(
     kind: type[BaseModel], base: dict[str, Any], changes: dict[str, Any], key: str, expected: str
 ) -> None:
     kind.from_values(base)
-    with pytest.raises(ValidationError) as caught:
-        kind.from_values(changed(base, **changes))
-    found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+    found = refused(kind.from_values, changed(base, **changes))
     assert expected in found.get(key, ""), found
 
 
@@ -196,9 +180,7 @@ def test_memory_of_a_quantised_base_is_4_bits_and_its_scales() -> None:
 def test_what_a_quantised_base_cannot_do_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
     base = changed(training={"lora": {"quantization": "nf4"}}, inference={"type": "vllm"})
     RLVRConfig.from_values(base)
-    with pytest.raises(ValidationError) as caught:
-        RLVRConfig.from_values(changed(base, **changes))
-    found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+    found = refused(RLVRConfig.from_values, changed(base, **changes))
     assert expected in found.get(key, ""), found
 
 
@@ -320,17 +302,8 @@ def test_layers_that_take_adapters_are_read_from_vllms_source(architecture: str,
 
 
 def test_vllm_is_told_of_the_adapter() -> None:
-    spec = EngineSpec(
-        model_path="model",
-        tokenizer_path="model",
-        dtype="bfloat16",
-        device="cuda",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=64,
-        seed=0,
-    )
-    arguments = engine_arguments(VLLMConfig(), replace(spec, adapter=AdapterSpec(rank=9, modules=("q_proj",))))
+    spec = engine_spec("model", dtype="bfloat16", device="cuda", adapter=AdapterSpec(rank=9, modules=("q_proj",)))
+    arguments = engine_arguments(VLLMConfig(), spec)
     told = {key: value for key, value in arguments.items() if "lora" in key}
     assert told == {
         "enable_lora": True,
@@ -338,7 +311,7 @@ def test_vllm_is_told_of_the_adapter() -> None:
         "max_lora_rank": 16,  # the next one that vLLM has
         "lora_target_modules": ["q_proj"],
     }
-    assert not [key for key in engine_arguments(VLLMConfig(), spec) if "lora" in key]
+    assert not [key for key in engine_arguments(VLLMConfig(), replace(spec, adapter=None)) if "lora" in key]
     assert [VLLMConfig().reserved_rank(rank) for rank in (1, 2, 8, 200, 512)] == [1, 8, 8, 256, 512]
 
 

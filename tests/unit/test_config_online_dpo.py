@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import changed, write
-from pydantic import ValidationError
+from config_files import changed, refused, write, write_rows
 
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.pipeline import OnlineDPOPipeline
@@ -32,12 +30,6 @@ JUDGE = {"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]}
 
 def config(**changes: Any) -> OnlineDPOConfig:
     return OnlineDPOConfig.from_values(changed(MINIMAL, **changes))
-
-
-def problems(**changes: Any) -> dict[str, str]:
-    with pytest.raises(ValidationError) as caught:
-        config(**changes)
-    return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +102,7 @@ def problems(**changes: Any) -> dict[str, str]:
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
-    found = problems(**changes)
+    found = refused(config, **changes)
     assert expected in found.get(key, ""), found
     assert len(found) == 1, found
 
@@ -158,9 +150,7 @@ def test_losses_without_a_reference_compare_with_nothing() -> None:
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with ten prompts to train on and two others to evaluate."""
     monkeypatch.chdir(tmp_path)
-    for name, numbers in (("train", range(10)), ("eval", range(10, 12))):
-        lines = [json.dumps({"prompt": f"Say {number}", "answer": str(number)}) for number in numbers]
-        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    write_rows(tmp_path, lambda number: {"prompt": f"Say {number}", "answer": str(number)})
     return tmp_path
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import MINIMAL, changed, planned
+from config_files import MINIMAL, Billion, changed, planned
 from published_models import SHAPES
 from pydantic import ValidationError
 from rich.console import Console
@@ -38,20 +38,6 @@ ON_CPU = RLVRConfig.from_values(
         model__dtype="bfloat16",
     )
 )
-
-
-class Billion:
-    """A model of 2³⁰ parameters, so that figures in GiB are whole."""
-
-    parameters = 2**30
-    embedding_parameters = 2**20
-    layers, layer_parameters, expert_parameters = 2, 2**28, 0
-    adapted_width = critic_adapted_width = 0
-    quantized_parameters = critic_quantized_parameters = 0
-    dense_layers = dense_layer_parameters = undivided_parameters = 0
-
-    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-        return 100 * bytes_per_value
 
 
 def text_of(made: Plan) -> str:

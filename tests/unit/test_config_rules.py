@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from config_files import MINIMAL, changed
-from pydantic import ValidationError
+from config_files import MINIMAL, changed, refused
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.errors import ConfigError
@@ -28,9 +27,7 @@ GATED_JUDGE: dict[str, Any] = {
 
 def problems(values: dict[str, Any]) -> dict[str, str]:
     """Return each violated key's message."""
-    with pytest.raises(ValidationError) as caught:
-        RLVRConfig.from_values(values)
-    return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+    return refused(RLVRConfig.from_values, values)
 
 
 def test_the_bases_of_these_tests_are_valid() -> None:

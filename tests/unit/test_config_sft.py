@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import changed
+from config_files import changed, refused, write_rows
 from pydantic import ValidationError
 
 from roll_like.builtin.pipelines.sft.config import SFTConfig
@@ -60,9 +59,7 @@ def config(**changes: Any) -> SFTConfig:
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        config(**changes)
-    found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+    found = refused(config, **changes)
     assert expected in found[key]
 
 
@@ -70,9 +67,7 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with ten good rows to train on and two others to evaluate."""
     monkeypatch.chdir(tmp_path)
-    for name, words in (("train", range(10)), ("eval", range(10, 12))):
-        lines = [json.dumps({"prompt": f"Say {word}", "completion": f"It is {word}."}) for word in words]
-        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    write_rows(tmp_path, lambda word: {"prompt": f"Say {word}", "completion": f"It is {word}."})
     return tmp_path
 
 

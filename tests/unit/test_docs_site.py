@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from loose_modules import load_module
 
 import roll_like
 
@@ -85,12 +85,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     files: Any = ModuleType("mkdocs.structure.files")
     files.File = files.Files = object
     monkeypatch.setitem(sys.modules, "mkdocs.structure.files", files)
-    spec = importlib.util.spec_from_file_location("site_hooks", SITE / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SITE / "hooks.py")
 
 
 @pytest.mark.parametrize(

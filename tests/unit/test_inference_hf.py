@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engine_specs import collect, engine_spec
 
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import GenerationError, WeightSyncError
@@ -17,7 +18,6 @@ from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine, draw, sampling_logprobs, segments_of
 from roll_like.inference.interface import (
     EngineDied,
-    EngineSpec,
     FailedGeneration,
     GenerateRequest,
     Generation,
@@ -44,35 +44,12 @@ async def begin(engine: HFEngine, name: str) -> None:
     assert list(await collect(engine, 1)) == ["first token"]
 
 
-def spec(path: Path, **changes: object) -> EngineSpec:
-    values = {
-        "model_path": str(path),
-        "tokenizer_path": str(path),
-        "dtype": "bfloat16",
-        "device": "cpu",
-        "threads": 1,
-        "tensor_parallel_size": 1,
-        "max_model_len": 128,
-        "seed": 0,
-    }
-    return EngineSpec(**{**values, **changes})
-
-
 @pytest.fixture
 async def engine(tiny_model: Path) -> AsyncIterator[HFEngine]:
-    engine = HFEngine(HFConfig(max_running=4), spec(tiny_model))
+    engine = HFEngine(HFConfig(max_running=4), engine_spec(tiny_model, dtype="bfloat16"))
     await engine.start()
     yield engine
     await engine.close()
-
-
-async def collect(engine: HFEngine, count: int) -> dict[str, Generation]:
-    finished: list[Generation | FailedGeneration] = []
-    while len(finished) < count:
-        batch = await engine.poll(20.0)
-        assert batch, "nothing finished within 20 s"
-        finished += batch
-    return {result.request_id: result for result in finished}
 
 
 async def generate(engine: HFEngine, *requests: GenerateRequest) -> dict[str, Generation]:
@@ -191,8 +168,8 @@ async def test_a_failing_request_comes_back_as_such(engine: HFEngine) -> None:
 
 
 async def test_what_can_never_be_served_is_refused(engine: HFEngine) -> None:
-    with pytest.raises(GenerationError, match="40 prompt tokens and up to 100 response tokens, 140 together"):
-        await engine.submit([request("fits"), request("long", max_tokens=100)])
+    with pytest.raises(GenerationError, match="40 prompt tokens and up to 220 response tokens, 260 together"):
+        await engine.submit([request("fits"), request("long", max_tokens=220)])
     with pytest.raises(GenerationError, match="'twice' is in use"):
         await engine.submit([request("twice"), request("twice")])
     assert await engine.poll(0.05) == []
@@ -224,7 +201,7 @@ async def test_the_watchdog_sees_tokens_and_no_work_of_a_frozen_engine(
 
 
 async def test_closing_ends_the_thread_and_wakes_whoever_polls(tiny_model: Path) -> None:
-    engine = HFEngine(HFConfig(), spec(tiny_model))
+    engine = HFEngine(HFConfig(), engine_spec(tiny_model, dtype="bfloat16"))
     await engine.start()
     polling = asyncio.create_task(engine.poll(30.0))
     await asyncio.sleep(0)
@@ -237,14 +214,14 @@ async def test_closing_ends_the_thread_and_wakes_whoever_polls(tiny_model: Path)
 
 async def test_a_failed_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(GenerationError, match="transformers cannot load"):
-        await HFEngine(HFConfig(), spec(tmp_path)).start()
+        await HFEngine(HFConfig(), engine_spec(tmp_path, dtype="bfloat16")).start()
 
 
 async def test_what_else_runs_changes_no_bit(tiny_model: Path) -> None:
     """One seed gives one sample, whatever `max_running` puts beside it."""
     found: list[dict[str, Generation]] = []
     for running in (1, 3, 8):
-        engine = HFEngine(HFConfig(max_running=running), spec(tiny_model))
+        engine = HFEngine(HFConfig(max_running=running), engine_spec(tiny_model, dtype="bfloat16"))
         await engine.start()
         try:
             await engine.submit([request(f"{seed}", seed=seed) for seed in range(8)])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from config_files import MINIMAL, changed, write
+from engine_specs import engine_spec
 
 import roll_like
 from roll_like.check.plan import plan
@@ -26,7 +27,7 @@ from roll_like.config.inference import (
 from roll_like.config.load import load_config
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import ConfigError, PluginError
-from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling
+from roll_like.inference.interface import GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.settings import SleepingEngineConfig
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
@@ -66,19 +67,6 @@ class OneEngine:
         except StopIteration as done:
             return [done.value]
         raise AssertionError(f"{method.__name__} waits")
-
-
-def spec() -> EngineSpec:
-    return EngineSpec(
-        model_path="model",
-        tokenizer_path="model",
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=64,
-        seed=0,
-    )
 
 
 def test_its_settings_are_validated_like_those_of_built_in_engines(users_engine: Path) -> None:
@@ -202,7 +190,7 @@ def test_the_transformers_engine_takes_weights_of_gpus_through_host_memory(
 
 async def test_it_generates(users_engine: Path) -> None:
     config = configured(users_engine)
-    engine = INFERENCE_ENGINES.get("parrot").engine()(config.inference, spec())
+    engine = INFERENCE_ENGINES.get("parrot").engine()(config.inference, engine_spec("model"))
     await engine.start()
     prompt = np.array([3, 4, 5], np.int32)
     request = GenerateRequest(request_id="one", prompt_ids=prompt, sampling=Sampling(max_tokens=8), seed=0)
@@ -217,7 +205,7 @@ async def test_it_generates(users_engine: Path) -> None:
 def test_it_takes_weights_by_the_transfer_that_its_plugin_chooses(users_engine: Path) -> None:
     config = configured(users_engine)
     plugin = INFERENCE_ENGINES.get("parrot")
-    engine = plugin.engine()(config.inference, spec())
+    engine = plugin.engine()(config.inference, engine_spec("model"))
     cluster: Any = OneEngine(engine)
     weights = {"embed.weight": torch.randn(20, 8), "norm.weight": torch.ones(8)}
 

@@ -21,9 +21,11 @@ import numpy as np
 import pytest
 import torch
 from config_files import MINIMAL, changed
+from engine_specs import collect, engine_spec
 from engine_thread import EngineThread
 from pydantic import ValidationError
 from sglang_engine import STAND_IN, stand_in, tokens_of
+from tests_support import given_logprobs
 from transformers import AutoTokenizer
 
 from roll_like import RLVRConfig
@@ -33,7 +35,6 @@ from roll_like.config.inference import weight_backend
 from roll_like.errors import ConfigError, EngineError, GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
-    EngineSpec,
     FailedGeneration,
     GenerateRequest,
     Generation,
@@ -76,35 +77,12 @@ def request(name: str, *, seed: int | None = 0, prompt: np.ndarray = PROMPT, **s
     )
 
 
-def spec(path: Path, **changes: object) -> EngineSpec:
-    values = {
-        "model_path": str(path),
-        "tokenizer_path": str(path),
-        "dtype": "float32",
-        "device": "cpu",
-        "threads": 1,
-        "tensor_parallel_size": 1,
-        "max_model_len": 256,
-        "seed": 0,
-    }
-    return EngineSpec(**{**values, **changes})
-
-
 @pytest.fixture
 async def engine(tiny_model: Path) -> AsyncIterator[SGLangEngine]:
-    engine = SGLangEngine(SGLangConfig(max_running=4), spec(tiny_model, shares_gpus=True))
+    engine = SGLangEngine(SGLangConfig(max_running=4), engine_spec(tiny_model, shares_gpus=True))
     await engine.start()
     yield engine
     await engine.close()
-
-
-async def collect(engine: SGLangEngine, count: int) -> dict[str, Any]:
-    finished: list[Generation | FailedGeneration] = []
-    while len(finished) < count:
-        batch = await engine.poll(20.0)
-        assert batch, "nothing finished within 20 s"
-        finished += batch
-    return {result.request_id: result for result in finished}
 
 
 async def generate(engine: SGLangEngine, *requests: GenerateRequest) -> dict[str, Any]:
@@ -147,8 +125,8 @@ def test_the_record_is_that_of_the_pinned_version() -> None:
 def test_every_argument_is_one_of_sglangs(tiny_model: Path) -> None:
     known = set(importlib.import_module("sglang.recorded").RECORD["server_args"])
     for config in (SGLangConfig(), SGLangConfig(cuda_graphs=True, deterministic=True, expert_parallel=True)):
-        assert set(engine_arguments(config, spec(tiny_model, shares_gpus=True, returns_routes=True))) <= known
-    divided = engine_arguments(SGLangConfig(expert_parallel=True), spec(tiny_model, tensor_parallel_size=2))
+        assert set(engine_arguments(config, engine_spec(tiny_model, shares_gpus=True, returns_routes=True))) <= known
+    divided = engine_arguments(SGLangConfig(expert_parallel=True), engine_spec(tiny_model, tensor_parallel_size=2))
     assert (divided["tp_size"], divided["ep_size"]) == (2, 2)
     assert set(OWNED_ENGINE_ARGS) | set(FIXED_ENGINE_ARGS) <= known
     fields = importlib.import_module("sglang.recorded").RECORD["classes"]["SamplingParams"]
@@ -208,7 +186,7 @@ async def test_logprobs_are_those_of_the_sampled_distribution(engine: SGLangEngi
 
 async def test_seeds_are_followed_with_deterministic_kernels(tiny_model: Path) -> None:
     for deterministic in (True, False):
-        engine = SGLangEngine(SGLangConfig(deterministic=deterministic), spec(tiny_model))
+        engine = SGLangEngine(SGLangConfig(deterministic=deterministic), engine_spec(tiny_model))
         await engine.start()
         twice = [(await generate(engine, request("one", seed=3, max_tokens=20)))["one"] for _ in range(2)]
         assert (twice[0].token_ids.tolist() == twice[1].token_ids.tolist()) is deterministic
@@ -227,7 +205,7 @@ async def test_stop_strings_and_limits_end_a_response(engine: SGLangEngine) -> N
 
 
 def test_what_sglang_says_of_a_request_is_checked(tiny_model: Path) -> None:
-    engine = SGLangEngine(SGLangConfig(), spec(tiny_model))
+    engine = SGLangEngine(SGLangConfig(), engine_spec(tiny_model))
     engine._stops = Stops(Words())
     drawn = [(-0.5, 7, None), (-1.5, 8, None), (-2.5, 9, None)]
 
@@ -297,7 +275,7 @@ async def test_aborts_of_a_frozen_engine_are_answered_before_it_goes_on(engine: 
 
 
 async def test_what_sglang_refuses_fails_one_request(engine: SGLangEngine) -> None:
-    engine._spec = spec(Path("model"), max_model_len=10_000)  # ours lets it pass
+    engine._spec = engine_spec(Path("model"), max_model_len=10_000)  # ours lets it pass
     results = await generate(engine, request("long", max_tokens=500), request("fine"))
     assert isinstance(results["long"], FailedGeneration)
     assert "Requested token count exceeds" in str(results["long"].error)
@@ -358,7 +336,7 @@ async def refused(obj: Any, request: Any) -> tuple[bool, str]:
 async def test_requests_freeze_while_it_sleeps_and_go_on_after_resume(
     tiny_model: Path, frees: bool, pushes: bool
 ) -> None:
-    engine = SGLangEngine(SGLangConfig(deterministic=True), spec(tiny_model, shares_gpus=frees))
+    engine = SGLangEngine(SGLangConfig(deterministic=True), engine_spec(tiny_model, shares_gpus=frees))
     await engine.start()
     await engine.wake()  # of an engine that has not slept
     undisturbed = (await generate(engine, request("long", max_tokens=80)))["long"]
@@ -401,17 +379,14 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
 
-    @torch.no_grad()
     def logprobs(self, tokens_T: np.ndarray) -> np.ndarray:
-        ids_T = torch.from_numpy(tokens_T.astype(np.int64))
-        logprobs_TV = torch.log_softmax(self.model(ids_T[None]).logits[0, :-1], -1)
-        return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
+        return given_logprobs(self.model, tokens_T)
 
 
 @pytest.mark.parametrize("by_value", [False, True], ids=["shared memory", "object store"])
 def test_a_sync_is_verified_by_a_probe(tiny_model: Path, by_value: bool) -> None:
     trainer = Trainer(tiny_model)
-    with EngineThread(SGLangEngine(SGLangConfig(), spec(tiny_model))) as engine:
+    with EngineThread(SGLangEngine(SGLangConfig(), engine_spec(tiny_model))) as engine:
         transfer = SharedMemoryTransfer(engine, bucket_bytes=1 << 14, by_value=by_value)
         sender = transfer.connect(trainer, rank=0)
         with pytest.raises(WeightSyncError, match="sync 1 cannot be verified"):
@@ -434,7 +409,7 @@ def serve(path: Path, commands: Any) -> None:
     """An engine in a process of its own, which takes weights by broadcast."""
     with stand_in():
         config = SGLangConfig()
-        with EngineThread(SGLangEngine(config, spec(path, weight_backend="nccl"))) as engine:
+        with EngineThread(SGLangEngine(config, engine_spec(path, weight_backend="nccl"))) as engine:
             while (command := commands.recv()) is not None:
                 name, args = command
                 try:
@@ -571,7 +546,7 @@ async def test_a_scheduler_that_dies_ends_the_engine(engine: SGLangEngine, monke
 
 async def test_a_start_that_fails_says_why(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GenerationError, match="SGLang did not start with nowhere on cpu") as caught:
-        await SGLangEngine(SGLangConfig(), spec(Path("nowhere"))).start()
+        await SGLangEngine(SGLangConfig(), engine_spec(Path("nowhere"))).start()
     assert "model.path" in str(caught.value)
 
     def no_memory(arguments: dict[str, Any]) -> Any:
@@ -579,7 +554,7 @@ async def test_a_start_that_fails_says_why(tiny_model: Path, monkeypatch: pytest
 
     monkeypatch.setattr(engine_module, "_built", no_memory)
     with pytest.raises(GenerationError, match="Not enough memory") as caught:
-        await SGLangEngine(SGLangConfig(), spec(tiny_model)).start()
+        await SGLangEngine(SGLangConfig(), engine_spec(tiny_model)).start()
     assert "change inference.mem_fraction_static" in str(caught.value)
 
 
@@ -596,7 +571,7 @@ async def test_missing_and_wrong_versions_are_named(
         require_version()
     assert f'pip install "roll-like[sglang]" (sglang {TESTED})' in str(caught.value)
     with pytest.raises(GenerationError, match=message):
-        await SGLangEngine(SGLangConfig(), spec(tiny_model)).start()
+        await SGLangEngine(SGLangConfig(), engine_spec(tiny_model)).start()
     (finding,) = findings()
     assert (finding.level, finding.key) == ("error", "inference.type")
 
@@ -648,9 +623,9 @@ def test_further_arguments_are_checked_by_name(
     (fields / "memory.py").write_text("class Memory:\n    page_size: int = 1\n    kv_cache_dtype: str = 'auto'\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: PackageAt(tmp_path / "sglang"))
     assert known_arguments() == {"page_size", "kv_cache_dtype"}
-    assert engine_arguments(SGLangConfig(engine_args={"page_size": 16}), spec(tiny_model))["page_size"] == 16
+    assert engine_arguments(SGLangConfig(engine_args={"page_size": 16}), engine_spec(tiny_model))["page_size"] == 16
     with pytest.raises(ConfigError, match="no argument 'pagesize'; did you mean 'page_size'"):
-        engine_arguments(SGLangConfig(engine_args={"pagesize": 16}), spec(tiny_model))
+        engine_arguments(SGLangConfig(engine_args={"pagesize": 16}), engine_spec(tiny_model))
     (finding,) = findings(engine_args={"pagesize": 16})
     assert (finding.level, finding.key) == ("error", "inference.engine_args.pagesize")
     assert findings(engine_args={"page_size": 16}) == []
@@ -672,9 +647,9 @@ def test_what_has_no_effect_or_was_not_tested_is_said(monkeypatch: pytest.Monkey
 
 
 def test_memory_is_given_up_only_where_it_is_shared(tiny_model: Path) -> None:
-    shared = engine_arguments(SGLangConfig(), spec(tiny_model, shares_gpus=True))
+    shared = engine_arguments(SGLangConfig(), engine_spec(tiny_model, shares_gpus=True))
     assert (shared["enable_memory_saver"], shared["enable_weights_cpu_backup"]) == (True, True)
-    apart = engine_arguments(SGLangConfig(), spec(tiny_model))
-    awake = engine_arguments(SGLangConfig(sleep=False), spec(tiny_model, shares_gpus=True))
+    apart = engine_arguments(SGLangConfig(), engine_spec(tiny_model))
+    awake = engine_arguments(SGLangConfig(sleep=False), engine_spec(tiny_model, shares_gpus=True))
     assert "enable_memory_saver" not in {*apart, *awake}
     assert STAND_IN.is_dir()

@@ -12,27 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_specs import engine_spec
 
 import roll_like
 from roll_like.config.base import Finding
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import GenerationError
-from roll_like.inference.interface import EngineSpec
 from roll_like.inference.vllm.arguments import engine_arguments, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.inference.vllm.plugin import VLLMPlugin
 
-SPEC = EngineSpec(
-    model_path="/models/policy",
-    tokenizer_path="/models/policy",
-    dtype="bfloat16",
-    device="cuda",
-    threads=1,
-    tensor_parallel_size=1,
-    max_model_len=4096,
-    seed=0,
-)
+SPEC = engine_spec("/models/policy", dtype="bfloat16", device="cuda", max_model_len=4096)
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(1, None), (2, "mp"), (8, "mp")])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import torch
 from algorithm_samples import make_task
 from bigram_engine import OneRank
+from loose_modules import load_module
 from plain_backend import PlainBackend
 from rank_specs import cpu_rank
 
@@ -31,13 +30,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "minimal_rl.py"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("minimal_rl", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["minimal_rl"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SCRIPT)
 
 
 def groups_of(rollouts: Any, logprobs_BT: FloatArray) -> list[Group[Scored]]:

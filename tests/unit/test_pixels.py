@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loose_modules import load_module
 from PIL import Image, PngImagePlugin
 from tiny_vision import make_vision_model, renderer
 
@@ -38,12 +39,7 @@ def served() -> ModuleType:
     package = importlib.util.find_spec("vllm")
     assert package is not None
     assert package.origin is not None
-    spec = importlib.util.spec_from_file_location("served", Path(package.origin).parent / "multimodal" / "image.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(package.origin).parent / "multimodal" / "image.py")
 
 
 def as_served(data: bytes, served: ModuleType) -> Image.Image:

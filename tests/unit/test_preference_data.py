@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from chat_templates import renderer
+from loose_modules import SCRIPTS, load_module
 
 from roll_like.config.data import ConversationData, PairData
 from roll_like.data.conversations import load_conversations
@@ -24,16 +22,8 @@ NAMES = ("pairs_train", "pairs_eval", "sft_train", "sft_eval", "relevance_train"
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    path = ROOT / "scripts" / "make_preference_data.py"
-    spec = importlib.util.spec_from_file_location("make_preference_data", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def script() -> ModuleType:
+    return load_module(SCRIPTS / "make_preference_data.py")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -1,12 +1,10 @@
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pyarrow
 import pytest
+from loose_modules import SCRIPTS, load_module
 from pyarrow import parquet
 
 from roll_like import Completion
@@ -18,15 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("make_quickstart_data", ROOT / "scripts" / "make_quickstart_data.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def script() -> ModuleType:
+    return load_module(SCRIPTS / "make_quickstart_data.py")
 
 
 def read(path: Path) -> list[dict[str, object]]:

@@ -1,7 +1,7 @@
 from typing import Any
 
-import numpy as np
 import pytest
+from reward_support import row
 
 from roll_like import Completion, RewardResult
 from roll_like.builtin.rewards import guards
@@ -9,7 +9,7 @@ from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
 from roll_like.builtin.rewards.ifeval.text import words
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.types import StopReason, Task
+from roll_like.types import StopReason
 
 PROMPT = "Describe the old lighthouse near the harbour in one sentence without using any commas."
 ANSWER = "The old lighthouse has guided ships into the harbour for a hundred years."
@@ -32,19 +32,6 @@ def score_one(
 ) -> RewardResult:
     (result,) = IFEval(IFEvalConfig(**s)).score([completion(text, metadata, stop)])
     return result
-
-
-def task(metadata: dict[str, Any]) -> Task:
-    return Task(
-        task_id="t",
-        source="s",
-        domain="s",
-        messages=(),
-        prompt_ids=np.zeros(1, np.int32),
-        answer=None,
-        metadata=metadata,
-        origin="data.jsonl:7",
-    )
 
 
 def test_is_registered_by_its_entry_point() -> None:
@@ -155,11 +142,11 @@ def test_topic(topic: str, expected: float) -> None:
 
 def test_check_row_names_file_and_line() -> None:
     reward = IFEval(IFEvalConfig())
-    reward.check_row(task(NO_COMMAS))
+    reward.check_row(row(**NO_COMMAS))
     with pytest.raises(DataError, match=r"data\.jsonl:7: .*unknown kind of instruction 'rhyme'"):
-        reward.check_row(task({"instructions": [{"kind": "rhyme"}]}))
+        reward.check_row(row(instructions=[{"kind": "rhyme"}]))
     with pytest.raises(DataError, match=r"data\.jsonl:7: .*'topic'"):
-        IFEval(IFEvalConfig(topic_field="topic")).check_row(task(NO_COMMAS))
+        IFEval(IFEvalConfig(topic_field="topic")).check_row(row(**NO_COMMAS))
 
 
 def test_a_broken_row_is_a_failure_and_no_judgement() -> None:

@@ -7,16 +7,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hygiene import ended
+from reward_support import row
 
 from roll_like import Completion, RewardResult
 from roll_like.builtin.rewards.child_pool import ChildPool
 from roll_like.builtin.rewards.math import Math, MathConfig
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.types import StopReason, Task
+from roll_like.types import StopReason
 
 TOWER = "the answer is $9^{9^{9^{9}}}$"
 
@@ -109,19 +109,6 @@ def test_is_registered_by_its_entry_point() -> None:
     assert REWARDS.get("math") is Math
 
 
-def task(answer: str | None) -> Task:
-    return Task(
-        task_id="t",
-        source="s",
-        domain="s",
-        messages=(),
-        prompt_ids=np.zeros(1, np.int32),
-        answer=answer,
-        metadata={},
-        origin="gsm.jsonl:3",
-    )
-
-
 def test_check_row(reward: Math) -> None:
     for answer in (
         "42",
@@ -135,16 +122,16 @@ def test_check_row(reward: Math) -> None:
         "\\text{yes}",
         "(C)",
     ):
-        reward.check_row(task(answer))
+        reward.check_row(row(answer))
     for answer in ("yes", "no idea at all", "", None):
-        with pytest.raises(DataError, match=r"gsm\.jsonl:3: the answer .* cannot be parsed"):
-            reward.check_row(task(answer))
+        with pytest.raises(DataError, match=r"data\.jsonl:7: the answer .* cannot be parsed"):
+            reward.check_row(row(answer))
 
 
 def test_rows_of_plain_numbers_are_checked_without_a_process() -> None:
     made = Math(MathConfig())
     for answer in ("42", "-3.5", "1,234", "5e-05", "3 1/2", "$12.50", "50%", "0.(3)"):
-        made.check_row(task(answer))
+        made.check_row(row(answer))
     assert made._pool.process_ids == []
 
 

@@ -8,43 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from reward_support import make_group
 
 from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.errors import ConfigError, PluginError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.scorer import Scorer, scores_task
-from roll_like.types import Failure, Group, Part, Scored, Segment, StopReason, Task, Trajectory
+from roll_like.types import Failure, Group, Scored, StopReason, Trajectory
 
 Add = Callable[..., str]
-
-
-def make_group(*texts: str, source: str = "chat", failures: tuple[Failure, ...] = ()) -> Group[Trajectory]:
-    task = Task(
-        task_id="chat:1",
-        source=source,
-        domain=source,
-        messages=({"role": "user", "content": "Say it."},),
-        prompt_ids=np.array([1, 2], np.int32),
-        answer="42",
-        metadata={"level": 3},
-        origin="data.jsonl:1",
-    )
-    samples = tuple(
-        Trajectory(
-            task=task,
-            sample_index=index,
-            token_ids=np.array([1, 2, 3, 4], np.int32),
-            sampled=np.array([False, False, True, True]),
-            logprobs=np.zeros(4, np.float32),
-            turns=np.array([-1, -1, 0, 0], np.int32),
-            parts=(Part(start=0, end=4, prompt_length=2),),
-            segments=(Segment(start=2, end=4, policy_version=0),),
-            text=text,
-            stop_reason=StopReason.STOP,
-        )
-        for index, text in enumerate(texts)
-    )
-    return Group(task=task, samples=samples, failures=failures)
 
 
 @pytest.fixture

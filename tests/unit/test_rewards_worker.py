@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
-import numpy as np
 import pytest
+from reward_support import make_group
 
 from roll_like.config.rewards import RewardsConfig
 from roll_like.errors import PluginError
 from roll_like.registry import REWARDS
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
-from roll_like.types import Group, Part, Segment, StopReason, Task, Trajectory
 
 USER_MODULE = """
 import threading
@@ -58,41 +57,12 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     REWARDS._plugins.update(before)
 
 
-def make_group(*texts: str) -> Group[Trajectory]:
-    task = Task(
-        task_id="t",
-        source="s",
-        domain="s",
-        messages=(),
-        prompt_ids=np.array([1], np.int32),
-        answer="yes",
-        metadata={},
-        origin="d.jsonl:1",
-    )
-    samples = tuple(
-        Trajectory(
-            task=task,
-            sample_index=index,
-            token_ids=np.array([1, 2], np.int32),
-            sampled=np.array([False, True]),
-            logprobs=np.zeros(2, np.float32),
-            turns=np.array([-1, 0], np.int32),
-            parts=(Part(start=0, end=2, prompt_length=1),),
-            segments=(Segment(start=1, end=2, policy_version=0),),
-            text=text,
-            stop_reason=StopReason.STOP,
-        )
-        for index, text in enumerate(texts)
-    )
-    return Group(task=task, samples=samples, failures=())
-
-
 def test_rewards_of_a_users_module(user_module: str) -> None:
     config = RewardsConfig.model_validate(
         {"use": [{"type": "user_function"}, {"type": "user_class", "factor": 2.0, "weight": 0.5, "name": "length"}]}
     )
     worker = RewardWorker(config, imports=(user_module,))
-    scored = asyncio.run(worker.score(make_group("yes", "maybe")))
+    scored = asyncio.run(worker.score(make_group("yes", "maybe", answer="yes")))
     assert [sample.reward for sample in scored.samples] == [1.0 + 3.0, 0.0 + 5.0]
     assert scored.samples[0].rewards == {"user_function": 1.0, "length": 6.0}
     assert scored.samples[1].details == {"length/length": 5.0}
@@ -110,7 +80,7 @@ def test_settings_are_checked_with_the_plugins_own_config(user_module: str) -> N
 def test_a_worker_with_a_hanging_reward_asks_to_be_replaced(user_module: str) -> None:
     config = RewardsConfig.model_validate({"use": [{"type": "user_hang"}], "timeout_seconds": 0.1, "retries": 1})
     worker = RewardWorker(config)
-    scored = asyncio.run(worker.score(make_group("yes")))
+    scored = asyncio.run(worker.score(make_group("yes", answer="yes")))
     assert (len(scored.samples), len(scored.failures)) == (0, 1)
     assert not asyncio.run(worker.healthy())
     sys.modules[user_module].RELEASED.set()
@@ -134,7 +104,7 @@ def test_a_notebooks_reward_travels_by_value(user_module: str) -> None:
     del REWARDS._plugins["cell_class"], REWARDS._plugins["cell_function"]
 
     there, received = cloudpickle.loads(sent)
-    scored = asyncio.run(RewardWorker(there, plugins=received).score(make_group("yes")))
+    scored = asyncio.run(RewardWorker(there, plugins=received).score(make_group("yes", answer="yes")))
     assert scored.samples[0].rewards == {"cell_class": 3.0, "cell_function": 1.0, "user_class": 3.0}
 
 

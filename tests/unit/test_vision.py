@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from config_files import changed
+from engine_specs import engine_spec
 from rank_specs import cpu_rank
 from tiny_model import make_tiny_tokenizer
 from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, renderer, samples_of
@@ -33,7 +34,7 @@ from roll_like.data.tasks import load_tasks
 from roll_like.errors import ConfigError, DataError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
-from roll_like.inference.interface import EngineSpec, GenerateRequest, Sampling
+from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.inference.vllm import images as vllm_images
 from roll_like.models.modules import load_causal_lm, load_model_config
 from roll_like.models.vision import TowerRuns, image_processor, refuse_vision
@@ -262,11 +263,7 @@ def test_a_placeholder_that_was_sampled_stands_for_no_image(folder: Path) -> Non
 
 async def test_the_transformers_engine_samples_what_the_trainer_computes(folder: Path) -> None:
     begin, images = prompt(folder, [picture(1), picture(2, 100, 60)], "Which?")
-    spec = EngineSpec(
-        model_path=str(folder), tokenizer_path=str(folder), dtype="float32", device="cpu", threads=1,
-        tensor_parallel_size=1, max_model_len=200, seed=0,
-    )  # fmt: skip
-    engine = HFEngine(HFConfig(), spec)
+    engine = HFEngine(HFConfig(), engine_spec(folder))
     await engine.start()
     request = GenerateRequest(request_id="a", prompt_ids=begin, sampling=Sampling(max_tokens=12), seed=0, images=images)
     await engine.submit([request])
