@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +52,18 @@ def make_tiny_model(
         model = LlamaForCausalLM(config)
     model.to(getattr(torch, dtype)).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return directory
+
+
+def make_other_model(directory: Path) -> Path:
+    """Write such a model whose tokenizer gives two letters each other's ids, and joins half as much."""
+    make_tiny_model(directory, dtype="float32", seed=1)
+    file = directory / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary, merges = (tokenizer["model"][name] for name in ("vocab", "merges"))
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    del merges[len(merges) // 2 :]
+    file.write_text(json.dumps(tokenizer))
     return directory
 
 

@@ -32,6 +32,28 @@ class TopKAnswers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTopKAnswers(TopKAnswers):
+    """The same of a teacher with another tokenizer, whose answers are translated.
+
+    Attributes:
+        own_N: Log-probability of each target under that softmax.
+    """
+
+    own_N: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAnswers:
+    """A teacher's answers in the student's tokens: the arrays of `TeacherTexts`."""
+
+    ids_NK: IntArray
+    logprobs_NK: FloatArray
+    spans_N: IntArray
+    entropy_N: FloatArray
+    best_N: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenAnswers:
     """What a teacher's logits come from, where its student has the output projection: the whole distribution.
 
@@ -42,7 +64,7 @@ class HiddenAnswers:
     hidden_NE: FloatArray
 
 
-Answers: TypeAlias = TopKAnswers | HiddenAnswers
+Answers: TypeAlias = TopKAnswers | HiddenAnswers | TextAnswers
 
 
 class Targets:

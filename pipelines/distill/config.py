@@ -87,5 +87,25 @@ class DistillConfig(OfflineRunConfig):
         yield from super().violations()
         longest, terms = self.longest_sample, self.longest_sample_terms
         yield from self.training.budget_violations("training", longest, terms)
+        yield from self._other_tokenizer_violations()
         sources = [*self.data.sources, *(() if self.evaluation is None else self.evaluation.sources)]
         yield from teacher_violations(self.teachers, [each.domain_label for each in sources], longest, terms)
+
+    def _other_tokenizer_violations(self) -> Iterator[Violation]:
+        for name in (name for name, teacher in self.teachers.items() if teacher.other_tokenizer):
+            path = ("teachers", name, "other_tokenizer")
+            if self.algorithm.top_k is None:
+                yield Violation(
+                    path,
+                    "texts are compared by the teacher's most likely tokens, and algorithm.top_k is null; set it to 64",
+                )
+            if self.training.sequence_parallel > 1:
+                yield Violation(
+                    path,
+                    "stretches of text have several tokens, and with training.sequence_parallel a rank has a part of "
+                    "them; set that to 1",
+                )
+            if any(source.streaming for source in self.data.sources):
+                yield Violation(
+                    path, "conversations are read once for each tokenizer, before the run; set streaming: false"
+                )

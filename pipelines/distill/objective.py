@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,15 @@ from torch import Tensor
 from roll_like.algorithms.distillation.base import DistillationLoss
 from roll_like.algorithms.distillation.objective import distillation_losses, distillation_objective
 from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, TeacherTopK, teacher_topk
+from roll_like.algorithms.distillation.texts import TeacherTexts
+from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.builtin.pipelines.distill.answers import (
     Answers,
     HiddenAnswers,
+    OwnTopKAnswers,
     Targets,
+    TextAnswers,
     TopKAnswers,
     assembled,
     chosen,
@@ -61,10 +65,12 @@ class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
     Attributes:
         top_k: How many of the most likely tokens are sent; None for hidden states, from which students compute the
             whole distribution. `temperature` is that of the loss.
+        tells_own: Whether the log-probabilities of the samples' own tokens are sent too, with a top-k.
     """
 
     top_k: int | None
     packing: bool = True
+    tells_own: bool = False
 
     @property
     def row_sharing(self) -> str | None:
@@ -73,26 +79,30 @@ class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
 
     def forward(self, model: RankModel, batch: MicroBatch) -> Answers:
         """Return the answers for a micro-batch's targets."""
-        hidden_NE: Tensor = model.module.hidden_states(*tensors_of(batch, model.device)[:4])
+        *seen, targets_N = tensors_of(batch, model.device)
+        hidden_NE: Tensor = model.module.hidden_states(*seen)
         if self.top_k is None:
             return HiddenAnswers(hidden_NE=hidden_NE.float().cpu().numpy())
         head = model.module.head
-        found = teacher_topk(
-            hidden_NE,
-            head.weight,
-            self.top_k,
-            temperature=self.temperature,
-            chunk_tokens=self.settings.logprob_chunk_tokens,
-            chunk_vocab=self.settings.logprob_chunk_vocab,
-            bias=head.bias,
-            logits=head.logits,
-        )
+        cut: dict[str, Any] = {
+            "temperature": self.temperature,
+            "chunk_tokens": self.settings.logprob_chunk_tokens,
+            "chunk_vocab": self.settings.logprob_chunk_vocab,
+            "bias": head.bias,
+            "logits": head.logits,
+        }
+        found = teacher_topk(hidden_NE, head.weight, self.top_k, **cut)
         assert found.entropy_N is not None, "computed with the top-k"
-        return TopKAnswers(
+        answers = TopKAnswers(
             ids_NK=found.ids_NK.cpu().numpy(),
             logprobs_NK=found.logprobs_NK.float().cpu().numpy(),
             entropy_N=found.entropy_N.float().cpu().numpy(),
         )
+        if not self.tells_own:
+            return answers
+        with torch.no_grad():
+            own_N, _ = token_logprobs(hidden_NE, head.weight, targets_N, **cut)
+        return OwnTopKAnswers(**asdict(answers), own_N=own_N.float().cpu().numpy())
 
     def projection(self, model: RankModel) -> Projection:
         """Return the output projection."""
@@ -153,7 +163,7 @@ class TeacherScoredBatch(MicroBatch):
 class DistillationTarget:
     """What the head of a student compares with."""
 
-    teacher: Teacher
+    teacher: Teacher | TeacherTexts
     loss: DistillationLoss
     weights_N: Tensor
 
@@ -239,8 +249,15 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
         objective, metrics = distillation_objective(TokenLosses(losses_N, figures), weights_N)
         return objective, merge([metrics, computed(batch, model)])
 
-    def _teacher(self, model: RankModel, batch: TeacherScoredBatch, loss: DistillationLoss) -> Teacher:
+    def _teacher(self, model: RankModel, batch: TeacherScoredBatch, loss: DistillationLoss) -> Teacher | TeacherTexts:
         answers = batch.answers
+        if isinstance(answers, TextAnswers):
+            integers = {
+                name: torch.from_numpy(getattr(answers, name)).to(model.device)
+                for name in ("ids_NK", "spans_N", "best_N")
+            }
+            floats = {name: model.tensor(getattr(answers, name)) for name in ("logprobs_NK", "entropy_N")}
+            return TeacherTexts(**integers, **floats, temperature=loss.config.temperature)
         if isinstance(answers, TopKAnswers):
             return TeacherTopK(
                 ids_NK=torch.from_numpy(answers.ids_NK).to(model.device),

@@ -8,15 +8,19 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from roll_like.algorithms.distillation.base import DistillationConfig
+from roll_like.builtin.pipelines.distill.answers import Answers, OwnTopKAnswers
 from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.builtin.pipelines.distill.data import TaughtSample
+from roll_like.builtin.pipelines.distill.data import TaughtSample, TranslatedSample
 from roll_like.builtin.pipelines.distill.objective import (
     TeacherObjective,
     TeacherTargets,
     send_projections,
     teacher_answers,
 )
+from roll_like.builtin.pipelines.distill.other_tokens import Translation
 from roll_like.cluster import ResourceManager
+from roll_like.config.teachers import teacher_model
+from roll_like.models.load import load_renderer
 from roll_like.models.teachers import planned_teachers
 from roll_like.offline.samples import numbered
 from roll_like.training.engine import Timer, TrainingEngine, untimed
@@ -27,12 +31,16 @@ Teachers: TypeAlias = Callable[[Sequence[TaughtSample]], list[TeacherTargets]]
 
 
 def distributions(
-    engines: Mapping[str, TrainingEngine[Any]], timer: Timer, chosen: Sequence[TaughtSample]
+    engines: Mapping[str, TrainingEngine[Any]],
+    translations: Mapping[str, Translation],
+    timer: Timer,
+    chosen: Sequence[TaughtSample],
 ) -> list[TeacherTargets]:
     """Return the samples by teacher, with what each predicts at their tokens.
 
     Args:
         engines: The teachers' ranks, by name.
+        translations: Of those that have another tokenizer.
         timer: Times a named part of a step.
         chosen: Samples of any of them.
     """
@@ -40,7 +48,12 @@ def distributions(
     with timer("teachers"):
         for name, engine in engines.items():
             samples = numbered([each for each in chosen if each.teacher == name])
-            if samples:
+            if samples and name in translations:
+                theirs = numbered([cast(TranslatedSample, each).theirs for each in samples])
+                told = cast(OwnTopKAnswers, teacher_answers(engine, theirs))
+                answers: Answers = translations[name].answers(samples, theirs, told)
+                scored.append(TeacherTargets(teacher=name, samples=samples, answers=answers))
+            elif samples:
                 scored.append(TeacherTargets(teacher=name, samples=samples, answers=teacher_answers(engine, samples)))
     return scored
 
@@ -58,13 +71,18 @@ def start_teachers(
         ConfigError: A teacher has another tokenizer than the student.
         EngineError: A rank did not start.
     """
-    engines = {}
+    engines, translations = {}, {}
     for teacher in planned_teachers(config, config.teachers):
+        section = config.teachers[teacher.name]
+        if section.other_tokenizer:
+            theirs = load_renderer(teacher_model(config.model, section))
+            translations[teacher.name] = Translation(load_renderer(config.model), theirs, name=teacher.name)
         objective = TeacherObjective(
             settings=teacher.training,
             temperature=cast(DistillationConfig, config.algorithm.loss).temperature,
             top_k=config.algorithm.top_k,
             packing=config.data.packing,
+            tells_own=section.other_tokenizer,
         )
         spec = rank_spec(config, teacher.model, teacher.devices, objective, total_updates=None)
         engines[teacher.name] = start_engine(f"teacher {teacher.name}", spec, resources, teacher.devices, stack=stack)
@@ -73,4 +91,4 @@ def start_teachers(
         send()
         for engine in (student, *engines.values()):
             engine.on_rebuilt.append(send)
-    return partial(distributions, engines, timer)
+    return partial(distributions, engines, translations, timer)

@@ -8,7 +8,7 @@ from roll_like.check.findings import Finding, failed
 from roll_like.check.hub import localised
 from roll_like.check.model import samples_fit
 from roll_like.config.run import RunConfig
-from roll_like.config.teachers import ScoringTeacherConfig, TeacherConfig, teacher_model
+from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError
 from roll_like.models.load import load_tokenizer, resolve_model
@@ -45,8 +45,7 @@ def teacher_findings(
             path = resolve_model(model, key=key).path
             theirs = load_model_shape(path)
             refuse_unsuited(path, trust_remote_code=model.trust_remote_code)
-            other = isinstance(teacher, ScoringTeacherConfig) and teacher.other_tokenizer
-            if renderer is not None and not other:
+            if renderer is not None and not teacher.other_tokenizer:
                 refuse_other_tokenizer(renderer.tokenizer, load_tokenizer(model), key=key, path=teacher.path)
         except RollLikeError as error:
             yield failed(key, error)

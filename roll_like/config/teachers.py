@@ -18,7 +18,13 @@ class TeacherConfig(ConfigModel):
 
     path: str = Field(
         description="The teacher: a local directory or a hub id; GGUF and `package://` as `model.path`. Its tokenizer "
-        "must be the student's."
+        "must be the student's, unless `other_tokenizer` is set."
+    )
+    other_tokenizer: bool = Field(
+        default=False,
+        description="The teacher has another tokenizer and chat template: it reads the messages and the text of "
+        "answers in its own tokens, and is compared over the shortest stretches of text that both tokenizers divide "
+        "alike.",
     )
     domains: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None, description="Domains of the data that it teaches; default: all that no other teacher names."
@@ -28,18 +34,8 @@ class TeacherConfig(ConfigModel):
     devices: DeviceRange | None = Field(default=None, description="Its devices; default: those of `training`.")
 
 
-class ScoringTeacherConfig(TeacherConfig):
-    """A frozen model that says how likely it finds a student's answers."""
-
-    other_tokenizer: bool = Field(
-        default=False,
-        description="The teacher has another tokenizer and chat template: it reads the messages and the answer's text "
-        "in its own tokens, and is compared over the shortest stretches of text that both tokenizers divide alike.",
-    )
-
-
 #: Teachers, where a policy may teach itself.
-OptionalTeachers: TypeAlias = dict[str, ScoringTeacherConfig]
+OptionalTeachers: TypeAlias = dict[str, TeacherConfig]
 TeacherConfigs: TypeAlias = Annotated[dict[str, TeacherConfig], Field(min_length=1)]
 
 
@@ -64,7 +60,7 @@ def teacher_model(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
     With another tokenizer the chat template is its own, too.
     """
     section = model.at(teacher.path).model_copy(update={"tokenizer": None})
-    if not (isinstance(teacher, ScoringTeacherConfig) and teacher.other_tokenizer):
+    if not teacher.other_tokenizer:
         return section
     return section.model_copy(update={"chat_template": None, "template_options": {}, "reasoning": "auto"})
 

@@ -25,6 +25,7 @@ class Problem(StrEnum):
     NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
     UNKNOWN = "with tokens that the model does not have"
     IMAGE = "with an image that cannot be read"
+    OTHER_TEXT = "with other text in the teacher's tokens"
     TOO_LONG = "over the limit of tokens"
 
 

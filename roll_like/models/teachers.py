@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from roll_like.config.resources import DeviceRange
 from roll_like.config.run import RunConfig
-from roll_like.config.teachers import ScoringTeacherConfig, TeacherConfig, teacher_model
+from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
@@ -43,7 +43,7 @@ def planned_teachers(config: RunConfig, teachers: Mapping[str, TeacherConfig]) -
     ours = load_tokenizer(config.model)
     for name, teacher in teachers.items():
         section = teacher_model(config.model, teacher)
-        if not (isinstance(teacher, ScoringTeacherConfig) and teacher.other_tokenizer):
+        if not teacher.other_tokenizer:
             refuse_other_tokenizer(ours, load_tokenizer(section), key=f"teachers.{name}.path", path=teacher.path)
         yield PlannedTeacher(
             name=name,
@@ -75,6 +75,6 @@ def refuse_other_tokenizer(
         f"{key}: the tokenizer of {path} is not the student's: {len(differing)} tokens differ, the first is {token!r} "
         f"with id {teacher.get(token, 'none')} there and {student.get(token, 'none')} here; distributions over "
         "different tokens cannot be compared",
-        fix="use a teacher of the student's family; or, across families, `pipeline: on_policy_distill` with "
-        "`other_tokenizer: true` of the teacher, or train on its answers with `pipeline: sft`",
+        fix="use a teacher of the student's family; or set `other_tokenizer: true` of the teacher, which compares them "
+        "over texts; or train on its answers with `pipeline: sft`",
     )

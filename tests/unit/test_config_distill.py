@@ -88,6 +88,21 @@ def test_what_cannot_be_taught(changes: dict[str, Any], message: str) -> None:
     assert message in refused(DistillConfig, changed(OFFLINE, **changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": {"top_k": None}}, "algorithm.top_k is null; set it to 64"),
+        ({"training__sequence_parallel": 2, "training__workers": 2}, "a rank has a part of them"),
+        ({"data__sources": [{"path": "a.jsonl", "streaming": True}]}, "set streaming: false"),
+    ],
+)
+def test_what_texts_cannot_be_compared_with(changes: dict[str, Any], message: str) -> None:
+    DistillConfig.from_values(changed(OFFLINE, teachers__large__other_tokenizer=True))
+    found = refused(DistillConfig, changed(OFFLINE, teachers__large__other_tokenizer=True, **changes))
+    assert "teachers.large.other_tokenizer: " in found
+    assert message in found
+
+
 def test_a_student_alone_needs_no_rewards_and_no_groups() -> None:
     config = OnPolicyDistillConfig.from_values(changed(ON_POLICY, rollout__samples_per_prompt=1))
     assert config.rewards.use == ()

@@ -20,7 +20,7 @@ from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.keys import all_keys, meaning_of, section_at
 from roll_like.config.other_names import other_names, translated
 from roll_like.config.schema import json_schema, markdown, write_json
-from roll_like.config.teachers import ScoringTeacherConfig
+from roll_like.config.teachers import TeacherConfig
 from roll_like.registry import PIPELINES, Registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +101,7 @@ def test_every_field_has_a_description() -> None:
 
 
 def test_sections_below_names_of_choice_are_known() -> None:
-    assert section_at(("teachers", "any"), OnPolicyDistillConfig, {}) is ScoringTeacherConfig
+    assert section_at(("teachers", "any"), OnPolicyDistillConfig, {}) is TeacherConfig
     assert ("teachers", "<name>", "devices") in all_keys(OnPolicyDistillConfig)
     assert ("teachers", "any", "devices") in all_keys(OnPolicyDistillConfig, {"teachers": {"any": {}}})
 

@@ -15,7 +15,8 @@ from roll_like.algorithms.blocks import Cut
 from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import kl
 from roll_like.algorithms.distillation.student import ChosenLogits, FullDivergence, entropy
-from roll_like.algorithms.distillation.teacher import REST_FLOOR, Teacher, TeacherTopK
+from roll_like.algorithms.distillation.teacher import REST_FLOOR, Teacher, TeacherHead, TeacherTopK
+from roll_like.algorithms.distillation.texts import TeacherTexts, text_outcomes
 from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
@@ -26,7 +27,7 @@ from roll_like.values import Metric
 def distillation_losses(
     hidden_ND: Tensor,
     weight_VD: Tensor,
-    teacher: Teacher,
+    teacher: Teacher | TeacherTexts,
     loss: DistillationLoss,
     *,
     chunk_tokens: int,
@@ -85,6 +86,9 @@ def distillation_losses(
     if isinstance(teacher, TeacherTopK):
         teacher.check(vocabulary, loss.config.temperature)
         divergence_N, logprob_N, figures = _of_top_k(head, labels_N, teacher, loss, cut, divided, vocabulary)
+    elif isinstance(teacher, TeacherTexts):
+        teacher.check(vocabulary, loss.config.temperature)
+        divergence_N, logprob_N, figures = _of_texts(head, labels_N, teacher, loss, cut, divided)
     else:
         divergence_N, logprob_N, rows_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
             *head, labels_N, teacher, loss, cut, divided
@@ -182,6 +186,31 @@ def _of_top_k(
     return loss.divergence(outcomes), logprob_N, figures
 
 
+def _of_texts(
+    head: tuple[Tensor, Tensor, Tensor | None],
+    labels_N: Tensor | None,
+    teacher: TeacherTexts,
+    loss: DistillationLoss,
+    cut: Cut,
+    divided: DividedVocabulary | None,
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the same as `_of_top_k` for texts; the divergence of a stretch is at its last token."""
+    chosen_NK, rest_N, logprob_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
+        *head, teacher.ids_NK.long(), labels_N, cut, divided
+    )
+    texts = text_outcomes(chosen_NK, rest_N, teacher, rest=loss.config.tail == "rest")
+    outcomes = texts.outcomes
+    with torch.no_grad():
+        mass_N = teacher.logprobs_NK.masked_fill(teacher.ids_NK < 0, -torch.inf).exp().sum(-1)
+        figures = {
+            "distill/kl": texts.at_last(kl(outcomes.teacher_NM, outcomes.student_NM)),
+            "distill/top1_agreement": texts.everywhere((best_N == teacher.best_N)[texts.last_N]),
+            "distill/teacher_entropy": texts.everywhere(teacher.entropy_N[texts.last_N]),
+            "distill/teacher_mass": texts.everywhere(mass_N[texts.last_N].clamp(max=1.0)),
+        }
+    return texts.at_last(loss.divergence(outcomes)), logprob_N, figures
+
+
 def _spread(values: Tensor, kept_N: Tensor) -> Tensor:
     """Return values of the kept tokens at their places, 0 elsewhere, shape [N]."""
     return values.new_zeros(len(kept_N)).masked_scatter(kept_N, values)
@@ -190,7 +219,7 @@ def _spread(values: Tensor, kept_N: Tensor) -> Tensor:
 def _check_shapes(
     hidden_ND: Tensor,
     weight_VD: Tensor,
-    teacher: Teacher,
+    teacher: Teacher | TeacherTexts,
     targets_N: Tensor | None,
     weights_N: Tensor | None,
     vocabulary: int,
@@ -206,7 +235,7 @@ def _check_shapes(
             f"student's hidden states of shape {tuple(hidden_ND.shape)} and output projection {tuple(weight_VD.shape)} "
             f"with {lengths} tokens do not fit; [N, D], [V, D] and N of each were expected"
         )
-    if not isinstance(teacher, TeacherTopK) and teacher.vocabulary != vocabulary:
+    if isinstance(teacher, TeacherHead) and teacher.vocabulary != vocabulary:
         raise EngineError(
             f"the teacher has {teacher.vocabulary} logits a token, the student {vocabulary}",
             fix="distil between models of one tokenizer; where only the padding of the vocabulary differs, use top-k",

@@ -1,0 +1,246 @@
+"""A teacher with another tokenizer: its tokens of the same conversations, and its answers in the student's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from roll_like.algorithms.distillation.spans import common_spans
+from roll_like.builtin.pipelines.distill.answers import OwnTopKAnswers, TextAnswers
+from roll_like.data.chat import Renderer
+from roll_like.errors import ConfigError
+from roll_like.types import TrainingSample
+
+#: What SentencePiece writes for a space.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+class TokenBytes:
+    """The bytes that each token of a tokenizer spells.
+
+    Args:
+        renderer: The tokenizer.
+        key: The key that names its model, for messages.
+
+    Attributes:
+        of: By id; empty for special tokens, and for ids without a token.
+        ids: The first token that spells some bytes; no special ones.
+
+    Raises:
+        ConfigError: Its tokens do not say what they spell.
+    """
+
+    def __init__(self, renderer: Renderer, key: str) -> None:
+        tokenizer = renderer.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoders = [] if backend is None else [*_types(json.loads(backend.to_str())["decoder"])]
+        if "ByteLevel" in decoders:
+            spelled = _byte_level
+        elif {"Replace", "ByteFallback"} <= set(decoders) and "Strip" not in decoders:
+            spelled = _sentencepiece
+        else:
+            raise ConfigError(
+                f"{key}: its tokenizer ({type(tokenizer).__name__}, decoder {', '.join(decoders) or 'unknown'}) does "
+                "not say which bytes a token spells; expected one over bytes, or SentencePiece without a leading space",
+                fix="use a teacher of another family; or train on its answers with `pipeline: sft`",
+            )
+        added = tokenizer.added_tokens_decoder
+        self.of = [b""] * (max(tokenizer.get_vocab().values()) + 2)  # the last stands for ids without a token
+        for token, token_id in tokenizer.get_vocab().items():
+            if token_id not in renderer.special_ids:
+                self.of[token_id] = token.encode() if token_id in added else spelled(token)
+        self.ids = {text: token_id for token_id, text in reversed(list(enumerate(self.of))) if text}
+
+    def spelled(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of tokens."""
+        return [self.of[token_id] for token_id in token_ids]
+
+
+def _types(decoder: Any) -> Iterator[str]:
+    if isinstance(decoder, dict):
+        yield from (each for part in decoder.get("decoders", ()) for each in _types(part))
+        yield str(decoder["type"])
+
+
+def _alphabet() -> dict[int, int]:
+    """Return the byte of each character of byte-level tokenizers: those that print, then U+0100 and on."""
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return {byte if byte in printed else next(others): byte for byte in range(0x100)}
+
+
+_BYTES = _alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    return token.translate(_BYTES).encode("latin-1")
+
+
+def _sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(_SPACE, " ").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A stretch of trained tokens: what it spells, and whether its last token ends the turn."""
+
+    targets: slice
+    ids: list[int]
+    texts: list[bytes]
+    ended: bool
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.texts)
+
+    def ends(self) -> list[int]:
+        """Return how many bytes the text has after each token; the end of the turn counts as one more."""
+        lengths = [len(text) for text in self.texts]
+        return list(accumulate([*lengths[:-1], 1] if self.ended else lengths))
+
+
+def _turns(sample: TrainingSample, renderer: Renderer, tokens: TokenBytes) -> list[_Turn]:
+    mask = np.concatenate([[False], sample.loss_mask, [False]])
+    edges = np.flatnonzero(mask[1:] != mask[:-1])
+    found, first = [], 0
+    for begin, end in edges.reshape(-1, 2).tolist():
+        ids = sample.token_ids[begin:end].tolist()
+        ended = ids[-1] in renderer.end_ids
+        found.append(_Turn(slice(first, first + len(ids)), ids, tokens.spelled(ids), ended))
+        first += len(ids)
+    return found
+
+
+class Translation:
+    """From a teacher's answers about its own tokens to outcomes in a student's tokens.
+
+    Args:
+        student: The student's tokenizer.
+        teacher: The teacher's.
+        name: The teacher's name, for messages.
+
+    Raises:
+        ConfigError: One of the tokenizers does not say which bytes its tokens spell.
+    """
+
+    def __init__(self, student: Renderer, teacher: Renderer, *, name: str) -> None:
+        self._student, self._teacher = student, teacher
+        self._ours = TokenBytes(student, "model.path")
+        self._theirs = TokenBytes(teacher, f"teachers.{name}.path")
+        once = self._theirs.ids
+        #: Our token for each of theirs, −1 for none.
+        self._ours_of = np.array(
+            [
+                self._ours.ids.get(text, -1) if text and once[text] == token_id else -1
+                for token_id, text in enumerate(self._theirs.of)
+            ],
+            np.int32,
+        )
+
+    def difference(self, ours: TrainingSample, theirs: TrainingSample) -> str | None:
+        """Return how two tokenizations of one conversation train different texts; None where they do not."""
+        our_turns = _turns(ours, self._student, self._ours)
+        their_turns = _turns(theirs, self._teacher, self._theirs)
+        if len(our_turns) != len(their_turns):
+            return f"{len(our_turns)} stretches are trained, and {len(their_turns)} in the teacher's chat template"
+        for one, other in zip(our_turns, their_turns, strict=True):
+            if (one.text, one.ended) != (other.text, other.ended):
+                ends = ["with" if each.ended else "without" for each in (one, other)]
+                return (
+                    f"{_shown(one.text)} {ends[0]} an end is trained, and in the teacher's chat template it is "
+                    f"{_shown(other.text)} {ends[1]} one"
+                )
+        return None
+
+    def answers(
+        self, ours: Sequence[TrainingSample], theirs: Sequence[TrainingSample], told: OwnTopKAnswers
+    ) -> TextAnswers:
+        """Return a teacher's answers for all targets of our samples.
+
+        Args:
+            ours: The student's samples.
+            theirs: The same conversations in the teacher's tokens; none has a `difference`.
+            told: The teacher's answers for their targets.
+        """
+        count, width = sum(sample.trained_tokens for sample in ours), told.ids_NK.shape[1] + 1
+        found = TextAnswers(
+            ids_NK=np.full((count, width), -1, np.int32),
+            logprobs_NK=np.full((count, width), -np.inf, np.float32),
+            spans_N=np.zeros(count, np.int32),
+            entropy_N=np.zeros(count, np.float32),
+            best_N=np.full(count, -1, np.int32),
+        )
+        found.ids_NK[:, 0] = np.concatenate([sample.token_ids[sample.loss_mask] for sample in ours])
+        first = first_theirs = stretches = 0
+        for sample, seen in zip(ours, theirs, strict=True):
+            turns = zip(
+                _turns(sample, self._student, self._ours), _turns(seen, self._teacher, self._theirs), strict=True
+            )
+            for one, other in turns:
+                spans, their_spans = common_spans(one.ends(), other.ends())
+                begin, their_begin = first + one.targets.start, first_theirs + other.targets.start
+                found.spans_N[begin : begin + len(spans)] = spans + stretches
+                count = int(spans[-1]) + 1
+                edges, their_edges = (np.searchsorted(each, range(count + 1)) for each in (spans, their_spans))
+                for index in range(count):
+                    ours_at, theirs_at = (slice(*each[index : index + 2].tolist()) for each in (edges, their_edges))
+                    self._fill(
+                        found,
+                        told,
+                        begin + ours_at.stop - 1,
+                        slice(their_begin + theirs_at.start, their_begin + theirs_at.stop),
+                        b"".join(one.texts[ours_at][:-1]),
+                        b"".join(other.texts[theirs_at][:-1]),
+                        end=other.ids[-1] if other.ended and index == count - 1 else None,
+                    )
+                stretches += count
+            first, first_theirs = first + sample.trained_tokens, first_theirs + seen.trained_tokens
+        return found
+
+    def _fill(
+        self,
+        found: TextAnswers,
+        told: OwnTopKAnswers,
+        at: int,
+        theirs: slice,
+        prefix: bytes,
+        their_prefix: bytes,
+        *,
+        end: int | None,
+    ) -> None:
+        """Write the outcomes of a stretch to its last token, target `at`; `theirs` are the teacher's targets in it."""
+        last = theirs.stop - 1
+        likely = np.minimum(told.ids_NK[last], len(self._theirs.of) - 1)
+        if prefix or their_prefix:
+            ids = np.array([self._after(prefix, their_prefix, int(token)) for token in likely], np.int32)
+        else:
+            ids = self._ours_of[likely]
+        own = int(found.ids_NK[at, 0])
+        if end is not None:
+            ids = np.where(likely == end, own, ids)
+        earlier = float(told.own_N[theirs.start : last].sum(dtype=np.float64))
+        found.best_N[at] = ids[int(told.logprobs_NK[last].argmax())]
+        ids = np.where(ids == own, -1, ids)
+        found.ids_NK[at, 1:] = ids
+        found.logprobs_NK[at, 0] = earlier + float(told.own_N[last])
+        found.logprobs_NK[at, 1:] = np.where(ids < 0, -np.inf, earlier + told.logprobs_NK[last])
+        found.entropy_N[at] = told.entropy_N[last]
+
+    def _after(self, prefix: bytes, their_prefix: bytes, token: int) -> int:
+        """Return our token that spells after `prefix` what theirs spells after `their_prefix`; −1 if none does."""
+        text = self._theirs.of[token]
+        if not text or self._theirs.ids[text] != token or not (their_prefix + text).startswith(prefix):
+            return -1
+        return self._ours.ids.get((their_prefix + text)[len(prefix) :], -1)
+
+
+def _shown(text: bytes) -> str:
+    shown = repr(text.decode(errors="replace"))
+    return shown if len(shown) <= 60 else f"{shown[:57]}…'"
