@@ -14,6 +14,15 @@ from roll_like.types import StopReason
 PROMPT = "Describe the old lighthouse near the harbour in one sentence without using any commas."
 ANSWER = "The old lighthouse has guided ships into the harbour for a hundred years."
 NO_COMMAS = {"instructions": [{"kind": "no_commas"}]}
+#: The setting that turns each guard off.
+OFF: dict[str, dict[str, float]] = {
+    "too_short": {"min_words": 0},
+    "copied": {"max_copy": 1},
+    "repetitive": {"min_distinct": 0},
+    "few_letters": {"min_letters": 0},
+    "gibberish": {"min_wordlike": 0},
+    "word_salad": {"min_function_words": 0},
+}
 
 
 def completion(text: str, metadata: dict[str, Any] = NO_COMMAS, stop: StopReason = StopReason.STOP) -> Completion:
@@ -71,6 +80,7 @@ def test_nonsense_in_the_right_form_scores_0(text: str, guard: str) -> None:
     assert result.details[f"guard/{guard}"] == 1.0
     assert result.details["guarded"] == 1.0
     assert result.value == 0.0
+    assert score_one(text, **OFF[guard]).details[f"guard/{guard}"] == 0.0
 
 
 @pytest.mark.parametrize(
