@@ -33,6 +33,7 @@ COLUMNS = {
     "delta_sync": {"1e-05", "mbit"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "quantised_base": {f"{kind}_{name}" for kind in ("nf4", "fp4") for name in ("mb", "nll", "difference")},
+    "recipes": {f"{run} {when}" for run in ("grpo", "vapo", "solve_rate") for when in ("before", "after")},
     "recovery": {f"{role}_{name}" for role in ("training", "inference") for name in ("to_next_step", "step", "stall")},
     "router_replay": {f"{row}_{name}" for row in ("dense", "own", "replayed") for name in ("mean", "p99", "max", "kl")},
     "rollout": {
@@ -90,6 +91,7 @@ def some_slow(script: Path) -> Any:
         "memory_plan",
         "overhead",
         "quantised_base",
+        "recipes",
         "recovery",
         "rollout",
         "router_replay",
