@@ -356,6 +356,7 @@ def test_a_layer_that_vllm_has_not_ends_the_start(float_model: Path) -> None:
         pass
 
 
+@pytest.mark.slow  # by day an engine computes a batch of several adapters and of none
 def test_a_product_on_cpu_is_that_of_each_tokens_own_adapter() -> None:
     """vLLM's own code for CPUs gives tokens without an adapter the last one."""
     generator = torch.Generator().manual_seed(0)

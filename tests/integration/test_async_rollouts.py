@@ -232,6 +232,7 @@ def test_an_environment_that_hangs_delays_its_own_group_only(tmp_path: Path, flo
     assert lost[0] == 0, "the first step waited for a group that could still wait"
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_a_teacher_asynchronously(tmp_path: Path, float_model: Path) -> None:
     teacher = make_tiny_model(tmp_path / "teacher", dtype="float32", seed=1)
     config = write_on_policy_distill_run(

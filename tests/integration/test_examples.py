@@ -85,6 +85,7 @@ def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> N
         assert 0 <= step["rollout/uses_word/copied"] <= 1
 
 
+@pytest.mark.slow
 def test_the_external_agent_plays_episodes(tiny_model: Path, tmp_path: Path) -> None:
     sizes = {"rollout.groups_per_step": 2, "rollout.episodes_per_group": 2}
     steps = run_example("examples/external_agent/agentic.yaml", "external_agent", tiny_model, tmp_path, **sizes)

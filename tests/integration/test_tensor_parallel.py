@@ -70,10 +70,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank tells: of three updates, of the first gradient, and of the model after two and after three.
+    """What a rank tells: of its updates, of the first gradient, and of the model after two and after all.
 
     Attributes:
-        sent: What engines are sent after three.
+        sent: What engines are sent after all.
     """
 
     metrics: list[dict[str, Metric]]
@@ -227,7 +227,7 @@ def train(
     checkpoints: Path,
     cases: tuple[Case, ...] = CASES,
 ) -> list[Trained]:
-    """Train each case for three updates; of the first two, write a checkpoint."""
+    """Train each case for two updates; of some write a checkpoint then, and take a third."""
     join(rank, ranks, address)
     results = []
     for index, case in enumerate(cases):
@@ -240,12 +240,12 @@ def train(
             folder = checkpoints / str(index)
             folder.mkdir(parents=True, exist_ok=True)
             trainer.save(str(folder))
-        third, _ = updated(trainer, case, 2)
+        third = [updated(trainer, case, 2)[0]] if kept else []  # as from the checkpoint
         logprobs = []
         if case.kind in ("sft", "policy", "routes", "critic"):  # others have a loss only
             logprobs = [np.asarray(found) for found in trainer.forward(shards(trainer, case, 3)[0])]
         sent = {name: each.detach().clone() for name, each in trainer.full_weights()} if kept else {}
-        results.append(Trained([first, second, third], gradients, saved, weights(trainer), logprobs, sent))
+        results.append(Trained([first, second, *third], gradients, saved, weights(trainer), logprobs, sent))
     torch.distributed.destroy_process_group()
     return results
 

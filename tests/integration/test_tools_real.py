@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_python import forked_python
 
 from roll_like.builtin.envs.tools import SHARED
 from roll_like.envs import make_env, tools_of
@@ -28,12 +29,26 @@ from roll_like.tools.python_runner import python_tool
 
 SERVER = Path(__file__).resolve().parents[1] / "mcp_demo_server.py"
 TOOLS = ["add", "divide", "variable", "sleep", "leave"]
+#: What servers are started with.
+PYTHON = {"python": sys.executable}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers are forked from one process that has imported what they import."""
+    modules = ["mcp.server", "mcp.server.stdio", "mcp.server.streamable_http_manager", "uvicorn"]
+    with (
+        forked_python(Path(sys.executable), modules, tmp_path_factory.mktemp("python")) as program,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setitem(PYTHON, "python", str(program))
+        yield
 
 
 def stdio(*args: str, **changes: object) -> McpConfig:
     words = args or ("stdio",)
     return McpConfig.model_validate(
-        {"name": "demo", "command": sys.executable, "args": [str(SERVER), *words], **changes}
+        {"name": "demo", "command": PYTHON["python"], "args": [str(SERVER), *words], **changes}
     )
 
 
@@ -58,7 +73,7 @@ def http_server() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, str(SERVER), "http", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [PYTHON["python"], str(SERVER), "http", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         until = time.monotonic() + 60
