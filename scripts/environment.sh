@@ -3,6 +3,7 @@
 #   oracle     independent implementations, without their dependencies; a folder for PYTHONPATH
 #   verifiers  what plays verifiers' environments (docs/verifiers.md); a virtual environment, as is
 #   tinker     tinker's client and its recipes (docs/service.md)
+#   evaluators lm-evaluation-harness and inspect (examples/other_evaluators)
 # Repeatable: does nothing when nothing has changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -17,6 +17,9 @@ PROGRAMS = {"sh", "cat", "chown", "env", "head", "kill", "mkdir", "mv", "rm", "s
 PROGRAMS |= {"awk", "bash", "cp", "grep", "gzip", "ps", "tar", "touch"}
 #: The same with uv and with what it asks a package index by.
 UV_IMAGE = "localhost/roll-like-uv-test:1"
+#: The same with git and pytest.
+GIT_IMAGE = "localhost/roll-like-git-test:1"
+PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 #: The image with which verifiers cuts a container's network, where there is one of this name already.
 NETWORK_IMAGE = "localhost/verifiers-network:1"
@@ -37,6 +40,16 @@ def import_uv_image(engine: str, uv: Path) -> None:
     _import(
         engine, UV_IMAGE, files, f"ENV PATH=/usr/bin:{uv.parent}", f"ENV SSL_CERT_FILE={CERTIFICATES}", "ENV HOME=/root"
     )
+
+
+def import_git_image(engine: str, environment: Path) -> None:
+    """Give an engine the image in which repositories are tested; pytest is that of a virtual environment."""
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    found = [path for name in PYTEST for path in (packages / name).rglob("*.py")]
+    found += [packages / "py.py", *packages.glob("pytest-*.dist-info/*"), *packages.glob("pluggy-*.dist-info/*")]
+    tools = {"git", "sed", "xargs", "wc", "dirname", "timeout", "ln", "true"}
+    files = python_files() | _with_libraries(_found(PROGRAMS | tools)) | {str(path) for path in found if path.is_file()}
+    _import(engine, GIT_IMAGE, files, f"ENV PYTHONPATH={packages}")
 
 
 def import_network_image(engine: str) -> None:

@@ -1,4 +1,4 @@
-"""What commands share: options that several have, numbers within bounds, warnings.
+"""What commands share: options that several have, numbers within bounds, ports, warnings.
 
 Nothing heavy is imported here: `roll-like --help` reads this file too.
 """
@@ -6,11 +6,15 @@ Nothing heavy is imported here: `roll-like --help` reads this file too.
 from __future__ import annotations
 
 import argparse
+import errno
 import math
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
+
+from roll_like.errors import ConfigError
 
 #: Adds a command to the parser: its name, what runs it, and what it does in a few words.
 Add: TypeAlias = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
@@ -47,3 +51,34 @@ def warn(notes: Sequence[str]) -> None:
     """Print warnings to standard error."""
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)
+
+
+def refuse_used_port(host: str, port: int, *, command: str) -> None:
+    """Refuse an address that a server cannot listen at.
+
+    Args:
+        host: Name or address to listen on.
+        port: TCP port.
+        command: Who asks, for messages.
+
+    Raises:
+        ConfigError: The port is in use, or the host is not this machine's.
+    """
+    if not PORTS[0] <= port <= PORTS[1]:  # the system takes a larger one modulo 65536
+        raise ConfigError(f"--port {port}: expected a TCP port", fix="choose one from 1024 to 65535")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} of {host} is in use",
+                fix=f"choose another one, such as --port {port + 1}; an earlier `roll-like {command}` may still run "
+                "there",
+            ) from error
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error}",
+            fix="--host is an address of this machine; a --port below 1024 may need rights",
+        ) from error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from roll_like.errors import OK, ConfigError, DataError, PluginError
+from roll_like.metrics.commands import refuse_used_port
 from roll_like.metrics.runs import CONFIG, find_run, read_config, without_secrets
 from roll_like.metrics.trackers import MLFLOW_ENVIRONMENT
 
@@ -116,7 +115,7 @@ def serve_mlflow(
         return OK
     if importlib.util.find_spec("mlflow") is None:
         raise PluginError("MLflow is not installed, so its user interface cannot be served", fix="pip install mlflow")
-    _check_port(host, port)
+    refuse_used_port(host, port, command="ui")
     local = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
     print(f"MLflow starts on http://{local}:{port}, store {shown}; Ctrl-C ends it", flush=True)
     if store.startswith(_SQLITE):
@@ -126,23 +125,3 @@ def serve_mlflow(
     arguments = ["-m", "mlflow", "ui", "--host", host, "--port", str(port), "--workers", "1"]
     execute(sys.executable, [sys.executable, *arguments], environment)
     return OK
-
-
-def _check_port(host: str, port: int) -> None:
-    if not 0 < port < 65536:  # the system takes a larger one modulo 65536
-        raise ConfigError(f"--port {port}: expected a TCP port", fix="choose one from 1024 to 65535")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} of {host} is in use",
-                fix=f"choose another one, such as --port {port + 1}; an earlier `roll-like ui` may still run there",
-            ) from error
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: {error}",
-            fix="--host is an address of this machine; a --port below 1024 may need rights",
-        ) from error

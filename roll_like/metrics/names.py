@@ -185,7 +185,8 @@ schedule/filtered | groups | filtered | Groups that the filter turned down since
 schedule/discarded | groups | discarded | Groups of a checkpoint that were too old to be trained.
 schedule/off_policy | share | off-policy | Share of trained samples with tokens of an earlier version.
 schedule/<name> | – | <name> | A further figure of the rollout schedule.
-eval/avg | – | eval | Mean reward over all samples of the evaluation tasks (avg@k).
+eval/avg | – | eval | Mean reward over all samples of the evaluation tasks (avg@k); without `evaluation.sources` the \
+mean of the benchmarks' scores.
 eval/pass@<j> | share | eval pass@<j> | Share of tasks that at least one of j samples solves (unbiased), for j = 1, \
 2, 4, … and k, over evaluation tasks with k scored samples.
 eval/maj@<k> | share | eval maj@<k> | Share of the same tasks whose most frequent answer among k is right (majority \

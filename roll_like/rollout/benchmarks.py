@@ -204,7 +204,7 @@ class BenchmarkEvaluator:
     """
 
     def __init__(self, evaluators: Mapping[str, Evaluator], schedule: EvaluationConfig) -> None:
-        self._evaluators = dict(evaluators)
+        self.evaluators = dict(evaluators)
         self._schedule = schedule
 
     def due(self, finished: int, total: int) -> bool:
@@ -212,23 +212,28 @@ class BenchmarkEvaluator:
         return self._schedule.due(finished, total)
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
-        """Return `eval/…`, `eval/benchmark/NAME/…`, and the mean of the benchmarks' scores; and all scored answers."""
+        """Return `eval/…`, `eval/benchmark/NAME/…`, and the mean of the benchmarks' scores; and all scored answers.
+
+        Without tasks of the run's own, `eval/avg` is that mean.
+        """
         metrics: dict[str, Metric] = {}
         parts = []
-        for name, evaluator in self._evaluators.items():
+        for name, evaluator in self.evaluators.items():
             found, collected = evaluator.evaluate()
             parts.append(collected)
             prefix = f"eval/{PREFIX}{name}/" if name else "eval/"
             metrics |= {_named(key, prefix, name): metric for key, metric in found.items()}
         figures = reduce(metrics)
-        scores = [figures[key] for name in self._evaluators if name and (key := f"eval/{PREFIX}{name}/avg") in figures]
+        scores = [figures[key] for name in self.evaluators if name and (key := f"eval/{PREFIX}{name}/avg") in figures]
         if scores:
             metrics["eval/benchmarks"] = Last(float(np.mean(scores)))
+            if "" not in self.evaluators:
+                metrics["eval/avg"] = metrics["eval/benchmarks"]
         return metrics, _joined(parts)
 
     def score(self, values: Mapping[str, float]) -> float | None:
         """Return what the best checkpoint has most of: avg@k of the run's own tasks, else the benchmarks' mean."""
-        return values.get("eval/avg", values.get("eval/benchmarks"))
+        return values.get("eval/avg")
 
 
 def _named(key: str, prefix: str, name: str) -> str:

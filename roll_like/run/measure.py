@@ -15,14 +15,15 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
+from roll_like.check.data import check_benchmarks
 from roll_like.config.base import ConfigModel
 from roll_like.config.benchmarks import FOLDER, BenchmarkUse
 from roll_like.config.explain import explain
 from roll_like.config.load import load_config
 from roll_like.config.sampling import PromptRunConfig
 from roll_like.config.source import Source, overridden
-from roll_like.errors import ConfigError
-from roll_like.models.load import has_chat_template, resolve_model
+from roll_like.errors import ConfigError, DataError
+from roll_like.models.load import has_chat_template, load_renderer, resolve_model
 from roll_like.models.shape import load_model_shape
 from roll_like.registry import PIPELINES
 from roll_like.rollout.benchmarks import BenchmarkResult, MeanInterval, benchmark_results, paired_difference
@@ -144,6 +145,7 @@ def measure_models(config: PromptRunConfig, models: Sequence[str]) -> Iterator[M
 
     Raises:
         ConfigError: A benchmark for chats is asked of a model without a chat template, or a file holds no results.
+        DataError: As of `refuse_bad_rows`.
     """
     earlier = {model: MeasuredModel.read(Path(model)) for model in models if Path(model).suffix == ".json"}
     for model in models:
@@ -152,12 +154,29 @@ def measure_models(config: PromptRunConfig, models: Sequence[str]) -> Iterator[M
             continue
         with _directory_of(model) as directory:
             asked = _in_its_window(_in_its_form(config.evaluating(directory), model), model)
+            refuse_bad_rows(asked)
             _, collected = asked.pipeline_class().measure(asked, directory)
         yield MeasuredModel(
             name=model,
             results=benchmark_results(collected, asked.benchmarks),
             protocols=_protocols(config.benchmarks, asked.benchmarks),
         )
+
+
+def refuse_bad_rows(config: PromptRunConfig) -> None:
+    """Refuse benchmarks that cannot be asked, before engines start.
+
+    Raises:
+        DataError: Rows are not there, of another schema, or too long; with the first problem of each benchmark.
+    """
+    problems = []
+    for finding in check_benchmarks(config, load_renderer(config.model)):
+        if finding.level == "error":
+            use = config.benchmarks[int(finding.key.split(".")[2])]
+            text = finding.message.replace(f"set {finding.key}.path to", f"give --data {use.name}=PATH with")
+            problems.append(f"{use.label}: {text.replace(f'{finding.key}.path', f'--data {use.name}=PATH')}")
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from roll_like.metrics.commands import refuse_used_port
 from roll_like.serving.trained import TrainedModel
 
 #: vLLM's setting of its key-value cache on CPU, in GiB.
@@ -38,7 +39,12 @@ def serve_environment(model: TrainedModel, environment: Mapping[str, str]) -> di
 
 
 def serve(model: TrainedModel, host: str, port: int, further: Sequence[str]) -> None:
-    """Become vLLM's server."""
+    """Become vLLM's server.
+
+    Raises:
+        ConfigError: Something else listens at the port.
+    """
+    refuse_used_port(host, port, command="serve")
     command = serve_command(model, host, port, further)
     print(f"{model.name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
     if model.system_prompt is not None:

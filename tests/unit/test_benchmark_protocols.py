@@ -86,6 +86,26 @@ def test_grades_are_the_harness_s(name: str, grader: str, tmp_path: Path) -> Non
     assert [one for one in wrong if OTHERWISE.get(one[0]) != one[1]] == []
 
 
+#: What ends an answer (`until`) in the harness's tasks. In a chat its filters take what stands before the next fence.
+UNTIL = {
+    "gsm8k": ("Q:", "</s>", "<|im_end|>"),
+    "minerva_math500": ("Problem:",),
+    "mmlu_pro": ("Question:",),
+    "ifeval": (),
+    "humaneval": ("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+    "humaneval_instruct": ("```", "\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+    "mbpp": ("[DONE]",),
+    "mbpp_instruct": ("```",),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RECORD))
+def test_answers_are_sampled_as_the_harness_samples_them(name: str) -> None:
+    sampling = BenchmarkUse(name=name).sampling
+    assert sampling.stop == UNTIL[name]
+    assert (sampling.temperature, sampling.samples_per_prompt) == (0, 1)
+
+
 GPQA = {
     "Question": "Which gas is lightest?",
     "Correct Answer": "Hydrogen",

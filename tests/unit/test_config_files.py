@@ -12,8 +12,9 @@ FILES = sorted(
     for folder in ("configs", "examples")
     for pattern in ("*.yaml", "*.yml")
     for path in (ROOT / folder).rglob(pattern)
-    # of Kubernetes: test_launch.py; of Prometheus: test_metrics_prometheus.py
-    if path.name not in {"rayjob.yaml", "prometheus.yml"}
+    # of Kubernetes: test_launch.py; of Prometheus: test_metrics_prometheus.py; of evaluators:
+    # test_data_benchmarks.py and test_other_evaluators.py
+    if path.name not in {"rayjob.yaml", "prometheus.yml", "sums.yaml", "sums_benchmark.yaml"}
 )
 
 pytestmark = pytest.mark.usefixtures("recording_pipeline")

@@ -60,6 +60,18 @@ def test_a_chat_and_a_plain_text(own: Path) -> None:
     assert chat.metadata == ROW
 
 
+def test_the_example_asks_what_other_evaluators_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.chdir(root)
+    folder = Path("examples") / "other_evaluators"
+    rows = [json.loads(line) for line in (folder / "sums.jsonl").read_text().splitlines()]
+    text = yaml.safe_load((folder / "sums.yaml").read_text())["doc_to_text"]
+    tasks = benchmark_tasks(BenchmarkUse(name=str(folder / "sums_benchmark.yaml")), renderer(), "key")
+    asked = [text.replace("{{question}}", row["question"]) for row in rows]
+    assert [one.messages[0]["content"] for one in tasks] == asked
+    assert [one.answer for one in tasks] == [row["answer"] for row in rows]
+
+
 def test_plain_text_begins_as_the_tokenizer_begins_it(own: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 

@@ -104,6 +104,61 @@ def test_questions_and_paragraphs_of_hotpotqa(tmp_path: Path, make_search_data: 
         make_search_data(write_hotpot(tmp_path, [{"question": "Who?"}]))
 
 
+#: A row of SWE-bench's schema, as the hub has it.
+SWE = {
+    "instance_id": "Org__sums-1",
+    "repo": "Org/sums",
+    "base_commit": "0" * 40,
+    "problem_statement": "add(3, 2) is 1.\n",
+    "hints_text": "",
+    "created_at": "2026-01-01",
+    "version": "1",
+    "environment_setup_commit": "0" * 40,
+    "patch": "diff --git a/sums.py b/sums.py\n",
+    "test_patch": "diff --git a/tests/test_a.py b/tests/test_a.py\n--- a/x\ndiff --git a/tests/b.txt b/tests/b.txt\n",
+    "FAIL_TO_PASS": '["tests/test_sums.py::test_add"]',
+    "PASS_TO_PASS": "[]",
+}
+
+
+def swe_rows(folder: Path, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """What `scripts/make_swe_data.py` makes of training rows."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = str(folder / "rows.jsonl")
+    main = runpy.run_path(str(ROOT / "scripts" / "make_swe_data.py"))["main"]
+    main(["--train", path, "--eval", path, "--folder", str(folder / "swe_data")])
+    return [json.loads(line) for line in (folder / "swe_data" / "train.jsonl").read_text().splitlines()]
+
+
+def test_issues_of_swe_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = {**SWE, "FAIL_TO_PASS": ["a.py::b"], "PASS_TO_PASS": ["a.py::c"], "docker_image": "swerebench/image:1"}
+    django = {**SWE, "repo": "django/django", "FAIL_TO_PASS": '["test_add (sums.tests.Sums)"]'}
+    issue, other = swe_rows(tmp_path, SWE, django, named)
+    assert issue["image"] == "docker.io/xingyaoww/sweb.eval.x86_64.org_s_sums-1:latest"
+    asked = "The repository in /testbed has this issue:\n\n<issue>\nadd(3, 2) is 1.\n</issue>"
+    assert issue["prompt"].startswith(asked)
+    assert issue["test_files"] == ["tests/b.txt", "tests/test_a.py"]
+    assert (issue["fail_to_pass"], issue["pass_to_pass"]) == (["tests/test_sums.py::test_add"], [])
+    assert (other["image"], other["pass_to_pass"]) == ("swerebench/image:1", ["a.py::c"])
+    evaluated = json.loads((tmp_path / "swe_data" / "eval.jsonl").read_text().splitlines()[0])
+    assert evaluated["image"] == "docker.io/swebench/sweb.eval.x86_64.org_1776_sums-1:latest"
+    told = "train.jsonl: 2 issues\n  left out, because their tests have no names of pytest: 1 (django/django 1)"
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"test_patch": None}, r"rows\.jsonl:1: expected the fields instance_id, .*; test_patch is missing"),
+        ({"FAIL_TO_PASS": "a.py::b"}, r"rows\.jsonl:1: expected names of tests in FAIL_TO_PASS, found 'a\.py::b'"),
+        ({"PASS_TO_PASS": [1]}, r"expected names of tests in PASS_TO_PASS, found '\[1\]'"),
+    ],
+)
+def test_rows_of_another_schema_than_swe_bench_s(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        swe_rows(tmp_path, {**SWE, **changed})
+
+
 def task_of(config: str, row: dict[str, Any], tmp_path: Path) -> Task:
     """A row of a recipe's first source, as its rewards see it."""
     import numpy as np

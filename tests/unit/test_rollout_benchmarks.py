@@ -154,8 +154,17 @@ def test_a_run_measures_its_own_tasks_and_benchmarks() -> None:
     )
     assert values["eval/benchmarks"] == 0.75
     assert len(answers.groups) == 3
-    assert (evaluator.score(values), evaluator.score({"eval/benchmarks": 0.75})) == (0.25, 0.75)
+    assert evaluator.score(values) == 0.25
     assert (evaluator.due(0, 5), evaluator.due(3, 5), evaluator.due(5, 5)) == (True, False, True)
+
+
+def test_without_tasks_of_its_own_a_run_has_the_benchmarks_mean() -> None:
+    schedule = EvaluationConfig.model_validate({"benchmarks": ["gsm8k", "ifeval"]})
+    gsm8k = FakeEvaluator([group(task(0, source="benchmark/gsm8k"), [1.0])], 1)
+    ifeval = FakeEvaluator([group(task(0, source="benchmark/ifeval"), [0.5])], 1)
+    evaluator = BenchmarkEvaluator({"gsm8k": gsm8k, "ifeval": ifeval}, schedule)  # type: ignore[dict-item]
+    values = reduce(evaluator.evaluate()[0])
+    assert values["eval/avg"] == values["eval/benchmarks"] == evaluator.score(values) == 0.75
 
 
 def test_graders_have_their_own_names_in_metrics() -> None:
@@ -273,6 +282,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RLVRConfig, "pipeline_class", lambda self: FakePipeline)
     monkeypatch.setattr(measure, "has_chat_template", lambda config: config.path != "base")
     monkeypatch.setattr(measure, "_in_its_window", lambda config, model: config)
+    monkeypatch.setattr(measure, "refuse_bad_rows", lambda config: None)
 
 
 def test_a_model_without_a_chat_template_is_compared(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from run_folders import make_run
 
 from roll_like import cli
 from roll_like.errors import ConfigError
+from roll_like.serving import serve
 from roll_like.serving.chat import start_chat
 from roll_like.serving.serve import serve_command, serve_environment
 from roll_like.serving.trained import TrainedModel, trained_model
@@ -95,6 +97,7 @@ def test_the_command_becomes_the_server(
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(serve, "refuse_used_port", lambda *_, **__: None)
     assert cli.main(["serve", "sums", "--port", "8002", "--vllm=--max-model-len=64", "--vllm=--dtype=float32"]) == 0
     ((program, command, _),) = started
     assert program == sys.executable
@@ -102,6 +105,18 @@ def test_the_command_becomes_the_server(
     printed = capsys.readouterr().out
     assert "sums at http://127.0.0.1:8002/v1" in printed
     assert "trained with the system message: Be short." in printed
+
+
+def test_a_port_in_use_is_refused_before_vllm_starts(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the server was started"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "sums", "--port", str(port)]) == 2
+    assert f"port {port} of 127.0.0.1 is in use" in capsys.readouterr().err
 
 
 def test_a_conversation_in_the_terminal(
