@@ -20,6 +20,7 @@ from roll_like.builtin.pipelines.dpo.objective import AnswersObjective, PairedOb
 from roll_like.cluster import ResourceManager
 from roll_like.config.evaluation import ScheduleConfig
 from roll_like.data.samples import SampleSet
+from roll_like.metrics.files import replacing
 from roll_like.models.load import resolve_model
 from roll_like.offline.evaluator import pair_evaluation
 from roll_like.registry import PREFERENCE_LOSSES
@@ -88,14 +89,9 @@ class PrecomputedReference:
     def write(self, path: Path, model: str) -> None:
         """Keep it for a resumed run."""
         contents = np.frombuffer(b"".join(self._sequence_logprobs), np.uint8).reshape(len(self._sequence_logprobs), -1)
-        part = path.with_name(f"{path.stem}.part.npz")
-        np.savez(
-            part,
-            contents=contents,
-            sums=np.array([*self._sequence_logprobs.values()], np.float32),
-            model=np.array(model),
-        )
-        part.replace(path)
+        sums = np.array([*self._sequence_logprobs.values()], np.float32)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, contents=contents, sums=sums, model=np.array(model))
 
 
 def _content(sample: TrainingSample) -> bytes:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,16 @@ def replace(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a whole file under a temporary name and rename it; half a surrogate pair becomes an escape."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a name to write under; at the end the file takes the place of `path`, which an error leaves as it was."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

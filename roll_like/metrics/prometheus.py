@@ -19,6 +19,7 @@ from pydantic import Field
 
 from roll_like.config.base import PluginConfig
 from roll_like.errors import ConfigError
+from roll_like.metrics.files import replace_text
 from roll_like.metrics.names import metric_info
 from roll_like.metrics.trackers import Status, optional_module
 from roll_like.registry import TRACKERS
@@ -186,9 +187,7 @@ class PrometheusTracker:
             targets.append({"targets": nodes, "labels": {**self._labels, "job": "ray"}})
         if targets == self._written:
             return
-        part = self._targets.with_suffix(".part")
-        part.write_text(json.dumps(targets) + "\n", encoding="utf-8")
-        part.replace(self._targets)
+        replace_text(self._targets, json.dumps(targets) + "\n")
         self._written = targets
 
     def artifact(self, path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.cluster.spans import Span
+from roll_like.metrics.files import replacing
 from roll_like.metrics.timing import Interval
 
 #: Spans of one lane that the report draws at most: the longest.
@@ -140,13 +141,11 @@ def _micros(seconds: float) -> float:
 
 def write_trace(path: Path, events: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> None:
     """Write a trace as gzipped JSON, one event a line, as ui.perfetto.dev and chrome://tracing open it."""
-    partial = path.with_suffix(".partial")
-    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=3) as file:
+    with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=3) as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(dict(about)) + ', "traceEvents": [\n')
         for number, event in enumerate(events):
             file.write((",\n" if number else "") + json.dumps(event))
         file.write("\n]}\n")
-    partial.replace(path)
 
 
 # ---- waits -------------------------------------------------------------------------------------------

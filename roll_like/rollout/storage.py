@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from roll_like.content.unicode import is_whole
 from roll_like.errors import CheckpointError, DataError
+from roll_like.metrics.files import replacing
 from roll_like.types import (
     Failure,
     Group,
@@ -81,9 +82,9 @@ def write_groups(stem: Path, groups: Sequence[Group[Scored]], values: TrainingVa
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     arrays, described = _paths(stem)
     described.unlink(missing_ok=True)
-    with _replacing(arrays) as file:
+    with _synced(arrays) as file:
         np.savez(file, allow_pickle=False, **packer.flat_arrays())
-    with _replacing(described) as file:
+    with _synced(described) as file:
         file.write(text.encode())
 
 
@@ -129,22 +130,17 @@ def _paths(stem: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def _synced(path: Path) -> Iterator[BinaryIO]:
     """Write a file under a temporary name; at the end it is synced to disk and renamed."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    directory = os.open(path.parent, os.O_RDONLY)
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        os.fsync(directory)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(directory)
 
 
 class _Packer:

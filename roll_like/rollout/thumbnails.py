@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from roll_like.metrics.files import replacing
 from roll_like.types import Group, Picture, Scored
 
 #: Longest side. Pixels.
@@ -36,6 +37,5 @@ def keep_thumbnails(run_dir: Path, groups: Sequence[Group[Scored]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         small = picture.image()
         small.thumbnail((SIDE, SIDE))
-        part = path.with_suffix(".part")
-        small.save(part, format="WEBP", quality=80)
-        part.replace(path)
+        with replacing(path) as temporary:
+            small.save(temporary, format="WEBP", quality=80)

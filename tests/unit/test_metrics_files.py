@@ -66,3 +66,21 @@ def test_an_append_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "values.bin"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with files.replacing(path) as temporary:
+            temporary.write_bytes(b"ne")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk"):
+        write()
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
+    with files.replacing(path) as temporary:
+        temporary.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"new", [path])
