@@ -32,7 +32,14 @@ def memory_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         sys.modules.pop(name)
 
 
-@pytest.mark.parametrize("model", ["Qwen2.5-0.5B-Instruct", "Qwen2.5-7B-Instruct", "Llama-3.1-8B-Instruct"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen2.5-0.5B-Instruct",
+        pytest.param("Qwen2.5-7B-Instruct", marks=pytest.mark.slow),
+        pytest.param("Llama-3.1-8B-Instruct", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("checkpointing", "error"), [(False, 0.01), (True, 0.06)])
 def test_activations_are_those_that_pytorch_tracks(
     memory_plan: ModuleType, model: str, checkpointing: bool, error: float
