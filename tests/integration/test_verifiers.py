@@ -54,9 +54,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers are forked from one process that has imported verifiers."""
+    """Servers are forked from one process that has imported verifiers, and what serves tools."""
+    modules = ["verifiers.v1", "mcp.server.mcpserver"]
     with (
-        forked_python(VERIFIERS, ["verifiers.v1"], tmp_path_factory.mktemp("python")) as program,
+        forked_python(VERIFIERS, modules, tmp_path_factory.mktemp("python")) as program,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setitem(PYTHON, "python", str(program))
