@@ -258,14 +258,22 @@ class VerifiersProcess:
         while not self.lost:
             await asyncio.sleep(PING_SECONDS)
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    await self.ask("ping")
-            except TimeoutError:
-                self._lose(self._ended(f"answered nothing for {SILENCE_SECONDS:g} s and was killed"))
-                assert self._process is not None
-                self._process.kill()
+                if await self._answers():
+                    continue
             except EnvError:
                 return
+            self._lose(self._ended(f"answered nothing for {SILENCE_SECONDS:g} s and was killed"))
+            assert self._process is not None
+            self._process.kill()
+
+    async def _answers(self) -> bool:
+        """Ask for a sign of life, twice: of a machine that was suspended the first time is over at once."""
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_SECONDS / 2):
+                    await self.ask("ping")
+                return True
+        return False
 
     def _lose(self, why: str) -> None:
         """Fail what waits for an answer."""

@@ -304,7 +304,8 @@ def test_votes_on_pairs_in_both_orders(
     ],
 )
 def test_settings_that_contradict_themselves(settings: dict[str, Any], message: str) -> None:
-    judge = {"url": "http://127.0.0.1:1/v1", "model": "m", **settings.pop("judge", {})}
+    judge = {"url": "http://127.0.0.1:1/v1", "model": "m", **settings.get("judge", {})}
+    settings = {key: value for key, value in settings.items() if key != "judge"}
     with pytest.raises(ConfigError, match=message):
         RubricConfig.model_validate({"judges": [judge], "rubric_field": "rubric", **settings})
 
