@@ -147,7 +147,8 @@ TRAINER_PHASES = {
 }
 
 
-@pytest.mark.parametrize("phase", [phase if phase == "training" else nightly(phase) for phase in TRAINER_PHASES])
+@pytest.mark.slow  # by day it goes on from a state in memory, and from a checkpoint where rollouts are asynchronous
+@pytest.mark.parametrize("phase", TRAINER_PHASES)
 def test_a_trainer_that_dies_is_started_again(
     tmp_path: Path, model: Path, undisturbed: Ended, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:

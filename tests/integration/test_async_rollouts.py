@@ -189,6 +189,7 @@ def test_on_shared_devices_responses_freeze_until_the_new_weights_are_there(
     assert any(len(set(of_sample)) > 1 for of_sample in drawn), "no response was carried over a push"
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_delays_its_own_group_only(tmp_path: Path, float_model: Path) -> None:
     changes = asynchronous()
     rollout = {

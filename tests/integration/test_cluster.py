@@ -115,7 +115,7 @@ def test_the_first_error_wins_over_ranks_that_wait(adders: Cluster[Adder]) -> No
     assert time.monotonic() - started < 50
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, EngineError, CheckpointError])
+@pytest.mark.parametrize("kind", [RuntimeError, pytest.param(EngineError, marks=pytest.mark.slow), CheckpointError])
 def test_a_death_is_the_cause_of_an_error_that_arrives_before_it(adders: Cluster[Adder], kind: type[Exception]) -> None:
     adders.everywhere(Adder.pid)  # both have started
     with pytest.raises(WorkerDied, match=r"adders worker 1 in die_or_lose_the_other: its process is gone") as caught:
@@ -179,7 +179,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("address", ["its own", "another machine's"])
+@pytest.mark.parametrize("address", ["its own", pytest.param("another machine's", marks=pytest.mark.slow)])
 def test_a_worker_that_is_stopped_is_reported_dies_and_can_be_replaced(
     resources: ResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:

@@ -87,6 +87,7 @@ def test_answers_are_replayed(tmp_path: Path, tiny_model: Path) -> None:
     assert step["mismatch/logprob_difference"] > 0.1
 
 
+@pytest.mark.slow
 def test_episodes_are_replayed(tmp_path: Path, tiny_model: Path) -> None:
     changes = ("rollout.save_tokens=true", "rollout.save_logprobs=true")
     check_replay(tmp_path, write_episodes_run(tmp_path, tiny_model), *changes)

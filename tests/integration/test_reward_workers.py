@@ -147,6 +147,7 @@ async def test_a_worker_without_its_interpreter_is_replaced_from_outside(
     assert values(await pool.score(make_group(tmp_path, "yes"))) == [1.0]
 
 
+@pytest.mark.slow  # by day two workers judge what a third one did not
 async def test_the_workers_judge_side_by_side(cluster: Cluster[RewardWorker], tmp_path: Path) -> None:
     pool = RewardPool(cluster, limit_seconds=60)
     await asyncio.gather(*(pool.score(make_group(tmp_path, "slow")) for _ in range(4)))

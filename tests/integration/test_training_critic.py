@@ -156,7 +156,11 @@ def test_values_and_updates_equal_a_plain_loop(
 
 @pytest.mark.parametrize(
     ("dtype", "workers", "zero_stage"),
-    [pytest.param("bfloat16", 1, 1, marks=pytest.mark.slow), ("bfloat16", 1, 0), ("float32", 2, 3)],
+    [
+        pytest.param("bfloat16", 1, 1, marks=pytest.mark.slow),
+        ("bfloat16", 1, 0),
+        pytest.param("float32", 2, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_critic_goes_on_bit_for_bit(
     resources: ResourceManager, float_model: Path, tmp_path: Path, dtype: str, workers: int, zero_stage: int
