@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from gloo_ranks import on_ranks
@@ -18,7 +19,7 @@ from megatron_installed import FOLDER, INSTALLED
 from parallel_cells import RESULTS, Cell
 from rank_specs import cpu_rank
 from test_tensor_parallel import OPTIMIZER, Case, objective_of, shards, step_of
-from tiny_families import COMMON, make_family
+from tiny_families import ALTERNATING, COMMON, FAMILIES, make_family
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -69,6 +70,9 @@ LAYOUTS: dict[int, dict[str, tuple[Options, tuple[Case, ...]]]] = {
         ),
     },
 }
+#: In bfloat16: families whose layers are others than those above.
+HALF = tuple(Case(family) for family in ("deepseek_v3", "glm4_moe", "gpt_oss", "mistral_window", "mixtral"))
+HALF_LAYOUTS = ({"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"expert_parallel": 2})
 
 
 @dataclass(frozen=True)
@@ -79,13 +83,14 @@ class Learned:
         metrics: Of each update and each group of ranks with the same rows.
         gradients: The first one, by the names of the Hugging Face model.
         weights: After three updates, by the same names.
-        synced: How far log-probabilities of a model with the sent weights are from the trainer's; None without any.
+        synced: How far log-probabilities of a model with the sent weights are from the trainer's, for each token; None
+            without any.
     """
 
     metrics: list[dict[str, Metric]]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
-    synced: float | None
+    synced: npt.NDArray[np.float32] | None
 
 
 def whole_gradients(trainer: TrainingRank) -> dict[str, Tensor]:
@@ -103,14 +108,14 @@ def whole_gradients(trainer: TrainingRank) -> dict[str, Tensor]:
     return found
 
 
-def after_a_sync(trainer: TrainingRank, case: Case, model: str) -> float | None:
+def after_a_sync(trainer: TrainingRank, case: Case, model: str, dtype: str) -> npt.NDArray[np.float32] | None:
     """Return how far the log-probabilities of a model that was sent the weights are from the trainer's."""
     batches, _ = shards(trainer, case, 3)
     trained = trainer.forward(batches) if case.kind in ("sft", "policy") else None
     sent = {name: each.detach().clone() for name, each in trainer.full_weights()}
     if trained is None or trainer.rank != 0:
         return None
-    engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    engine = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     with torch.no_grad():
         engine.get_input_embeddings().weight.zero_()  # nothing of the start is left
         taken = CheckpointWeights(engine)
@@ -118,19 +123,25 @@ def after_a_sync(trainer: TrainingRank, case: Case, model: str) -> float | None:
             taken.write(name, tensor)
         samples, temperature = step_of(case, 3), trainer._objective.temperature
         mine = per_sample(samples, [batches], [trained])
-        differences = [0.0]
+        differences = []
         for sample, own in zip(samples, mine, strict=True):
             token_ids = torch.from_numpy(sample.token_ids).long()
             logits = engine(token_ids[None]).logits[0, :-1].float() / temperature
             logprobs = logits.log_softmax(-1).gather(1, token_ids[1:, None])[:, 0].numpy()
             of_mine = own[1:] != 0  # others are another rank's, or were not sampled
-            differences.append(float(np.abs(logprobs - own[1:])[of_mine].max(initial=0.0)))
-        assert sum(int((own != 0).sum()) for own in mine) > 10
-    return max(differences)
+            differences.append(np.abs(logprobs - own[1:])[of_mine])
+    found = np.concatenate(differences)
+    assert len(found) > 10
+    return found
 
 
 def learn_all(
-    rank: int, ranks: int, _: Any, models: dict[str, str], given: Sequence[tuple[Any, Options, Case]]
+    rank: int,
+    ranks: int,
+    _: Any,
+    models: dict[str, str],
+    given: Sequence[tuple[Any, Options, Case]],
+    dtype: str = "float32",
 ) -> list[Learned]:
     sys.path.append(str(FOLDER))
     found = []
@@ -139,17 +150,18 @@ def learn_all(
             **{"workers": ranks, "max_tokens_per_micro_batch": 64, **options}, optimizer=OPTIMIZER
         )
         assert not list(section.violations("training", "cpu"))
-        trainer = TrainingRank(cpu_rank(objective_of(case, section), models[case.family]), rank, ranks)
+        spec: Any = cpu_rank(objective_of(case, section), models[case.family], dtype=dtype)
+        trainer = TrainingRank(spec, rank, ranks)
         trainer.start(address)
         metrics, gradients = [], {}
         for seed in range(3):
             batches, shared = shards(trainer, case, seed)
             report = trainer.forward_backward(Share(batches=batches, shared=shared))
-            if seed == 0:
+            if seed == 0 and dtype == "float32":  # gradients are, whatever the weights are
                 gradients = whole_gradients(trainer)
             metrics.append({**report, **trainer.optimizer_step()})
         weights = {name: each.detach().clone() for name, each in trainer._parameters()}
-        found.append(Learned(metrics, gradients, weights, after_a_sync(trainer, case, models[case.family])))
+        found.append(Learned(metrics, gradients, weights, after_a_sync(trainer, case, models[case.family], dtype)))
         trainer.close()
     return found
 
@@ -160,7 +172,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SHAPE.items():
             patch.setitem(COMMON, name, value)
-        return {family: str(make_family(family, under / family)) for family in ("llama", "qwen2", "qwen3", "qwen3_moe")}
+        patch.setitem(FAMILIES["gpt_oss"][2], "layer_types", ALTERNATING * 2)
+        families = {case.family for case in (*DENSE, *EXPERTS, *HALF)}
+        return {family: str(make_family(family, under / family)) for family in families}
 
 
 @pytest.fixture(scope="module")
@@ -210,9 +224,38 @@ def test_every_layout_learns_what_one_rank_learns(
             loss=max(losses),
             gradient=apart(of_ranks[0].gradients, expected.gradients) / max(1.0, largest),
             weights=apart(of_ranks[0].weights, expected.weights),
-            synced=of_ranks[0].synced,
+            synced=None if of_ranks[0].synced is None else float(of_ranks[0].synced.max()),
         )
         print(cell)
         assert max(cell.loss, cell.gradient, cell.weights) < TOLERANCE, cell
         assert cell.synced is None or cell.synced < 10 * TOLERANCE, cell
         RESULTS.append(cell)
+
+
+@INSTALLED
+def test_other_families_in_bfloat16(models: dict[str, str]) -> None:
+    """Against one rank of fsdp2, with weights sent to transformers' model: apart by as much as bfloat16 rounds."""
+    alone = [(("127.0.0.1", free_port()), FSDP2, case) for case in HALF]
+    (found,) = on_ranks(learn_all, models, alone, "bfloat16", ranks=1, timeout=TIMEOUT)
+    expected = dict(zip(HALF, found, strict=True))
+    given = [
+        (("127.0.0.1", free_port()), MEGATRON | WHOLE | options, case)
+        for options in HALF_LAYOUTS
+        for case in HALF
+        if not (case.family == "mistral_window" and "expert_parallel" in options)
+    ]
+    by_rank = on_ranks(learn_all, models, given, "bfloat16", timeout=TIMEOUT)
+    for (_, options, case), of_ranks in zip(given, zip(*by_rank, strict=True), strict=True):
+        sharing, wanted = TrainingConfig(workers=2, **options).sharing, expected[case]
+        updates = [reduce(merge(each)) for each in zip(*(each.metrics for each in of_ranks[::sharing]), strict=True)]
+        figures = [[reduce(each)[name] for each in wanted.metrics] for name in ("train/loss", "train/grad_norm")]
+        losses, norms = [[each[name] for each in updates] for name in ("train/loss", "train/grad_norm")]
+        assert losses == pytest.approx(figures[0], abs=0.02), (case, options)
+        assert norms == pytest.approx(figures[1], rel=0.03), (case, options)
+        assert apart(of_ranks[0].weights, wanted.weights) <= 2**-6, (case, options)  # two numbers on, of those near 1
+        # a token whose scores of two experts are nearly equal has others: few are far apart
+        synced = of_ranks[0].synced
+        assert synced is not None
+        print(case.family, options, float(np.median(synced)), float(synced.mean()), float(synced.max()))
+        assert np.median(synced) < 0.02, (case, options)
+        assert synced.mean() < 0.1, (case, options)
