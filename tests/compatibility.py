@@ -35,11 +35,16 @@ FAMILIES = {
     "gpt_oss": "GPT-OSS: experts, windows, attention sinks",
     "qwen2_5_vl": "Qwen2.5-VL: images",
     "qwen3_vl": "Qwen3-VL: images, which inner layers see as well",
+    "qwen3_5": "Qwen3.5: gated delta layers, images",
+    "qwen3_next": "Qwen3-Next: gated delta layers, experts",
+    "granite_hybrid": "Granite 4: Mamba 2 layers, experts",
 }
 #: Families whose prompts have images.
-VISION = ("qwen2_5_vl", "qwen3_vl")
+VISION = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 #: Those that every engine but SGLang runs with every backend; others with one backend, and in vLLM.
-MAIN = ("llama", "qwen2", "qwen3", "gemma2_window", "gemma3_window", "qwen3_moe", *VISION)
+MAIN = ("llama", "qwen2", "qwen3", "gemma2_window", "gemma3_window", "qwen3_moe", "qwen2_5_vl", "qwen3_vl")
+#: Those whose layers have a state: with every backend.
+STATES = ("qwen3_5", "qwen3_next", "granite_hybrid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,8 @@ _REFUSED = {
 
 def _cells() -> list[Cell]:
     pairs = [(family, engine, backend) for family in MAIN for engine in ("vllm", "hf") for backend in BACKENDS]
-    pairs += [(family, "vllm", "deepspeed") for family in FAMILIES if family not in MAIN]
+    pairs += [(family, "vllm", "deepspeed") for family in FAMILIES if family not in MAIN + STATES]
+    pairs += [(family, "hf", backend) for family in STATES for backend in BACKENDS]
     pairs += [("llama", "sglang", "deepspeed"), ("llama", "sglang", "fsdp2")]
     pairs += [("gpt_oss", "hf", "deepspeed"), ("qwen2_5_vl", "sglang", "deepspeed")]
     return [Cell(*each, refused=_REFUSED.get(each[:2], "")) for each in pairs]

@@ -145,7 +145,8 @@ HYBRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "hidden_size": 128,
             "layer_types": ["conv", "full_attention"],
             "block_auto_adjust_ff_dim": False,
-            "block_dim": 128,  # released models have it, and vLLM reads it
+            "block_dim": 128,  # released models have these two, and vLLM reads them
+            "conv_dim": 128,
         },
     ),
 }

@@ -7,6 +7,7 @@ from reading another sample. Layer types are those of transformers' `config.laye
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.run import ALWAYS_SHARED
@@ -105,6 +106,16 @@ class AttentionLayers:
                 "through all of them",
                 fix="set training.attention: dense",
             )
+
+
+def keeps_states(path: Path, *, trust_remote_code: bool) -> bool:
+    """Return whether the model in a directory has layers with a state; False where its config.json cannot be read."""
+    from roll_like.models.modules import load_model_config
+
+    if not (path / "config.json").is_file():
+        return False
+    text: Any = load_model_config(path, trust_remote_code=trust_remote_code).get_text_config()
+    return not RECURRENT.isdisjoint(getattr(text, "layer_types", None) or ())
 
 
 def refuse_undivided_heads(config: PretrainedConfig, ranks: int) -> None:

@@ -73,9 +73,18 @@ def check_outputs(path: Path, *, trust_remote_code: bool = False) -> None:
     """Check that a directory holds a language model, or a classifier with one output.
 
     Raises:
-        ConfigError: It holds a classifier with several outputs, or its config.json cannot be read.
+        ConfigError: It holds a classifier with several outputs, transformers has none of its family, or its config.json
+            cannot be read.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN
+
     config = load_model_config(path, trust_remote_code=trust_remote_code)
+    remote: Any = getattr(config, "auto_map", None) or {}
+    if config.model_type not in KNOWN and not (trust_remote_code and f"AutoModel{_NAME}" in remote):
+        raise ConfigError(
+            f"transformers has no class of {config.model_type} models with a score, which a reward model is",
+            fix="set model.path to a model of another family",
+        )
     if any(name.endswith(_NAME) for name in config.architectures or ()) and config.num_labels != 1:
         raise ConfigError(
             f"{path} is a classifier with {config.num_labels} outputs, and a reward model has one",

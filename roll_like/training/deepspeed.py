@@ -123,11 +123,15 @@ class DeepSpeedBackend(TrainingBackend):
 
         from roll_like.training.muon import Muon
         from roll_like.training.optimizer import optimizer_of
+        from roll_like.training.recurrent import state_mixers
 
         settings = self._settings
         config = deepspeed_config(settings, self._dtype, parameters_of(module))
         if self.sharded:
             _shard(module, getattr(torch, self._dtype), config)
+            for _, mixer in state_mixers(module):  # reads weights of parts that it does not call
+                for parameter in mixer.parameters():
+                    deepspeed.zero.register_external_parameter(mixer, parameter)
         learns = any(parameter.requires_grad for parameter in module.parameters())
         optimizer = optimizer_of(module, settings.optimizer) if learns else None
         self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)

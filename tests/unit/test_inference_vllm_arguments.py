@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from engine_specs import engine_spec
+from transformers import GraniteMoeHybridConfig, LlamaConfig
 
 import roll_like
 from roll_like.config.base import Finding
@@ -48,6 +49,15 @@ def test_the_cache_has_a_share_of_a_gpu_or_a_size_on_cpu() -> None:
     on_cpu = engine_arguments(VLLMConfig(kv_cache_gib=0.25), dataclasses.replace(SPEC, device="cpu"))
     assert on_cpu["kv_cache_memory_bytes"] == 2**28
     assert "gpu_memory_utilization" not in on_cpu
+
+
+def test_beginnings_of_prompts_are_kept_but_for_layers_with_a_state_on_cpu(tmp_path: Path) -> None:
+    """vLLM keeps their states where prompts may come in parts, which kills it on a CPU."""
+    LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path / "llama")
+    GraniteMoeHybridConfig(num_hidden_layers=1).save_pretrained(tmp_path / "granite")
+    for name, device, kept in (("llama", "cpu", True), ("granite", "cpu", False), ("granite", "cuda", True)):
+        spec = dataclasses.replace(SPEC, model_path=str(tmp_path / name), device=device)
+        assert engine_arguments(VLLMConfig(), spec)["enable_prefix_caching"] is kept
 
 
 def test_processes_on_gpus_are_never_forked() -> None:

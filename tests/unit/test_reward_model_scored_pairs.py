@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chat_templates import renderer
+from model_families import make_family
 from reward_support import completion
 from tiny_model import make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
@@ -18,12 +19,14 @@ from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.objective import ScoreModule, score_targets
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.config.model import ModelConfig
+from roll_like.config.run import ALWAYS_SHARED
 from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
 from roll_like.errors import ConfigError, DataError, EngineError
 from roll_like.models.classifier import load_classifier, pad_token_id
 from roll_like.models.export import save_hf_directory
 from roll_like.models.load import load_tokenizer
+from roll_like.training.backbone import use_row_attention
 from roll_like.training.pairs import pair_batches, sequences_of
 from roll_like.training.policy import tensors_of
 from roll_like.types import Pair, TrainingSample
@@ -130,6 +133,39 @@ def test_the_score_is_read_at_the_last_token_that_is_not_padding(
     expected = [next(token for token in reversed(ids) if token != 2) for ids in (chosen, rejected)]
     assert read == expected
     assert int((batch.segment_ids_BL >= 0).sum()) == shared + sum(length - 1 - shared for length in lengths)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "jamba"])
+def test_a_state_begins_with_every_conversation(family: str, tmp_path: Path) -> None:
+    """Scores and gradients of pairs that share rows are those of each conversation alone."""
+    make_family(family).save_pretrained(tmp_path)
+    draw = np.random.default_rng(0)
+    conversations = [draw.integers(3, 64, length).tolist() for length in (9, 7, 12, 6)]
+    conversations[1][:4] = conversations[0][:4]
+    theirs = load_classifier(tmp_path, "float32", seed=0).eval()
+    expected = torch.cat([theirs(input_ids=torch.tensor([ids])).logits[0] for ids in conversations])
+    weights = torch.tensor([1.0, -2.0, 3.0, -4.0])
+    (expected * weights).sum().backward()
+    ours = load_classifier(tmp_path, "float32", seed=0).eval()
+    use_row_attention(ours, row_sharing=ALWAYS_SHARED)
+    module = ScoreModule(ours)
+    pairs = score_targets([pair_of(*conversations[:2]), pair_of(*conversations[2:])], pad_token_id=0)
+    ((batch,),) = pair_batches(pairs, ranks=1, max_tokens=64)
+    scores_N = module(*tensors_of(batch, torch.device("cpu"))[:4])[torch.from_numpy(np.argsort(batch.sample_ids))]
+    (scores_N * weights).sum().backward()
+    assert float((scores_N - expected).detach().abs().max()) < 1e-5
+    found = dict(ours.named_parameters())
+    largest = max(float(each.grad.abs().max()) for each in theirs.parameters() if each.grad is not None)
+    for name, parameter in theirs.named_parameters():
+        if parameter.grad is not None:
+            assert float((found[name].grad - parameter.grad).abs().max()) < 1e-5 * largest, name
+
+
+def test_a_family_that_transformers_has_no_classifier_of_is_refused(tmp_path: Path) -> None:
+    make_family("bamba").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="transformers has no class of bamba models with a score") as said:
+        load_classifier(tmp_path, "float32", seed=0)
+    assert said.value.fix == "set model.path to a model of another family"
 
 
 def test_a_conversation_of_padding_is_refused() -> None:

@@ -10,6 +10,7 @@ from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY
 from roll_like.errors import ConfigError
 from roll_like.inference.settings import fields_of, package_folder, require_known
 from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
+from roll_like.models.attention import keeps_states
 from roll_like.models.vision import is_vision_model
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         ConfigError: `inference.engine_args` has a name that vLLM does not know.
     """
     arguments = {
-        **model_arguments(config, spec, "inference"),
         "enable_prefix_caching": True,
+        **model_arguments(config, spec, "inference"),
         # of the distribution that tokens are drawn from, temperature applied
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,
@@ -140,6 +141,8 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
         arguments["distributed_executor_backend"] = "mp"
     if spec.device != "cpu":
         return {**arguments, "gpu_memory_utilization": config.gpu_memory_utilization}
+    if keeps_states(Path(spec.model_path), trust_remote_code=spec.trust_remote_code):
+        arguments["enable_prefix_caching"] = False  # vLLM keeps states of a beginning where prompts come in parts only
     return {
         **arguments,
         "block_size": CPU_BLOCK_TOKENS,

@@ -196,7 +196,7 @@ class WorkerExtension:
             if place is None:
                 continue
             layer, leaf, index = place.layer, place.leaf, place.part
-            if isinstance(layer, LinearBase) and leaf == "weight":
+            if isinstance(layer, LinearBase) and leaf == "weight" and not _convolves(layer):
                 if place.path not in pieces:
                     pieces = {place.path: linear_columns(layer, seed)}
                 own = pieces[place.path] if index is None else pieces[place.path][index : index + 1]
@@ -268,6 +268,11 @@ class _Layers:
             path = f"{parent}.{whole}" if parent else whole
         layer = self._modules.get(path)
         return None if layer is None or not leaf else _Place(layer, path, leaf, index)
+
+
+def _convolves(layer: Any) -> bool:
+    """Return whether a layer holds a short convolution, whose weight has 3 dimensions, and is no matrix to multiply."""
+    return bool(getattr(getattr(layer, "weight", None), "ndim", 2) > 2)
 
 
 def _is_int8(layer: Any) -> bool:
