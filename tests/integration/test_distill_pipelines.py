@@ -149,29 +149,6 @@ def test_a_policy_that_reads_demonstrations_teaches_itself(tmp_path: Path, model
     assert "expected a demonstration, a text in 'answer'" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_texts_of_two_tokenizers_are_compared(tmp_path: Path, models: tuple[Path, Path], sharded: bool) -> None:
-    teacher = {"path": str(make_other_model(tmp_path / "other")), "other_tokenizer": True}
-    training = {"optimizer": {"lr": 3.0e-3}, "max_tokens_per_micro_batch": 256}
-    config = write_distill_run(
-        tmp_path,
-        *models,
-        teachers={"other": teacher},
-        steps=3,
-        training={**training, "workers": 2, "zero_stage": 3} if sharded else training,
-        checkpoint={"at_end": False, "export": False},
-        metrics=PLAIN,
-    )
-    with nothing_left():
-        code, output = run_here(config)
-    assert code == 0, output
-    run = tmp_path / "runs" / "tiny"
-    before, after = read_lines(run / "evaluations.jsonl")
-    assert after["eval/kl"] < before["eval/kl"] - 0.005
-    steps = read_lines(run / "metrics.jsonl")
-    assert all(0 < step["distill/teacher_mass"] < 1 and step["train/grad_norm"] > 0 for step in steps)
-
-
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path, models: tuple[Path, Path]) -> None:
     other = make_other_model(tmp_path / "other")
     code, output = run_here(write_distill_run(tmp_path, models[0], other), "--check")
