@@ -170,13 +170,13 @@ def refuse_bad_rows(config: PromptRunConfig) -> None:
         DataError: Rows are not there, of another schema, or too long; with the first problem of each benchmark.
     """
     problems = []
-    for finding in check_benchmarks(config, load_renderer(config.model)):
+    for finding in check_benchmarks(config, load_renderer(config.model), fetch=True):
         if finding.level == "error":
             use = config.benchmarks[int(finding.key.split(".")[2])]
             text = finding.message.replace(f"set {finding.key}.path to", f"give --data {use.name}=PATH with")
             problems.append(f"{use.label}: {text.replace(f'{finding.key}.path', f'--data {use.name}=PATH')}")
     if problems:
-        raise DataError("\n".join(problems))
+        raise DataError("\n  ".join(problems))
 
 
 @contextmanager

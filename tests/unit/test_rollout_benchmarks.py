@@ -300,6 +300,23 @@ def test_a_model_without_a_chat_template_is_compared(
     assert (found["differences"][0]["value"], found["differences"][0]["reason"]) == (0, None)
 
 
+def test_rows_are_looked_through_before_engines_start(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked.clear()
+    monkeypatch.setattr(RLVRConfig, "pipeline_class", lambda self: FakePipeline)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1+1?", "answer": "2"}) + "\n")
+    data = f"={tmp_path / 'rows.jsonl'}"
+    command = ["eval", "--benchmark", "math500,aime25", "--data", f"math500{data}", "--data", f"aime25{data}"]
+    assert cli.main([*command, "--model", str(tiny_model), "--max-response-tokens", "16"]) == 1
+    told = capsys.readouterr().err
+    assert "error: math500: " in told
+    assert "  aime25: " in told
+    assert "rows.jsonl:1: there is no field 'problem'" in told
+    assert "give --data aime25=PATH with data of math-ai/aime25" in told
+    assert asked == []
+
+
 def test_what_is_measured_is_kept(
     fake: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
