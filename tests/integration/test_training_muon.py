@@ -9,8 +9,8 @@ import pytest
 import torch
 from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
-from test_training_fsdp2 import Weights, _answer_logprobs, largest_difference, learn, weights_of
-from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from test_training_fsdp2 import Weights, largest_difference, learn, weights_of
+from tests_support import answer_logprobs, ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_families import make_family
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -209,7 +209,7 @@ def plain_loop(model: Path) -> tuple[list[float], Weights, Weights]:
         samples = ragged_policy_samples(seed=seed)
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         policy.zero_grad()
-        (-sum(_answer_logprobs(policy, sample).sum() for sample in samples) / tokens).backward()
+        (-sum(answer_logprobs(policy, sample).sum() for sample in samples) / tokens).backward()
         norms.append(float(nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)))
         for optimizer in optimizers:
             optimizer.step()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from rank_specs import cpu_rank
-from test_preference_engine import answer_logprob
+from tests_support import answer_logprobs  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
@@ -69,11 +69,11 @@ def plain(float_model: Path) -> tuple[float, float, dict[str, torch.Tensor]]:
     reference = reference_of(samples)
     count = len(LABELS)
     with torch.no_grad():
-        moved = [float(answer_logprob(model, samples[at]) - reference[at]) for at in range(count, len(samples))]
+        moved = [float(answer_logprobs(model, samples[at]).sum() - reference[at]) for at in range(count, len(samples))]
     baseline = max(0.0, sum(moved) / len(moved))
     loss = torch.tensor(0.0)
     for at, desirable in enumerate(LABELS):
-        ratio = answer_logprob(model, samples[at]) - float(reference[at])
+        ratio = answer_logprobs(model, samples[at]).sum() - float(reference[at])
         gain = BETA * (ratio - baseline) if desirable else BETA * (baseline - ratio)
         loss = loss + (DESIRABLE if desirable else UNDESIRABLE) * (1 - torch.sigmoid(gain)) / count
     loss.backward()
