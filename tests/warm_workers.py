@@ -121,27 +121,32 @@ HOSTS: dict[type[Any], type[Any]] = {TrainingRank: RankHost, HFEngine: EngineHos
 
 
 class WarmWorkers:
-    """The hosts of a test session. A host keeps its rank: PyTorch caches how tensors of a rank are sharded."""
+    """The hosts of a test session. A host keeps its rank: PyTorch caches how tensors of a rank are sharded.
+
+    It also keeps to Megatron-Core, if that trained in it: what names CUDA has other answers there from then on.
+    """
 
     #: Whether a run's watchdog sees what its workers do.
     watched = False
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[type[Any], int], list[Any]] = defaultdict(list)
-        self._lent: dict[Any, tuple[type[Any], int]] = {}
+        self._idle: dict[tuple[type[Any], int, bool], list[Any]] = defaultdict(list)
+        self._lent: dict[Any, tuple[type[Any], int, bool]] = {}
 
     def start(self, cluster: Cluster[Any], rank: int) -> Any:
         """Return a host that is the cluster's worker from now on, or None if the cluster is of other workers."""
         kind = HOSTS.get(cluster._class)
         if kind is None:
             return None
-        idle = self._idle[kind, rank]
+        arguments = cluster._arguments(rank)
+        megatron = kind is RankHost and arguments[0].objective.settings.backend == "megatron"
+        idle = self._idle[kind, rank, megatron]
         host = idle.pop() if idle else self._new(kind)
-        self._lent[host] = kind, rank
+        self._lent[host] = kind, rank, megatron
         path, environment = python_path().split(os.pathsep), dict(cluster._environment(rank))
         if self.watched and cluster.pages is not None:
             environment[VARIABLE] = page_prefix(cluster.pages, cluster.name, rank)
-        begun = host.begin.remote(cluster._arguments(rank), path, environment)
+        begun = host.begin.remote(arguments, path, environment)
         if kind is EngineHost:  # Ray runs calls of asynchronous actors in any order
             ray.get(begun)
         return host

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import warm_workers
 from faults import at, kill, raise_once, slow_down, stop
+from megatron_installed import FOLDER, INSTALLED
 from run_config import read_lines, write_episodes_run, write_on_policy_distill_run, write_run
 from test_healing import APART, TWO_RANKS, Ended, ended
 from tiny_model import make_tiny_model
@@ -152,15 +156,21 @@ def test_one_of_two_engines_dies(
     assert "engine 1 was replaced in" in run.output
 
 
-def divided(directory: Path, model: Path) -> Path:
-    """A run whose two ranks divide the matrices of every layer."""
+#: How two ranks divide a model.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp2, matrices": {"backend": "fsdp2", "zero_stage": 3, "tensor_parallel": 2},
+    "megatron, matrices": {"backend": "megatron", "zero_stage": 1, "tensor_parallel": 2},
+    "megatron, layers": {"backend": "megatron", "zero_stage": 1, "pipeline_parallel": 2},
+}
+
+
+def divided(directory: Path, model: Path, layout: str) -> Path:
+    """A run whose two ranks divide the model."""
     training = {
         "max_tokens_per_micro_batch": 128,
-        "backend": "fsdp2",
-        "zero_stage": 3,
         "workers": 2,
-        "tensor_parallel": 2,
         "optimizer": {"lr": 1.0e-3},
+        **LAYOUTS[layout],
     }
     return write_run(
         directory,
@@ -172,9 +182,26 @@ def divided(directory: Path, model: Path) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def divided_undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Ended:
-    return ended(divided(tmp_path_factory.mktemp("divided"), model))
+@dataclass(frozen=True)
+class DividedModel:
+    """A model, how ranks divide it, and a run with it that nothing happens to."""
+
+    path: Path
+    layout: str
+    undisturbed: Ended
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=INSTALLED if "megatron" in name else ()) for name in LAYOUTS]
+)
+def divided_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> Iterator[DividedModel]:
+    layout = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        if "megatron" in layout:
+            patch.setattr(sys, "path", [*sys.path, str(FOLDER)])
+        yield DividedModel(model, layout, ended(divided(tmp_path_factory.mktemp("divided"), model, layout)))
 
 
 @pytest.mark.parametrize(
@@ -186,10 +213,9 @@ def divided_undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -
         (1, TrainingEngine, "save", 1),
     ],
 )
-def test_any_rank_of_those_that_divide_matrices_dies(
+def test_any_rank_of_those_that_divide_a_model_dies(
     tmp_path: Path,
-    model: Path,
-    divided_undisturbed: Ended,
+    divided_model: DividedModel,
     workers: dict[str, Cluster[Any]],
     monkeypatch: pytest.MonkeyPatch,
     rank: int,
@@ -198,8 +224,8 @@ def test_any_rank_of_those_that_divide_matrices_dies(
     call: int,
 ) -> None:
     at(monkeypatch, owner, method, call, lambda _: kill(workers["training"]._actors[rank]))
-    run = ended(divided(tmp_path, model))
-    same(run, divided_undisturbed)
+    run = ended(divided(tmp_path, divided_model.path, divided_model.layout))
+    same(run, divided_model.undisturbed)
     assert f"training worker {rank} in" in run.output
     assert "every rank of the trained models was replaced in" in run.output
 
