@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from doomed import SYNCS, record_syncs, run_and_die, syncs_of
+from engine_options import OPTIONS, only_changes_travel
 from faults import at, kill
 from hygiene import nothing_left
 from run_config import asynchronous, kill_run, read_lines, run_here, write_episodes_run, write_run
@@ -250,38 +251,65 @@ def test_the_only_engine_dies(tmp_path: Path, model: Path, monkeypatch: pytest.M
     require_bound(require_one_epoch(tmp_path), 2)
 
 
-#: What engines and trainer can do beside the ordinary, as sections of a run; one cell each.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "kept tokens": {"rollout": {"top_p": 0.95, "top_k": 64}},
-    "head in float32": {"model": {"dtype": "bfloat16", "head_dtype": "float32"}},
-    "muon": {"training": {"optimizer": {"lr": 1.0e-3, "muon": {}}}},
-    "guessed tokens": {"inference": {"type": "vllm", "kv_cache_gib": 0.1, "speculative": {"prompt_lookup_min": 1}}},
-    "8-bit weights": {"inference": {"type": "vllm", "kv_cache_gib": 0.1, "quantization": "int8"}},
-}
+@pytest.fixture(scope="module")
+def first_samples(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, list[list[int]]]:
+    """Tokens of what a run without faults samples with its first weights."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    code, output = run_here(write(directory, model, inference=TWO_GROUPS_AT_A_TIME))
+    assert code == 0, output
+    return of_first_weights(require_one_epoch(directory))
+
+
+def of_first_weights(groups: list[list[Group[Scored]]]) -> dict[str, list[list[int]]]:
+    """Return the tokens of groups that were sampled with version 1 alone."""
+    segments = {
+        group.task.task_id: {segment.policy_version for one in group.samples for segment in one.trajectory.segments}
+        for of_step in groups
+        for group in of_step
+    }
+    sampled = tokens([group for of_step in groups for group in of_step])
+    return {task: ids for task, ids in sampled.items() if segments[task] == {1}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", OPTIONS)
-def test_an_engine_dies_and_the_run_is_resumed_whatever_it_samples_and_trains_with(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, option: str
+@pytest.mark.parametrize("name", OPTIONS)
+def test_engine_and_driver_are_killed_whatever_is_sampled_and_trained_with(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, name: str
 ) -> None:
-    config = write(tmp_path, model, inference=TWO_GROUPS_AT_A_TIME)
-    values = yaml.safe_load(config.read_text())
-    for section, changes in OPTIONS[option].items():
-        values[section] = changes if section == "inference" else {**values[section], **changes}
-    config.write_text(yaml.safe_dump(values))
+    """By SIGKILL; then the run is resumed, and what the option promises holds before and after."""
+    option = OPTIONS[name]
+    config = option.put_into(write(tmp_path, model, inference=TWO_GROUPS_AT_A_TIME), model)
+    with nothing_left():
+        run_and_die(config, engine=3, driver=7)
+    record_syncs(monkeypatch, tmp_path / SYNCS)
+    killed = len(syncs_of(tmp_path))
+    code, output = run_here(config, "--resume")
+    assert code == 0, output
+    groups = require_one_epoch(tmp_path)
+    require_bound(groups, 2)
+    option.require(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl"), syncs_of(tmp_path), killed)
+    if name == "one seed, one sample":
+        expected, found = request.getfixturevalue("first_samples"), of_first_weights(groups)
+        both = expected.keys() & found.keys()
+        assert len(both) >= 4, "those of the first step"
+        assert {task: found[task] for task in both} == {task: expected[task] for task in both}
+
+
+def test_an_engine_that_dies_is_sent_all_weights_and_then_changes_of_what_muon_trains(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three options in one run, whose output layer is computed in float32."""
+    config = write(tmp_path, model)
+    for name in ("muon", "head in float32", "changed weights alone"):
+        OPTIONS[name].put_into(config, model)
+    record_syncs(monkeypatch, tmp_path / SYNCS)
     with nothing_left(), monkeypatch.context() as patch:
         at(patch, Workers, "generating", 3, lambda workers: kill(workers.inference.cluster._actors[0]))
-        stop_after(5, patch)
         code, output = run_here(config)
     assert code == 0, output
     assert "engine 0 was replaced in" in output
-    code, output = run_here(config, "--resume")
-    assert code == 0, output
     require_bound(require_one_epoch(tmp_path), 2)
-    metrics = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
-    if option == "guessed tokens":
-        assert all("rollout/speculation/accepted" in line for line in metrics)
+    only_changes_travel(syncs_of(tmp_path), 2)
 
 
 @pytest.mark.slow

@@ -16,6 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from doomed import run_and_die
+from engine_options import OPTIONS
 from faults import at, die_at_next_call, kill, kill_engine_core
 from hygiene import nothing_left
 from run_config import read_lines, run_here, write_run, write_sft_run
@@ -49,7 +52,8 @@ class Ended:
     @property
     def weights(self) -> dict[str, bytes]:
         with safe_open(self.folder / "model" / "model.safetensors", "pt") as file:
-            return {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            return {name: file.get_tensor(name).view(torch.uint8).numpy().tobytes() for name in names}
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -63,9 +67,9 @@ class Ended:
         return sum(line.get(name, 0.0) for line in self.lines)
 
 
-def ended(config: Path, code: int = 0) -> Ended:
+def ended(config: Path, *arguments: str, code: int = 0) -> Ended:
     with nothing_left():
-        found, output = run_here(config)
+        found, output = run_here(config, *arguments)
     assert found == code, output
     return Ended(config.parent / "runs" / "tiny", output)
 
@@ -135,6 +139,20 @@ def test_an_engine_that_dies_is_replaced(
     assert run.total("health/restarts/inference") == 1
     assert "engine 0 was replaced in" in run.output
     assert any("engine 0 was replaced" in line.get("text", "") for line in read_lines(run.folder / "events.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.exact])
+def test_killed_engines_and_drivers_change_no_weight_whatever_is_sampled_and_trained_with(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: Path, name: str
+) -> None:
+    expected = ended(OPTIONS[name].put_into(rlvr(tmp_path_factory.mktemp("expected"), model), model))
+    config = OPTIONS[name].put_into(rlvr(tmp_path, model), model)
+    with nothing_left():
+        run_and_die(config, engine=2, driver=4)
+    run = ended(config, "--resume")
+    assert run.weights == expected.weights
+    assert run.series == expected.series
 
 
 TRAINER_PHASES = {

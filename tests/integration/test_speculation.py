@@ -119,10 +119,13 @@ def test_given_tokens_are_scored(speculating: EngineThread, vllm: EngineThread) 
 
 
 @pytest.mark.slow
-def test_a_draft_model_guesses(float_model: Path, tmp_path: Path) -> None:
-    # the first layer of the policy: most of what it would say
-    draft = make_tiny_model(tmp_path / "draft", dtype="float32", layers=1)
-    speculation = {"method": "draft", "model": str(draft)}
+@pytest.mark.parametrize("method", ["draft", "suffix"])
+def test_a_draft_model_and_earlier_answers_guess(float_model: Path, tmp_path: Path, method: str) -> None:
+    speculation = {"method": method}
+    if method == "suffix":
+        pytest.importorskip("arctic_inference")
+    else:  # the first layer of the policy: most of what it would say
+        speculation["model"] = str(make_tiny_model(tmp_path / "draft", dtype="float32", layers=1))
     config = VLLMConfig(kv_cache_gib=0.1, max_running=16, speculative=speculation)
     with EngineThread(VLLMEngine(config, float_spec(float_model))) as engine:
         asked = requests(30)
@@ -130,7 +133,31 @@ def test_a_draft_model_guesses(float_model: Path, tmp_path: Path) -> None:
         check(float_model, asked, results)
         counted = results["0"].speculation
         assert counted is not None
-        assert counted.tokens > 0
+        assert 0 < counted.accepted <= counted.tokens
+
+
+@pytest.mark.slow
+def test_as_many_run_as_may_however_much_is_guessed(float_model: Path) -> None:
+    """Equal greedy requests go on together; a pass without room for all of them would leave the last ones out."""
+    running, guesses, most = 64, 128, 400
+    speculation = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": guesses}
+    config = VLLMConfig(kv_cache_gib=0.3, max_running=running, speculative=speculation)
+    with EngineThread(VLLMEngine(config, float_spec(float_model))) as engine:
+        greedy = Sampling(temperature=0.0, max_tokens=most, stop_ids=())
+        asked = [
+            GenerateRequest(request_id=str(index), prompt_ids=PROMPT, sampling=greedy, seed=None)
+            for index in range(running)
+        ]
+        engine.run(engine.engine.sleep())  # so that all begin together
+        engine.run(engine.engine.submit(asked))
+        engine.run(engine.engine.resume())
+        first = engine.run(engine.engine.poll(60.0))
+        assert first, "nothing ended within a minute"
+        engine.run(engine.engine.abort([each.request_id for each in asked]))
+        ended = [*first, *engine.collect(running - len(first)).values()]
+    lengths = [len(each.token_ids) for each in ended]
+    assert max(lengths) == most
+    assert min(lengths) >= most - (guesses + 1), "one pass behind, at most"
 
 
 @pytest.fixture
