@@ -166,7 +166,7 @@ def test_close_ends_the_processes_even_of_workers_that_hang(resources: ResourceM
     pids = cluster.everywhere(Adder.pid)
     cluster.on(0, Adder.add, 1)
     cluster.close(Adder.pid, timeout_seconds=5)
-    gone = time.monotonic() + 20
+    gone = time.monotonic() + 60
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < gone:
         time.sleep(0.1)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
@@ -204,7 +204,7 @@ def test_a_worker_that_is_stopped_is_reported_dies_and_can_be_replaced(
         os.kill(pids[1], signal.SIGSTOP)
         with pytest.raises(WorkerDied, match="its process is gone"):
             cluster.on(1, Adder.add, 1)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not reports and time.monotonic() < until:
             time.sleep(0.1)
         cluster.restart(1)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from engine_specs import engine_spec
 from engine_thread import EngineThread
-from hygiene import without_others
+from hygiene import ended, without_others
 
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import ConfigError, GenerationError, WeightSyncError
@@ -201,20 +201,14 @@ def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Pa
         started = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
         assert started
         engine.run(engine.engine.submit([request("lost", max_tokens=180)]))
-        for child in started:
-            if "resource_tracker" not in " ".join(child.cmdline()):
-                os.kill(child.pid, signal.SIGKILL)
+        killed = [child.pid for child in started if "resource_tracker" not in " ".join(child.cmdline())]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineDied, match="engine process died"):
             engine.run(poll_for_ever(engine))
         with pytest.raises(EngineDied):
             engine.run(engine.engine.submit([request("more")]))
-    assert not [
-        child
-        for child in started
-        if child.is_running()
-        and child.status() != psutil.STATUS_ZOMBIE
-        and "resource_tracker" not in " ".join(child.cmdline())
-    ]
+    assert ended(*killed)
     # Python's resource tracker removes semaphores when this process ends
     new = {path for path in set(Path("/dev/shm").iterdir()) - before if not path.name.startswith("sem.")}
     assert not without_others(new)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
+from hygiene import ended
 from tests_support import scored, task
 
 from roll_like.cluster import Cluster, ResourceManager
@@ -103,14 +103,14 @@ async def test_a_worker_that_is_killed_is_replaced_and_its_groups_are_judged(
 ) -> None:
     pool = RewardPool(cluster, limit_seconds=60, groups_per_worker=2)
     scoring = [asyncio.create_task(pool.score(make_group(tmp_path, "slow", "yes"))) for _ in range(6)]
-    while not (tmp_path / "calls").exists():
+    while not ((tmp_path / "calls").exists() and (tmp_path / "calls").read_text().endswith("\n")):
         await asyncio.sleep(0.05)
     victim = calls(tmp_path)[0][1]
     os.kill(victim, signal.SIGKILL)
     judged = await asyncio.gather(*scoring)
     assert [values(group) for group in judged] == [[0.0, 1.0]] * 6
     assert sum(pool.worker_restarts.generations) == 1
-    assert not psutil.pid_exists(victim)
+    assert ended(victim)
     assert len({pid for _, pid in calls(tmp_path)}) == 3
 
 
