@@ -19,7 +19,7 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.training import CriticConfig, OptimizerConfig, TrainerConfig
 from roll_like.errors import ConfigError
-from roll_like.inference.plugin import EnginePlugin
+from roll_like.inference.plugin import SEEDS_KEY, EnginePlugin
 from roll_like.metrics.trackers import TraceTracker
 from roll_like.models.precision import bfloat16_speed, slow_bfloat16
 from roll_like.registry import INFERENCE_ENGINES, LOSSES, TRACKERS
@@ -310,7 +310,7 @@ def seeds_across_updates(config: RunConfig) -> Iterator[Finding]:
     if config.inference.wants_seeds:
         yield Finding(
             "warning",
-            "inference.deterministic",
+            SEEDS_KEY,
             "with rollout.schedule: async weights arrive in the middle of answers, at a place that depends on time, so "
             "such an answer does not repeat; set rollout.schedule: {type: sync}, or remove it",
         )

@@ -20,7 +20,7 @@ from roll_like.config.training import JOINING, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.kept import refuse_untold_kept
-from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
+from roll_like.inference.plugin import DRAFT_KEY, EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import MODEL, TOKENIZER, cached_copy, load_tokenizer, resolve_model
@@ -293,8 +293,8 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
             yield Finding(
                 "error",
                 f"inference.{key}",
-                "adapters are sent alone, and always whole, so this has no effect; remove it, or set inference.lora: "
-                "false, which sends whole weights",
+                "adapters are sent alone, and always whole, so this has no effect; remove it, or set "
+                f"{ADAPTERS_KEY}: false, which sends whole weights",
             )
     elif choice.reason and config.inference.sends_adapters is None:
         yield Finding("note", ADAPTERS_KEY, f"whole weights with merged adapters are sent: {choice.reason}")
@@ -363,7 +363,7 @@ def check_draft(shapes: Mapping[str, ModelShape]) -> Iterator[Finding]:
     if DRAFT in shapes and shapes[DRAFT].vocab_size != shapes["inference"].vocab_size:
         yield Finding(
             "error",
-            "inference.speculative.model",
+            DRAFT_KEY,
             f"its vocabulary has {shapes[DRAFT].vocab_size} entries and the policy's {shapes['inference'].vocab_size}, "
             "so the policy cannot check its guesses; use a model of the same family whose embedding is as large, or "
             "method: ngram",

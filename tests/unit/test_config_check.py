@@ -114,7 +114,6 @@ TENSOR_PARALLEL = {"backend": "fsdp2", "zero_stage": 3, "workers": 2, "tensor_pa
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, {}, "set training.share_prompts: false"),
         ({"layer_types": ["linear_attention", "full_attention"]}, {"share_prompts": False}, None),
-        ({"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4}, {}, None),
         ({"layer_types": ["conv", "full_attention"]}, {}, "set training.share_prompts: false"),
         (
             {"layer_types": ["linear_attention", "full_attention"]},
