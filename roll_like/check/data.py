@@ -202,17 +202,11 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
             )
 
 
-def check_benchmarks(config: PromptRunConfig, renderer: Renderer | None, *, fetch: bool = False) -> Iterator[Finding]:
-    """Yield benchmarks whose rows are not here, or are others than theirs, and the first row that a grader refuses.
-
-    Args:
-        config: The run's configuration.
-        renderer: The model's tokenizer and chat template; None: rows are not read.
-        fetch: Whether to ask the hub for data sets that were never read here.
-    """
+def check_benchmarks(config: PromptRunConfig, renderer: Renderer | None) -> Iterator[Finding]:
+    """Yield benchmarks whose rows are not here, or are others than theirs, and the first row that a grader refuses."""
     for index, use in enumerate(config.benchmarks):
         key = f"evaluation.benchmarks.{index}"
-        if not fetch and is_out_of_reach(use.data()):
+        if is_out_of_reach(use.data()):
             message = f"{use.data().path} was never read on this machine, so it needs network; it is read at the start"
             yield Finding("warning", key, message)
             continue

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from roll_like.check.data import check_benchmarks
 from roll_like.config.base import ConfigModel
 from roll_like.config.benchmarks import FOLDER, BenchmarkUse
 from roll_like.config.explain import explain
 from roll_like.config.load import load_config
 from roll_like.config.sampling import PromptRunConfig
 from roll_like.config.source import Source, overridden
+from roll_like.data.benchmark_tasks import benchmark_tasks
 from roll_like.errors import ConfigError, DataError
 from roll_like.models.load import has_chat_template, load_renderer, resolve_model
 from roll_like.models.shape import load_model_shape
@@ -169,12 +169,15 @@ def refuse_bad_rows(config: PromptRunConfig) -> None:
     Raises:
         DataError: Rows are not there, of another schema, or too long; with the first problem of each benchmark.
     """
-    problems = []
-    for finding in check_benchmarks(config, load_renderer(config.model), fetch=True):
-        if finding.level == "error":
-            use = config.benchmarks[int(finding.key.split(".")[2])]
-            text = finding.message.replace(f"set {finding.key}.path to", f"give --data {use.name}=PATH with")
-            problems.append(f"{use.label}: {text.replace(f'{finding.key}.path', f'--data {use.name}=PATH')}")
+    renderer, problems = load_renderer(config.model), []
+    for index, use in enumerate(config.benchmarks):
+        key = f"evaluation.benchmarks.{index}.path"
+        try:
+            benchmark_tasks(use, renderer, key.removesuffix(".path"))
+        except DataError as error:
+            text = error.message if error.fix is None else f"{error.message}; {error.fix}"
+            text = text.replace(f"set {key} to", f"give --data {use.name}=PATH with")
+            problems.append(f"{use.label}: {text.replace(key, f'--data {use.name}=PATH')}")
     if problems:
         raise DataError("\n  ".join(problems))
 
