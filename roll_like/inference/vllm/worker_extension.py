@@ -193,7 +193,7 @@ class WorkerExtension:
                 tensors[name] = found
                 continue
             place = layers.locate(name)
-            if place is None:
+            if place is None or name.endswith(".A_log"):  # of a state-space layer: vLLM keeps −exp of it
                 continue
             layer, leaf, index = place.layer, place.leaf, place.part
             if isinstance(layer, LinearBase) and leaf == "weight" and not _convolves(layer):
