@@ -57,6 +57,8 @@ def _of_math_verify(reference: str, response: str | None) -> Verdict:
     import math_verify
 
     gold = math_verify.parse(reference if _DELIMITED.search(reference) else f"${reference}$", parsing_timeout=None)
+    if not gold and "\\boxed" not in reference:  # MATH-500 has answers such as `\text{Evelyn}` and `\$18.90`
+        gold = math_verify.parse(f"\\boxed{{{reference}}}", parsing_timeout=None)
     if not gold:
         return Verdict("math-verify finds no answer in it", "", False)
     found = math_verify.parse(response or "", parsing_timeout=None)
