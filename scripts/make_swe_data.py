@@ -22,6 +22,7 @@ from typing import Any
 from roll_like.config.data import RowSource
 from roll_like.data.rows import Row, read_rows
 from roll_like.errors import DataError
+from roll_like.metrics.files import replacing
 
 FIELDS = ("instance_id", "base_commit", "problem_statement", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
 #: Data sets on the hub and their images, of instances that are called `{owner}__{name}`.
@@ -91,7 +92,7 @@ def names_of(row: Row, field: str) -> list[str]:
 def write(path: Path, source: Mapping[str, Any], images: str, workdir: str, option: str) -> None:
     """Write the tasks of a data set, and print how many there are and what was left out."""
     written, left_out = 0, Counter[str]()
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in read_rows(RowSource.model_validate(source), option):
             task = task_of(row, images, workdir, option)
             if task is None:

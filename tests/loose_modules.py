@@ -17,9 +17,12 @@ def load_module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(spec.name)
     sys.modules[spec.name] = module  # dataclasses look for their module there
     try:
         spec.loader.exec_module(module)
     finally:
         del sys.modules[spec.name]
+        if before is not None:
+            sys.modules[spec.name] = before
     return module

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,10 @@ from roll_like.training.interface import Share
 from roll_like.training.rank import TrainingRank
 from roll_like.values import reduce
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not FOLDER.is_dir() and find_spec("megatron") is None, reason="Megatron-Core is not installed"),
+]
 DEVICE = "cuda"
 #: Of the ranks of a test. Seconds.
 TIMEOUT = 120

@@ -43,13 +43,14 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
         process = start_run(config)
         wait_for(process, "step  1/10")
         [target] = json.loads((run / "prometheus.json").read_text())
-        with urlopen(f"http://{target['targets'][0]}/metrics", timeout=60) as answer:
-            scraped = answer.read().decode()
+        asked, scraped, served = asked_names(), "", set[str]()
+        while not (asked["roll_like"] | asked["vllm"]) <= served:  # an engine that is busy for seconds is left out
+            with urlopen(f"http://{target['targets'][0]}/metrics", timeout=60) as answer:
+                scraped = answer.read().decode()
+            families = text_string_to_metric_families(scraped)
+            served = {sample.name for family in families for sample in family.samples}
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
-    served = {sample.name for family in text_string_to_metric_families(scraped) for sample in family.samples}
-    asked = asked_names()
-    assert (asked["roll_like"] | asked["vllm"]) <= served
     assert 'vllm:generation_tokens_total{engine="0"' in scraped
     assert not (run / "prometheus.json").exists()
     summary = json.loads((run / "summary.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -134,7 +135,7 @@ def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     try:
         subprocess.run([name, "info"], check=True, capture_output=True, timeout=60)
-        import_git_image(name, ROOT / ".venv")
+        import_git_image(name, Path(sys.prefix))
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"{name} does not run containers here: {error}")
     return name

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
+from loose_modules import load_module
 from published_models import cache_published_models
 
 from roll_like import cli
@@ -192,3 +195,32 @@ def test_rows_of_geometry3k_have_answers(tmp_path: Path) -> None:
     row = {"images": ["diagram.png"], "problem": "<image>Find x.", "answer": "2 \\sqrt { 221 }"}
     config = load_config(ROOT / "configs" / "vision_geometry_8gpu.yaml")
     Math(config.rewards.use[0]).check_row(task_of("vision_geometry_8gpu", row, tmp_path))  # type: ignore[attr-defined]
+
+
+class OfVerifiers:
+    """In the place of every class of verifiers, which has an environment of its own."""
+
+    TaskError: ClassVar[type[Exception]] = RuntimeError
+
+    def __class_getitem__(cls, item: Any) -> type:
+        return cls
+
+
+def test_what_resolves_an_issue(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("TaskConfig", "TaskData", "Task", "State", "Trace", "Runtime", "TasksetConfig", "Taskset", "TaskError")
+    package, version = ModuleType("verifiers"), ModuleType("verifiers.v1")
+    vars(version).update(dict.fromkeys(names, OfVerifiers), reward=lambda function: function)
+    vars(package).update(v1=version)
+    monkeypatch.setitem(sys.modules, "verifiers", package)
+    monkeypatch.setitem(sys.modules, "verifiers.v1", version)
+    passed = load_module(ROOT / "examples" / "swe" / "swe_tasks.py").passed_tests
+    head = "PASSED a.py::printed\n===== short test summary info ====="
+    lines = [
+        *("PASSED a.py::one", "PASSED a.py::more[1 + 1]", "PASSED a.py::more[1 + 2]", "FAILED a.py::two - it is 0"),
+        *("PASSED a.py::some[1 + 1]", "FAILED a.py::some[1 + 2] - 3", "XFAIL a.py::known", "XPASS a.py::mended"),
+        *("ERROR a.py::broken - no fixture", "SKIPPED [1] a.py:3: not here", "===== 9 passed in 0.1s ====="),
+    ]
+    found = passed("\n".join([head, *lines]))
+    whole = {"a.py::one", "a.py::more[1 + 1]", "a.py::more[1 + 2]", "a.py::some[1 + 1]", "a.py::known"}
+    assert found == whole | {"a.py::more[1"}  # names up to a blank, as in the rows of SWE-bench
+    assert passed("no summary") == set()

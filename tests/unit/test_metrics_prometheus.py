@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -107,7 +109,10 @@ def test_nodes_of_ray_are_found_beside_the_run(tracker: PrometheusTracker, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == [TARGETS]
 
 
-def test_a_prometheus_elsewhere_is_given_an_address_of_this_node(tmp_path: Path) -> None:
+def test_a_prometheus_elsewhere_is_given_an_address_of_this_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
     tracker = PrometheusTracker(PrometheusConfig(host="0.0.0.0", port=0))
     tracker.start(run_dir=tmp_path, **START)
     try:
@@ -150,12 +155,19 @@ def test_nothing_is_served_after_the_end(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_shows_figures_that_runs_have() -> None:
-    """Those of vLLM and of Ray are looked for in real runs: `test_rlvr_pipeline.py`, `test_hosted_trackers.py`."""
+    """Those of vLLM are looked for in a real run: `test_rlvr_pipeline.py`."""
     dashboard = json.loads((GRAFANA / "dashboard.json").read_text())
     names = {prometheus_name(metric.name) for metric in METRICS} | {"roll_like_step"}
     asked = asked_names()
     assert asked["roll_like"] <= names
     assert [len(asked[library]) > 1 for library in ("roll_like", "vllm", "ray")] == [True] * 3
+    spec = find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).with_name("dashboard") / "modules" / "reporter" / "reporter_agent.py"
+    # as text: to import it needs `ray[default]`
+    gauges = set(re.findall(r'"(node_[a-z_]+)"', source.read_text()))
+    assert {name.removeprefix("ray_") for name in asked["ray"]} <= gauges
     assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "run"]
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]}
     assert len(places) == len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
