@@ -251,7 +251,7 @@ def result_tables(models: Sequence[MeasuredModel]) -> Iterator[Table]:
     """Yield a table of all figures, and one of the differences to the first model where there are others."""
     table = Table(title="Benchmarks (95 % intervals)", title_justify="left")
     for column in ("benchmark", "figure", "tasks"):
-        table.add_column(column, justify="right" if column == "tasks" else "left")
+        table.add_column(column, justify="right" if column == "tasks" else "left", no_wrap=True)
     for model in models:
         table.add_column(model.name, justify="right", overflow="fold")
     found = [{one.name: one for one in model.results} for model in models]

@@ -90,7 +90,6 @@ def test_a_run_measures_benchmarks_and_is_resumed(tmp_path: Path, tiny_model: Pa
     found = read_lines(run / "evaluations.jsonl")
     assert [one["step"] for one in found] == [0, 1, 2, 3]  # that of step 1 is not measured again
     for one in found:
-        assert one["eval/benchmark/math500/samples"] == 12
         assert {f"eval/benchmark/math500/{name}" for name in ("avg", "pass@1", "pass@2", "pass@3", "maj@3")} <= set(one)
         assert "eval/benchmark/math500/reward/math_verify" in one
         scores = [one["eval/benchmark/math500/avg"], one["eval/benchmark/ifeval/avg"]]
