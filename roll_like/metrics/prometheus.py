@@ -11,14 +11,17 @@ import json
 import re
 import threading
 import zlib
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError as FutureCancelledError
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, RollLikeError
 from roll_like.metrics.files import replace_text
 from roll_like.metrics.names import metric_info
 from roll_like.metrics.trackers import Status, optional_module
@@ -80,9 +83,15 @@ class _Newest:
         from prometheus_client.parser import text_string_to_metric_families
 
         families: dict[str, Any] = {}
-        for rank, text in self.engines().items():
+        told: Mapping[int, str] = {}
+        with suppress(RuntimeError, RollLikeError, CancelledError, FutureCancelledError):  # the run is ending
+            told = self.engines()
+        for rank, text in told.items():
             own = {"run": self._run, "replica": str(rank)}
-            for family in text_string_to_metric_families(text):
+            found: list[Any] = []
+            with suppress(ValueError):  # another format of a user's engine: the run's own figures are shown still
+                found = list(text_string_to_metric_families(text))
+            for family in found:
                 samples = [sample._replace(labels={**sample.labels, **own}) for sample in family.samples]
                 known = families.setdefault(family.name, family)
                 known.samples = samples if known is family else known.samples + samples
@@ -172,8 +181,9 @@ class PrometheusTracker:
     ) -> None:
         """Ask these from now on. See `SystemTracker.watch`."""
         self._newest.engines = engines or self._newest.engines
-        self._cluster = cluster or self._cluster
-        self._write_targets()
+        if cluster is not None:
+            self._cluster = cluster
+            self._write_targets()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take the figures of one step, and look whether there are other nodes."""

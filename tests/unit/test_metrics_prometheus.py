@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from asyncio import CancelledError
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_what_engines_count_is_beside_it_with_their_rank(tracker: PrometheusTrac
     assert "roll_like_rollout_reward_mean" in text
     tracker.watch(engines=dict)
     assert "vllm:" not in urlopen(f"http://{tracker.address}/metrics", timeout=10).read().decode()
+
+
+def test_a_runs_figures_are_served_whatever_its_engines_tell(tracker: PrometheusTracker) -> None:
+    def gone() -> dict[int, str]:
+        raise CancelledError  # as when the run's loop ends meanwhile
+
+    tracker.log(1, {"rollout/reward/mean": 0.5})
+    tracker.watch(engines=lambda: {0: "what { is this", 1: OF_VLLM.format(running=3.0)})
+    assert {"roll_like_rollout_reward_mean", "vllm:num_requests_running"} <= read(tracker).keys()
+    tracker.watch(engines=gone)
+    assert "roll_like_rollout_reward_mean" in read(tracker)
 
 
 def test_nodes_of_ray_are_found_beside_the_run(tracker: PrometheusTracker, tmp_path: Path) -> None:
