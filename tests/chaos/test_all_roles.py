@@ -19,6 +19,7 @@ from faults import at, kill, raise_once, slow_down, stop
 from megatron_installed import FOLDER, INSTALLED
 from run_config import read_lines, write_episodes_run, write_on_policy_distill_run, write_run
 from test_healing import APART, TWO_RANKS, Ended, ended
+from tiny_families import make_family
 from tiny_model import make_tiny_model
 
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherScorer
@@ -161,6 +162,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp2, matrices": {"backend": "fsdp2", "zero_stage": 3, "tensor_parallel": 2},
     "megatron, matrices": {"backend": "megatron", "zero_stage": 1, "tensor_parallel": 2},
     "megatron, layers": {"backend": "megatron", "zero_stage": 1, "pipeline_parallel": 2},
+    "megatron, experts": {"backend": "megatron", "zero_stage": 1, "expert_parallel": 2},
 }
 
 
@@ -197,11 +199,13 @@ class DividedModel:
 def divided_model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Iterator[DividedModel]:
-    layout = request.param
+    layout, under = request.param, tmp_path_factory.mktemp("divided")
+    if "experts" in layout:
+        model = make_family("qwen3_moe", under / "model")
     with pytest.MonkeyPatch.context() as patch:
         if "megatron" in layout:
             patch.setattr(sys, "path", [*sys.path, str(FOLDER)])
-        yield DividedModel(model, layout, ended(divided(tmp_path_factory.mktemp("divided"), model, layout)))
+        yield DividedModel(model, layout, ended(divided(under, model, layout)))
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from megatron_installed import FOLDER, INSTALLED
 from run_config import (
     finish_run,
     kill_run,
     read_lines,
+    run_here,
     write_dpo_run,
     write_reward_model_run,
     write_run,
     write_sft_run,
 )
+from safetensors.torch import load_file
 from tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, INSTALLED]
@@ -64,3 +68,42 @@ def test_a_run_on_two_ranks_is_that_on_one(tmp_path: Path, name: str) -> None:
         found[backend] = [step[figure] for step in read_lines(run / "metrics.jsonl")]
         assert (run / "model" / "model.safetensors").exists()
     assert found["megatron"] == pytest.approx(found["deepspeed"], rel=1e-3)
+
+
+def test_four_ranks_learn_what_one_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages of two ranks that divide matrices, and one rank of another backend, from the same samples."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda *_, **__: 5)  # ranks without a core of their own take turns
+    monkeypatch.setattr(sys, "path", [*sys.path, str(FOLDER)])
+    model = make_tiny_model(tmp_path / "model", dtype="float32")
+    # a large eps: Adam's first steps are the signs of gradients whose last bits differ
+    shared = {"optimizer": {"lr": 3.0e-2, "eps": 1.0e-2}, "max_tokens_per_micro_batch": 256}
+    four = {"backend": "megatron", "workers": 4, "zero_stage": 1, "tensor_parallel": 2, "pipeline_parallel": 2}
+    series, weights = [], []
+    for name, sizes in {"one": {}, "four": four}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        config = write_run(
+            folder,
+            model,
+            steps=10,
+            training={**shared, **sizes},
+            resources={
+                "device": "cpu",
+                "devices_per_node": 5,
+                "device_mapping": {"training": "0-3" if sizes else "0", "inference": "4"},
+            },
+            checkpoint={"every": 0, "export": True},
+        )
+        code, output = run_here(config)
+        assert code == 0, output
+        run = folder / "runs" / "tiny"
+        series.append(read_lines(run / "metrics.jsonl"))
+        weights.append(load_file(run / "model" / "model.safetensors"))
+    one, of_four = series
+    for key in ("rollout/reward/mean", "train/loss", "train/grad_norm"):
+        assert [step[key] for step in of_four] == pytest.approx([step[key] for step in one], rel=1e-3, abs=1e-5), key
+    rewards = [step["rollout/reward/mean"] for step in of_four]
+    assert sum(rewards[-3:]) > 1.5 * sum(rewards[:3])
+    assert max(float((weights[0][name] - each).abs().max()) for name, each in weights[1].items()) < 1e-3
+    start = load_file(model / "model.safetensors")
+    assert max(float((start[name] - each).abs().max()) for name, each in weights[1].items()) > 1e-2
