@@ -8,7 +8,8 @@
 Schedules: `sync`; `async_1_1` and `async_2_1`, named by `max_staleness` and `ahead`, with a core for the trainer and
 one for the engine; `control`, which is `async_2_1` without the correction for old samples: configurations like that
 are refused, so it is made here; and, if asked for, `int8`: `sync` with 8-bit weights in the engine. All else is as
-shipped. Each run is a process of its own and leaves a folder CONFIG_SCHEDULE-seed-N; a finished one is not repeated.
+shipped. Each run is a process of its own and leaves a folder CONFIG_SCHEDULE-seed-N; a finished one is not repeated,
+one that was cut short is continued, and one of another configuration is refused.
 
 Printed for each schedule: the evaluation before and after, by seed, with mean and sample standard deviation; then the
 difference between its mean and that of `sync`, beside the pooled standard deviation of both, and the mean reward of the
@@ -28,12 +29,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from common import CONFIGS, ROOT, SMOKE_MODEL, SMOKE_RUN, Options, finish, say
 from seeds import EVALUATION, MARK, TRAINING, Run, mean_of, measure, read_runs, series, spread, style, table
 
 from roll_like.config.algorithm import CorrectionConfig
-from roll_like.config.load import load_config
+from roll_like.config.load import dump_config, load_config
 from roll_like.config.run import RunConfig
+from roll_like.models.precision import settled
+from roll_like.run.folder import as_begun
 
 SCHEDULES: Mapping[str, tuple[int, float] | None] = {
     "sync": None,
@@ -42,6 +46,10 @@ SCHEDULES: Mapping[str, tuple[int, float] | None] = {
     "control": (2, 1.0),
     "int8": None,
 }
+#: What a configuration does not have.
+ABSENT = "(absent)"
+#: The key that says where runs are.
+PLACE = "output_dir"
 SMOKE: Mapping[str, tuple[str, ...]] = {
     "rlvr_quickstart": (*SMOKE_RUN, "evaluation.samples_per_prompt=1"),
     "agentic_tools": (*SMOKE_MODEL, "inference.type=hf", "rollout.max_turns=1", "evaluation.seeds=1"),
@@ -100,6 +108,28 @@ def without_correction(config: Any) -> Any:
     """Return a configuration without the weights that correct for old samples; it is not validated again."""
     algorithm = config.algorithm.model_copy(update={"correction": CorrectionConfig(type="none")})
     return config.model_copy(update={"algorithm": algorithm})
+
+
+def refuse_other_configuration(folder: Path, config: RunConfig) -> None:
+    """Raise where a folder holds a run of another configuration; a folder of another name is the same one."""
+    if not (folder / "config.yaml").is_file():
+        return
+    kept = flat(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    wanted = flat(yaml.safe_load(dump_config(settled(as_begun(config, str(folder))))))
+    keys = [key for key in {**kept, **wanted} if kept.get(key, ABSENT) != wanted.get(key, ABSENT)]
+    if differing := [f"{key} {kept.get(key, ABSENT)}, not {wanted.get(key, ABSENT)}" for key in keys if key != PLACE]:
+        raise SystemExit(
+            f"{folder} holds a run of another configuration ({'; '.join(differing)}): remove it, or give --folder "
+            "another place"
+        )
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
 
 
 def finished(folder: Path) -> bool:
@@ -176,12 +206,16 @@ def main() -> None:
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory(prefix="async-learning-") as temporary:
         folder = (options.folder or (Path(temporary) if options.smoke else ROOT / "runs")).resolve()
+        changed: dict[str, Any] = {"keys": options.keys, "steps": options.steps, "smoke": options.smoke}
         if options.one:
             (config,), (schedule,), (seed,) = options.configs, options.schedules, options.seeds
-            keys, steps, smoke = options.keys, options.steps, options.smoke
-            configured(config, schedule, seed, folder, keys=keys, steps=steps, smoke=smoke).run()
+            kept = folder / run_name(config, schedule, seed)
+            resume = str(kept) if (kept / "config.yaml").is_file() else None
+            configured(config, schedule, seed, folder, **changed).run(resume=resume)
             return
         wanted = [(c, s, n) for n in options.seeds for c in options.configs for s in options.schedules]
+        for run in wanted:  # before the first one takes minutes
+            refuse_other_configuration(folder / run_name(*run), configured(*run, folder, **changed))
         for config, schedule, seed in wanted:
             name = run_name(config, schedule, seed)
             if not finished(folder / name):

@@ -180,14 +180,21 @@ def evaluated(config: RLVRConfig) -> Iterator[Play]:
         yield run
 
 
-def bare_side(reading: int, writing: int, model: str, options: argparse.Namespace) -> None:
-    """Answer with the turns of `LLM.generate` over all samples of the prompts in a message."""
+def bare_side(reading: int, writing: int, model: str, options: argparse.Namespace, folder: str) -> None:
+    """Answer with the turns of `LLM.generate` over all samples of the prompts in a message.
+
+    Args:
+        reading: Where messages come from.
+        writing: Where answers go.
+        model: Its directory.
+        options: The command line.
+        folder: Keeps the files of benchmarks.
+    """
     from roll_like.inference.interface import EngineSpec
     from roll_like.inference.vllm.arguments import engine_arguments, vllm_environment
     from roll_like.inference.vllm.config import VLLMConfig
 
-    with tempfile.TemporaryDirectory() as folder:
-        config = evaluation(options, folder) if options.evaluation else configuration(options)
+    config = evaluation(options, folder) if options.evaluation else configuration(options)
     settings = config.inference if isinstance(config.inference, VLLMConfig) else VLLMConfig()  # --smoke
     os.environ.update(vllm_environment(settings, options.threads, options.device))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # on GPUs too
@@ -239,7 +246,8 @@ def bare_side(reading: int, writing: int, model: str, options: argparse.Namespac
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         reading, writing, model = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-        bare_side(reading, writing, model, options_of(sys.argv[5:]))
+        with tempfile.TemporaryDirectory() as folder:
+            bare_side(reading, writing, model, options_of(sys.argv[5:]), folder)
         return
     options = options_of(sys.argv[1:])
     from roll_like.data.benchmark_tasks import benchmark_tasks

@@ -417,14 +417,16 @@ def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
             f"pipeline: {config.pipeline!r} has no check of its own; the file itself is valid",
             fix="run it without --check, or give its class a class method `check(config) -> roll_like.check.Report`",
         )
+    of_checkpoint = []
     if isinstance(config, RunConfig) and resume is not None:
         with quick_imports():
-            from roll_like.run.launch import refuse_other_checkpoint
+            from roll_like.run.launch import check_resumption
 
-        refuse_other_checkpoint(config, resume)
+        of_checkpoint = check_resumption(config, resume)
     atexit.register(gc.freeze)  # at its end Python would look through all that was imported: a second
     with quick_imports():  # transformers' are most of a check
         report = pipeline.check(config)
+    report.findings += of_checkpoint
     show(report, Console(), Console(stderr=True), whole=debug)
     return FAILED if report.errors else OK
 

@@ -106,13 +106,11 @@ class RaySession:
         self._directory: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._held: int | None = None
-        self._without_token = False
+        self._chosen: list[str] = []
 
     def __enter__(self) -> Self:
         use_short_temporary_paths()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray's metrics agent takes a core at start and prints about a missing exporter
-        _choose("RAY_enable_metrics_collection", "1" if self._metrics and _exports_metrics() else "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # what Ray would keep of each call, for a dashboard that is not there: 47 KiB a step of a small run
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
@@ -121,11 +119,14 @@ class RaySession:
         # Ray would let everything else on the machine go first
         os.environ.setdefault("RAY_worker_niceness", "0")
         for attempt in range(1, STARTS + 1):
+            # Ray's metrics agent takes a core at start and prints about a missing exporter
+            self._choose("RAY_enable_metrics_collection", "1" if self._metrics and _exports_metrics() else "0")
             try:
                 if self._config.address is None:
                     self._start()
                 else:
-                    self._without_token = not use_token(self._config.address)
+                    if not use_token(self._config.address):
+                        self._chosen.append(AUTH_MODE)
                     # Ray would end this process with exit code 1; the watchdog does so with one for another attempt
                     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(5 * LOST_SECONDS))
                     ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
@@ -157,6 +158,12 @@ class RaySession:
     def snapshots(self) -> Path | None:
         """Where whole checkpoints go that are kept in memory; None where not all workers are on this machine."""
         return None if self._directory is None else SHARED_MEMORY / f"{self._directory.name}-states"
+
+    def _choose(self, name: str, value: str) -> None:
+        """Set a variable until this session is closed, unless the user has set it."""
+        if name not in os.environ:
+            os.environ[name] = value
+            self._chosen.append(name)
 
     def _explained(self, error: Exception) -> ResourceError:
         """Return the error of a Ray that did not start or cannot be joined."""
@@ -226,9 +233,8 @@ class RaySession:
         self._leave()
         end.cancel()
         os.environ.pop(guardian.MARKER, None)
-        if self._without_token:
-            del os.environ[AUTH_MODE]  # the next cluster may ask for one
-            self._without_token = False
+        while self._chosen:  # the next session may need another value, and a process of this one would keep it
+            os.environ.pop(self._chosen.pop(), None)
         self._end()
         if self._guardian is not None:
             with suppress(subprocess.TimeoutExpired):  # it goes on by itself
@@ -257,16 +263,6 @@ class RaySession:
         if pipe is not None and not pipe.closed:
             with suppress(BrokenPipeError), pipe:
                 pipe.write(guardian.DONE)
-
-
-#: Variables that this module has set: what a user has set stays.
-_CHOSEN: dict[str, str] = {}
-
-
-def _choose(name: str, value: str) -> None:
-    """Set a variable of the next Ray that is started here, unless the user has set it."""
-    if os.environ.get(name) == _CHOSEN.get(name):
-        os.environ[name] = _CHOSEN[name] = value
 
 
 def _exports_metrics() -> bool:

@@ -113,6 +113,7 @@ def start_inference(
     *,
     follows: bool = True,
     adapters: int = 0,
+    watched: bool = False,
 ) -> EnginePool:
     """Start the engines' processes; their models are loaded by `InferenceEngine.start`.
 
@@ -124,6 +125,7 @@ def start_inference(
         runner: The driver's event loop.
         follows: Whether a trainer sends them weights.
         adapters: How many adapters they hold at a time beside the policy's, where they are sent adapters alone.
+        watched: Whether `EnginePool.metrics` is shown to the run's trackers; else engines need not count.
 
     Raises:
         ConfigError: The engine cannot serve a vision-language model, or tell the routes or the kept
@@ -154,7 +156,7 @@ def start_inference(
         returns_routes=config.replays_routes,
         returns_kept=follows and config.replays_kept,
         float32_head=config.model.head_dtype == "float32",
-        returns_metrics=shows_systems(config.metrics),
+        returns_metrics=watched and shows_systems(config.metrics),
         stop_ids=tuple(sorted(renderer.stop_ids)),
         kept_tokens=renderer.kept_tokens,
     )

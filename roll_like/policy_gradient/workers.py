@@ -172,8 +172,9 @@ def starting_workers(config: SamplingRunConfig, run: RunContext, auxiliary: Auxi
     model = resolve_model(config.model)
     runner = run.stack.enter_context(DriverLoop())
     state.metrics.phase("starting workers")
-    inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack, runner)
-    if inference is not None:
+    inference: EnginePool | None = None
+    if config.replay is None:
+        inference = start_inference(config, model, run.resources, run.stack, runner, watched=True)
         state.metrics.watch(engines=inference.metrics)
         run.stack.callback(state.metrics.watch, engines=dict)  # before the loop ends that asks them
     gpu_sharing = GPUSharing(runner=runner, engines=inference, resources=config.resources, timer=state.timer)

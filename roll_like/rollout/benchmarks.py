@@ -232,7 +232,11 @@ class BenchmarkEvaluator:
         return metrics, _joined(parts)
 
     def score(self, values: Mapping[str, float]) -> float | None:
-        """Return what the best checkpoint has most of: avg@k of the run's own tasks, else the benchmarks' mean."""
+        """Return what the best checkpoint has most of: avg@k of the run's own tasks, or the benchmarks' mean.
+
+        The mean counts where a run has no tasks of its own. Where it has some, and all of their answers were lost,
+        there is no score: the mean is no measure of those.
+        """
         return values.get("eval/avg")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from roll_like.check.findings import Finding, failed
 from roll_like.check.gpus import require_capable, require_room
 from roll_like.cluster import RaySession, ResourceManager, metrics_addresses, watching
 from roll_like.cluster.driver_loop import rare_garbage_collection
@@ -155,14 +156,32 @@ def _on_from_the_model(directory: Path) -> str:
     return f"train its model further in a new run, with model.path: {model} and another name; or "
 
 
-def refuse_other_checkpoint(config: RunConfig, resume: str) -> None:
-    """Raise where a run cannot continue from its newest checkpoint, for `--check --resume`; nothing is written."""
+def check_resumption(config: RunConfig, resume: str) -> list[Finding]:
+    """Return what is wrong with the checkpoint that a run would continue from, for `--check --resume`.
+
+    Nothing is written, and of the checkpoint's weights only the sizes are looked at. The run may go on meanwhile.
+    """
     directory, resumed = next_run(config, resume)
+    if not resumed:
+        return []
     kept = config.checkpoint
-    store = CheckpointStore(directory / "checkpoints", keep=kept.keep, keep_best=kept.keep_best, warn=lambda _: None)
-    checkpoint = store.latest() if resumed else None
-    if checkpoint is not None:
-        refuse_other_run(config, checkpoint)
+    passed_over: list[str] = []
+    errors: list[Finding] = []
+    store = CheckpointStore(
+        directory / "checkpoints", keep=kept.keep, keep_best=kept.keep_best, warn=passed_over.append
+    )
+    try:
+        while (checkpoint := store.latest(checksums=False)) is not None:
+            try:
+                refuse_other_run(config, checkpoint)
+            except FileNotFoundError:
+                if checkpoint.path.is_dir():
+                    raise
+            else:
+                break
+    except CheckpointError as error:
+        errors = [failed("--resume", error)]
+    return [*errors, *(Finding("warning", "--resume", warning) for warning in dict.fromkeys(passed_over))]
 
 
 def refuse_other_run(config: RunConfig, checkpoint: Checkpoint) -> None:

@@ -143,18 +143,21 @@ def _of_this_machine() -> dict[str, Any]:
 def measure_models(config: PromptRunConfig, models: Sequence[str]) -> Iterator[MeasuredModel]:
     """Yield what each model reaches: directories, hub ids, GGUF files, checkpoints, or files of earlier results.
 
+    Every model is looked at before the first one is measured, except checkpoints, which are exported one at a time.
+
     Raises:
         ConfigError: A benchmark for chats is asked of a model without a chat template, or a file holds no results.
         DataError: As of `refuse_bad_rows`.
     """
     earlier = {model: MeasuredModel.read(Path(model)) for model in models if Path(model).suffix == ".json"}
+    there = [model for model in models if model not in earlier and not _is_checkpoint(model)]
+    looked_at = {model: _asked(config, model, model) for model in there}
     for model in models:
         if model in earlier:
             yield from earlier[model]
             continue
         with _directory_of(model) as directory:
-            asked = _in_its_window(_in_its_form(config.evaluating(directory), model), model)
-            refuse_bad_rows(asked)
+            asked = looked_at[model] if model in looked_at else _asked(config, directory, model)
             _, collected = asked.pipeline_class().measure(asked, directory)
         yield MeasuredModel(
             name=model,
@@ -163,8 +166,15 @@ def measure_models(config: PromptRunConfig, models: Sequence[str]) -> Iterator[M
         )
 
 
-def refuse_bad_rows(config: PromptRunConfig) -> None:
-    """Refuse benchmarks that cannot be asked, before engines start.
+def _asked(config: PromptRunConfig, directory: str, model: str) -> PromptRunConfig:
+    """Return the configuration as a model is asked by it, which is in a directory or on the hub; its rows are good."""
+    asked = _in_its_window(_in_its_form(config.evaluating(directory), model), model)
+    refuse_bad_rows(asked, model)
+    return asked
+
+
+def refuse_bad_rows(config: PromptRunConfig, model: str) -> None:
+    """Refuse benchmarks that a model cannot be asked, before engines start.
 
     Raises:
         DataError: Rows are not there, of another schema, or too long; with the first problem of each benchmark.
@@ -177,15 +187,20 @@ def refuse_bad_rows(config: PromptRunConfig) -> None:
         except DataError as error:
             text = error.message if error.fix is None else f"{error.message}; {error.fix}"
             text = text.replace(f"set {key} to", f"give --data {use.name}=PATH with")
-            problems.append(f"{use.label}: {text.replace(key, f'--data {use.name}=PATH')}")
+            problems.append(f"{use.label}, for {model}: {text.replace(key, f'--data {use.name}=PATH')}")
     if problems:
         raise DataError("\n  ".join(problems))
+
+
+def _is_checkpoint(model: str) -> bool:
+    """Return whether a model is a checkpoint, which has to be exported before anything can be said about it."""
+    return (Path(model) / MANIFEST).is_file()
 
 
 @contextmanager
 def _directory_of(model: str) -> Iterator[str]:
     """Yield where a model is; a checkpoint is exported for as long as it is measured."""
-    if not (Path(model) / MANIFEST).is_file():
+    if not _is_checkpoint(model):
         yield model
         return
     with tempfile.TemporaryDirectory(prefix="roll-like-eval-") as folder:

@@ -119,6 +119,13 @@ def test_a_benchmark_runs_to_its_table(script: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_evaluation_is_measured_beside_bare_vllm(tmp_path: Path) -> None:
+    figures = smoke_figures(ROOT / "benchmarks" / "rollout.py", "--evaluation", folder=tmp_path)
+    assert COLUMNS["rollout"] <= figures.keys()
+    assert all(math.isfinite(value) and value > 0 for value in figures.values() if isinstance(value, float))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["sft", "dpo"])
 def test_given_answers_are_trained_beside_trl(task: str, tmp_path: Path) -> None:
     figures = smoke_figures(ROOT / "benchmarks" / "training.py", "--task", task, folder=tmp_path)

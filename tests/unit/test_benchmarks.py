@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -20,6 +21,8 @@ from matplotlib.figure import Figure
 from tests_support import policy_sample
 from transformers import AutoModelForCausalLM
 
+from roll_like.config.load import dump_config
+from roll_like.config.run import RunConfig
 from roll_like.types import TrainingSample
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -117,6 +120,30 @@ def test_schedules_are_compared_with_sync_and_drawn(
         "sync: 0.70 ± 0.14 in the evaluation afterwards",
         "async_2_1: 0.50 ± 0.00 in the evaluation afterwards",
     ]
+
+
+def test_kept_runs_are_of_the_same_configuration(load, tmp_path: Path) -> None:
+    learning = load("async_learning")
+
+    def wanted(*keys: str, schedule: str = "sync", steps: int = 1) -> RunConfig:
+        found: RunConfig = learning.configured("rlvr_quickstart", schedule, 0, tmp_path, keys=keys, steps=steps)
+        return found
+
+    for schedule in ("sync", "control"):  # no file may hold the configuration of `control`
+        folder = tmp_path / learning.run_name("rlvr_quickstart", schedule, 0)
+        learning.refuse_other_configuration(folder, wanted(schedule=schedule))  # there is none yet
+        folder.mkdir()
+        dated = {"dtype": "float32", "date": date(2026, 1, 2)}  # measured, and written, on another machine and day
+        begun = wanted("output_dir=/elsewhere", schedule=schedule)
+        begun = begun.model_copy(update={"model": begun.model.model_copy(update=dated)})
+        (folder / "config.yaml").write_text(dump_config(begun))
+        learning.refuse_other_configuration(folder, wanted(schedule=schedule))
+        with pytest.raises(SystemExit) as refused:
+            learning.refuse_other_configuration(folder, wanted("rollout.temperature=0.7", schedule=schedule, steps=2))
+        assert str(refused.value) == (
+            f"{folder} holds a run of another configuration (steps 1, not 2; rollout.temperature 0.8, not 0.7): remove "
+            "it, or give --folder another place"
+        )
 
 
 def test_calls_of_both_sides_take_equally_long(load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

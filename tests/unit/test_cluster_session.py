@@ -313,20 +313,29 @@ def test_ray_counts_where_it_is_shown_and_can_be_served(
     straying: StrayingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(COLLECTS, raising=False)
-    monkeypatch.setattr(session, "_CHOSEN", {})
-    served = True
+    monkeypatch.setenv(AUTH_MODE, "disabled")
+    joined, served = hardware("10.0.0.1:6379"), True  # nothing is started
     monkeypatch.setattr(session, "_exports_metrics", lambda: served)
     chosen = []
     for metrics in (False, True, False):
-        with RaySession(hardware(), tmp_path, metrics=metrics):
+        with RaySession(joined, tmp_path, metrics=metrics):
             chosen.append(os.environ[COLLECTS])
+        assert COLLECTS not in os.environ  # or a process that is started next takes it for the user's choice
     assert chosen == ["0", "1", "0"]
+    straying.failures = 1
+    with RaySession(joined, tmp_path):  # the second attempt has it, too
+        assert os.environ[COLLECTS] == "0"
+    straying.failures = STARTS
+    with pytest.raises(ResourceError), RaySession(joined, tmp_path):
+        pass
+    assert COLLECTS not in os.environ
     served = False
-    with RaySession(hardware(), tmp_path, metrics=True):
+    with RaySession(joined, tmp_path, metrics=True):
         assert os.environ[COLLECTS] == "0"
     monkeypatch.setenv(COLLECTS, "true")  # the user's choice stays
-    with RaySession(hardware(), tmp_path):
+    with RaySession(joined, tmp_path):
         assert os.environ[COLLECTS] == "true"
+    assert os.environ[COLLECTS] == "true"
 
 
 def test_addresses_are_of_nodes_that_serve_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

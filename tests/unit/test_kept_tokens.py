@@ -209,6 +209,23 @@ def test_a_model_that_is_only_measured_needs_no_bound(tiny_model: Path, monkeypa
     assert not spec.returns_kept
 
 
+@pytest.mark.parametrize(
+    ("trackers", "watched", "counts"),
+    [(["prometheus"], True, True), (["prometheus"], False, False), ([], True, False)],
+)
+def test_engines_count_where_somebody_reads_it(
+    trackers: list[str], watched: bool, counts: bool, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"model": {"path": str(tiny_model)}, "metrics": {"trackers": trackers}}
+    config = RLVRConfig.model_validate(changed(CUDA, **settings))
+    cluster = MagicMock()
+    monkeypatch.setattr(start, "Cluster", cluster)
+    with ExitStack() as stack:
+        start.start_inference(config, resolve_model(config.model), Mock(), stack, Mock(), watched=watched)
+    _, spec = cluster.call_args.kwargs["arguments"](0)
+    assert spec.returns_metrics is counts
+
+
 def test_vllm_is_asked_for_them(tiny_model: Path) -> None:
     spec = replace(float_spec(tiny_model), returns_kept=True)
     assert engine_arguments(VLLMConfig(), spec)["additional_config"] == {"roll_like_tells_kept": True}

@@ -16,7 +16,7 @@ from tests_support import group, task
 from roll_like import RLVRConfig, cli
 from roll_like.config.benchmarks import BenchmarkUse
 from roll_like.config.evaluation import EvaluationConfig
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, DataError
 from roll_like.rollout.benchmarks import (
     BenchmarkEvaluator,
     BenchmarkResult,
@@ -155,6 +155,9 @@ def test_a_run_measures_its_own_tasks_and_benchmarks() -> None:
     assert values["eval/benchmarks"] == 0.75
     assert len(answers.groups) == 3
     assert evaluator.score(values) == 0.25
+    lost = BenchmarkEvaluator({"": FakeEvaluator([], 2), "gsm8k": gsm8k}, schedule)  # type: ignore[dict-item]
+    values = reduce(lost.evaluate()[0])
+    assert (values["eval/benchmarks"], lost.score(values)) == (1, None)
     assert (evaluator.due(0, 5), evaluator.due(3, 5), evaluator.due(5, 5)) == (True, False, True)
 
 
@@ -282,7 +285,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RLVRConfig, "pipeline_class", lambda self: FakePipeline)
     monkeypatch.setattr(measure, "has_chat_template", lambda config: config.path != "base")
     monkeypatch.setattr(measure, "_in_its_window", lambda config, model: config)
-    monkeypatch.setattr(measure, "refuse_bad_rows", lambda config: None)
+    monkeypatch.setattr(measure, "refuse_bad_rows", lambda config, model: None)
 
 
 def test_a_model_without_a_chat_template_is_compared(
@@ -310,11 +313,39 @@ def test_rows_are_looked_through_before_engines_start(
     command = ["eval", "--benchmark", "math500,aime25", "--data", f"math500{data}", "--data", f"aime25{data}"]
     assert cli.main([*command, "--model", str(tiny_model), "--max-response-tokens", "16"]) == 1
     told = capsys.readouterr().err
-    assert "error: math500: " in told
-    assert "  aime25: " in told
+    assert f"error: math500, for {tiny_model}: " in told
+    assert f"  aime25, for {tiny_model}: " in told
     assert "rows.jsonl:1: there is no field 'problem'" in told
     assert "give --data aime25=PATH with data of math-ai/aime25" in told
     assert asked == []
+
+
+@pytest.mark.parametrize("place", ["window", "template"])
+def test_all_models_are_looked_at_before_the_first_is_measured(
+    place: str, tmp_path: Path, fake: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looked_at: list[str] = []
+
+    def refuse(config: RLVRConfig, model: str) -> None:
+        looked_at.append(model)
+        if place == "window" and model == "narrow":
+            raise DataError("a prompt is too long")
+
+    monkeypatch.setattr(measure, "refuse_bad_rows", refuse)
+    monkeypatch.setattr(measure, "export_checkpoint", lambda checkpoint, output: looked_at.append(checkpoint.name))
+    (tmp_path / "step_000010").mkdir()
+    (tmp_path / "step_000010" / "manifest.json").write_text("{}")
+    models = ["a", str(tmp_path / "step_000010"), "b", "narrow" if place == "window" else "base"]
+    command = ["eval", "--benchmark", "gsm8k" if place == "window" else "ifeval"]
+    assert cli.main([*command, *(f"--model={model}" for model in models)]) == (1 if place == "window" else 2)
+    said = "a prompt is too long" if place == "window" else "base has no chat template, and ifeval asks in a chat"
+    assert said in capsys.readouterr().err
+    assert asked == []
+    assert looked_at == (["a", "b", "narrow"] if place == "window" else ["a", "b"])  # the checkpoint's turn is later
+    assert cli.main(["eval", "--benchmark", "gsm8k", *(f"--model={model}" for model in models[:3])]) == 0
+    exported = looked_at.index("step_000010")
+    assert looked_at[exported - 2 :] == ["a", "b", "step_000010", models[1]]
+    assert [Path(directory).name for _, directory in asked] == ["a", "model", "b"]
 
 
 def test_what_is_measured_is_kept(

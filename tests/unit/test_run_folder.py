@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from config_files import MINIMAL, changed
 
+from roll_like import cli
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.load import dump_config
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.precision import settled
-from roll_like.run import launch
+from roll_like.run import checkpoint, launch
 from roll_like.run.checkpoint import save_checkpoint
 from roll_like.run.folder import announcement, as_begun, locked, resolve_run_folder
 from roll_like.run.signals import StopRequested, StopSignal
@@ -108,8 +112,85 @@ def test_checkpoints_of_another_backend_are_refused_before_a_run(
     assert "checkpoints/step_000020 -o MODEL" in str(caught.value)
     assert (directory / "config.yaml").read_text() == text  # the next try is refused, too
     for named in ("", "auto", "demo"):  # as `--check --resume` says it
-        with pytest.raises(CheckpointError, match=written):
-            launch.refuse_other_checkpoint(as_begun(run, named), named)
+        (found,) = launch.check_resumption(as_begun(run, named), named)
+        assert (found.level, found.key) == ("error", "--resume")
+        assert re.search(written, found.message)
+        assert f"set {section}.backend: fsdp2" in found.message
+
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> tuple[RLVRConfig, Path]:
+    """A run with checkpoints of steps 10 and 20, and their folder."""
+    run = settled(RLVRConfig.model_validate(changed(MINIMAL, output_dir=str(tmp_path), name="demo")))
+    directory, _ = resolve_run_folder(run, None)
+    (directory / "config.yaml").write_text(dump_config(run))
+
+    def save(path: Path) -> None:
+        (path / "config.yaml").write_text(dump_config(run))
+        (path / "rank_0.pt").write_bytes(b"weights")
+
+    (directory / "checkpoints").mkdir()
+    for step in (10, 20):
+        save_checkpoint(directory / "checkpoints" / f"step_{step:06}", step, save, {}, score=None, healthy=True)
+    return run, directory / "checkpoints"
+
+
+def test_a_check_of_a_resumption_reads_no_weights(
+    resumed: tuple[RLVRConfig, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, checkpoints = resumed
+    read: list[str] = []
+    checksum = checkpoint._checksum
+    monkeypatch.setattr(checkpoint, "_checksum", lambda path: read.append(path.name) or checksum(path))
+    assert launch.check_resumption(run, "") == []
+    assert sorted(read) == ["config.yaml", "state.json"]
+    (checkpoints / "step_000020" / "rank_0.pt").write_bytes(b"weight")  # the disk was full
+    (found,) = launch.check_resumption(run, "")
+    assert (found.level, found.key) == ("warning", "--resume")
+    assert found.message.endswith("rank_0.pt has 6 bytes; 7 were written; the checkpoint before it is used")
+    (checkpoints / "step_000010" / "config.yaml").write_text("pipeline: sft")
+    levels = [(found.level, found.message) for found in launch.check_resumption(run, "")]
+    assert [level for level, _ in levels] == ["error", "warning", "warning"]
+    assert levels[0][1].startswith(f"every checkpoint in {checkpoints} is damaged; restore one")
+    (checkpoints.parent / "again.yaml").write_text(dump_config(run))
+    assert cli.main(["run", "--config", str(checkpoints.parent / "again.yaml"), "--check", "--resume"]) == 1
+    told = capsys.readouterr().err
+    assert f"error: --resume: every checkpoint in {checkpoints} is damaged; restore one" in told
+    assert "rank_0.pt has 6 bytes; 7 were written; the checkpoint before it is used" in told
+
+
+@pytest.mark.parametrize("moment", ["manifest", "configuration"])
+def test_a_check_of_a_resumption_may_see_a_checkpoint_go(
+    moment: str, resumed: tuple[RLVRConfig, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that goes on writes another one and removes the one that is looked at."""
+    run, checkpoints = resumed
+    looked_at: list[str] = []
+
+    def going(name: str) -> None:
+        looked_at.append(name)
+        if len(looked_at) == 1:
+            (checkpoints / "step_000010").rename(checkpoints / "step_000030")
+            text = (checkpoints / "step_000030" / "manifest.json").read_text()
+            (checkpoints / "step_000030" / "manifest.json").write_text(text.replace('"step": 10', '"step": 30'))
+            shutil.rmtree(checkpoints / "step_000020")
+
+    manifest, refuse = checkpoint._manifest, launch.refuse_other_run
+
+    def read_manifest(path: Path) -> Any:
+        if moment == "manifest":
+            going(path.name)
+        return manifest(path)
+
+    def refuse_other_run(config: RLVRConfig, found: checkpoint.Checkpoint) -> None:
+        if moment == "configuration":
+            going(found.path.name)
+        refuse(config, found)
+
+    monkeypatch.setattr(checkpoint, "_manifest", read_manifest)
+    monkeypatch.setattr(launch, "refuse_other_run", refuse_other_run)
+    assert launch.check_resumption(run, "") == []
+    assert looked_at == ["step_000020", "step_000030"]
 
 
 def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> None:
