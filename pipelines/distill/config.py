@@ -105,6 +105,12 @@ class DistillConfig(OfflineRunConfig):
                     "stretches of text have several tokens, and with training.sequence_parallel a rank has a part of "
                     "them; set that to 1",
                 )
+            if self.data.too_long == "cut":
+                yield Violation(
+                    path,
+                    "the beginning of an answer ends at different places in the two models' tokens, and data.too_long "
+                    "is cut; set it to skip or refuse",
+                )
             if any(source.streaming for source in self.data.sources):
                 yield Violation(
                     path, "conversations are read once for each tokenizer, before the run; set streaming: false"

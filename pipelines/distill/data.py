@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from sys import maxsize
 from typing import Any, cast
 
 from roll_like.builtin.pipelines.distill.config import DistillationDataConfig, DistillationSource, DistillConfig
 from roll_like.builtin.pipelines.distill.other_tokens import Translation
-from roll_like.config.teachers import teacher_model, teacher_of
-from roll_like.data.bad_rows import BadRow, Problem, RowCounter
+from roll_like.config.teachers import teacher_key, teacher_model, teacher_of
+from roll_like.data.bad_rows import BadRow, Problem, RowCounter, SamplesReport
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import ConversationReader
 from roll_like.data.kept_samples import kept_samples
@@ -17,6 +18,8 @@ from roll_like.data.samples import SampleSet, load_samples
 from roll_like.errors import DataError
 from roll_like.models.load import load_renderer
 from roll_like.types import TrainingSample
+
+_WITHOUT = "leave the row out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,12 @@ class TaughtReader(ConversationReader):
 def load_samples_of_teachers(
     config: DistillConfig, data: DistillationDataConfig, renderer: Renderer, section: str
 ) -> SampleSet[TaughtSample]:
-    """Return the conversations of a section, each with its teacher."""
+    """Return the conversations of a section, each with its teacher.
+
+    Raises:
+        ConfigError: A teacher has no tokenizer, or none that can be compared.
+        DataError: As `load_samples` says, of the student's tokens or of a teacher's.
+    """
 
     def reader(source: DistillationSource, **places: Any) -> TaughtReader:
         return TaughtReader(source=source, teacher=teacher_of(config.teachers, source.domain_label), **places)
@@ -74,44 +82,63 @@ def load_samples_of_teachers(
             sources.append(loaded)
             reports.append(report)
             continue
-        teacher = load_renderer(teacher_model(config.model, config.teachers[name]))
-        reads = reader(source=source, key=f"{section}.sources.{index}", limits=data, section=section)
+        teacher = load_renderer(teacher_model(config.model, config.teachers[name]), key=teacher_key(name))
+        # of any length, so that what is longer in these tokens alone is counted here
+        limits = data.model_copy(update={"max_tokens": maxsize})
+        reads = reader(source=source, key=f"{section}.sources.{index}", limits=limits, section=section)
         try:
-            theirs, _ = kept_samples(reads, teacher)
+            theirs, there = kept_samples(reads, teacher)
         except DataError as error:
             raise DataError(f"in the tokens of teachers.{name}: {error.message}", fix=error.fix) from error
-        left = RowCounter(data.bad_rows, section)
-        kept = _translated(loaded.items, theirs, Translation(renderer, teacher, name=name), left)
+        left = RowCounter.after(report, data.bad_rows, section)
+        kept = _translated(loaded.items, theirs, Translation(renderer, teacher, name=name), data, there, left)
+        left.kept, left.samples = len({sample.origin for sample in kept}), len(kept)
+        left.tokens, left.trained = sum(map(len, kept)), sum(sample.trained_tokens for sample in kept)
         if not kept:
             raise DataError(
                 f"{loaded.key}: no row can be compared with teachers.{name}: {left.report(loaded.name)}",
-                fix=f"use a teacher whose chat template writes answers as they are, or raise {section}.max_tokens",
+                fix="use a teacher whose chat template writes answers as they are, or raise data.max_tokens",
             )
         sources.append(replace(loaded, items=kept))
-        reports.append(
-            replace(
-                report,
-                kept=len({sample.origin for sample in kept}),
-                samples=len(kept),
-                tokens=sum(map(len, kept)),
-                trained=sum(sample.trained_tokens for sample in kept),
-                left_out=(*report.left_out, *left.report(loaded.name).left_out),
-            )
-        )
+        reports.append(left.report(loaded.name))
     return SampleSet(sources=tuple(sources), report=tuple(reports))
 
 
 def _translated(
-    ours: Sequence[TaughtSample], theirs: Sequence[TrainingSample], translation: Translation, left: RowCounter
+    ours: Sequence[TaughtSample],
+    theirs: Sequence[TrainingSample],
+    translation: Translation,
+    limits: DistillationDataConfig,
+    there: SamplesReport,
+    left: RowCounter,
 ) -> tuple[TranslatedSample, ...]:
-    """Return samples with the teacher's tokens of them, and count those that train other text in the teacher's."""
+    """Return samples with the teacher's tokens of them, and count those that it cannot be asked about.
+
+    Args:
+        ours: The student's samples.
+        theirs: The teacher's of the same rows, of any length.
+        translation: Compares what they train.
+        limits: The limit that counts for both, and what happens to rows over it.
+        there: What became of rows that have no sample of the teacher's.
+        left: Counts what is left out.
+    """
     places = {(sample.origin, sample.part): sample for sample in theirs}
+    reasons = "; ".join(f"{each.count} {each.problem}, first {each.first}" for each in there.left_out)
     kept = []
     for sample in ours:
         seen = places.get((sample.origin, sample.part))
-        why = "is left out in the teacher's tokens" if seen is None else translation.difference(sample, seen)
-        if seen is not None and why is None:
-            kept.append(TranslatedSample(**sample.shared_fields, teacher=sample.teacher, theirs=seen))
+        if seen is None:
+            message = f"the teacher's chat template makes no sample of it; left out there: {reasons or 'nothing else'}"
+            why = BadRow(Problem.OTHER_TEXT, message, _WITHOUT)
+        elif len(seen) > limits.max_tokens:
+            why = BadRow(Problem.TOO_LONG, f"{len(seen)} of the teacher's tokens, the limit is {limits.max_tokens}")
+            if limits.too_long == "refuse":
+                fix = "raise data.max_tokens, or set data.too_long: skip"
+                raise DataError(f"{sample.origin}: {why.message}", fix=fix)
+        elif (difference := translation.difference(sample, seen)) is not None:
+            why = BadRow(Problem.OTHER_TEXT, difference, _WITHOUT)
         else:
-            left.leave(sample.origin, BadRow(Problem.OTHER_TEXT, str(why), fix="leave the row out"))
+            kept.append(TranslatedSample(**sample.shared_fields, teacher=sample.teacher, theirs=seen))
+            continue
+        left.leave(sample.origin, why)
     return tuple(kept)

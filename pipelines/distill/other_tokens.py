@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,12 +13,15 @@ import numpy as np
 
 from roll_like.algorithms.distillation.spans import common_spans
 from roll_like.builtin.pipelines.distill.answers import OwnTopKAnswers, TextAnswers
+from roll_like.config.teachers import teacher_key
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
 from roll_like.types import TrainingSample
 
 #: What SentencePiece writes for a space.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+#: How it writes a byte that no piece spells.
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
@@ -29,7 +33,9 @@ class TokenBytes:
 
     Attributes:
         of: By id; empty for special tokens, and for ids without a token.
-        ids: The first token that spells some bytes; no special ones.
+        ids: The token that stands for some bytes, no special one: where several spell them, what the tokenizer itself
+            writes, which is an added token before another one, and either before a single byte of SentencePiece.
+        same: By id, the token of `ids` with the same bytes; the token itself where it spells nothing.
 
     Raises:
         ConfigError: Its tokens do not say what they spell.
@@ -49,12 +55,20 @@ class TokenBytes:
                 "not say which bytes a token spells; expected one over bytes, or SentencePiece without a leading space",
                 fix="use a teacher of another family; or train on its answers with `pipeline: sft`",
             )
-        added = tokenizer.added_tokens_decoder
-        self.of = [b""] * (max(tokenizer.get_vocab().values()) + 2)  # the last stands for ids without a token
-        for token, token_id in tokenizer.get_vocab().items():
+        vocabulary, added = tokenizer.get_vocab(), set(tokenizer.added_tokens_decoder)
+        self.of = [b""] * (max(vocabulary.values()) + 2)  # the last stands for ids without a token
+        ranks = [0] * len(self.of)
+        for token, token_id in vocabulary.items():
             if token_id not in renderer.special_ids:
-                self.of[token_id] = token.encode() if token_id in added else spelled(token)
-        self.ids = {text: token_id for token_id, text in reversed(list(enumerate(self.of))) if text}
+                literal = token_id in added and spelled is _byte_level  # SentencePiece writes ▁ in added tokens, too
+                self.of[token_id] = token.encode() if literal else spelled(token)
+                is_byte = spelled is _sentencepiece and _BYTE.fullmatch(token) is not None
+                ranks[token_id] = 2 if is_byte else int(token_id not in added)
+        self.ids: dict[bytes, int] = {}
+        for token_id in sorted(range(len(self.of)), key=lambda token_id: ranks[token_id]):
+            if text := self.of[token_id]:
+                self.ids.setdefault(text, token_id)
+        self.same = np.array([self.ids.get(text, token_id) for token_id, text in enumerate(self.of)], np.int32)
 
     def spelled(self, token_ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of tokens."""
@@ -78,12 +92,15 @@ _BYTES = _alphabet()
 
 
 def _byte_level(token: str) -> bytes:
-    return token.translate(_BYTES).encode("latin-1")
+    try:
+        return bytes(_BYTES[ord(character)] for character in token)
+    except KeyError:  # no token of bytes: encoding a text never gives it
+        return b""
 
 
 def _sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
+    if (byte := _BYTE.fullmatch(token)) is not None:
+        return bytes.fromhex(byte[1])
     return token.replace(_SPACE, " ").encode()
 
 
@@ -133,15 +150,10 @@ class Translation:
     def __init__(self, student: Renderer, teacher: Renderer, *, name: str) -> None:
         self._student, self._teacher = student, teacher
         self._ours = TokenBytes(student, "model.path")
-        self._theirs = TokenBytes(teacher, f"teachers.{name}.path")
-        once = self._theirs.ids
+        self._theirs = TokenBytes(teacher, teacher_key(name))
         #: Our token for each of theirs, −1 for none.
         self._ours_of = np.array(
-            [
-                self._ours.ids.get(text, -1) if text and once[text] == token_id else -1
-                for token_id, text in enumerate(self._theirs.of)
-            ],
-            np.int32,
+            [self._after(b"", b"", token_id) for token_id in range(len(self._theirs.of))], np.int32
         )
 
     def difference(self, ours: TrainingSample, theirs: TrainingSample) -> str | None:
@@ -198,7 +210,7 @@ class Translation:
                         slice(their_begin + theirs_at.start, their_begin + theirs_at.stop),
                         b"".join(one.texts[ours_at][:-1]),
                         b"".join(other.texts[theirs_at][:-1]),
-                        end=other.ids[-1] if other.ended and index == count - 1 else None,
+                        their_own=other.ids[theirs_at.stop - 1],
                     )
                 stretches += count
             first, first_theirs = first + sample.trained_tokens, first_theirs + seen.trained_tokens
@@ -213,9 +225,19 @@ class Translation:
         prefix: bytes,
         their_prefix: bytes,
         *,
-        end: int | None,
+        their_own: int,
     ) -> None:
-        """Write the outcomes of a stretch to its last token, target `at`; `theirs` are the teacher's targets in it."""
+        """Write the outcomes of a stretch to its last token, target `at`.
+
+        Args:
+            found: Gets them.
+            told: What the teacher says.
+            at: The target.
+            theirs: The teacher's targets in the stretch.
+            prefix: What our tokens before the last one spell.
+            their_prefix: The same of the teacher's.
+            their_own: The teacher's last token.
+        """
         last = theirs.stop - 1
         likely = np.minimum(told.ids_NK[last], len(self._theirs.of) - 1)
         if prefix or their_prefix:
@@ -223,8 +245,8 @@ class Translation:
         else:
             ids = self._ours_of[likely]
         own = int(found.ids_NK[at, 0])
-        if end is not None:
-            ids = np.where(likely == end, own, ids)
+        # one text is one outcome, in which the samples' own tokens stand for all that spell it
+        ids = np.where((likely == their_own) | (ids == self._ours.same[own]), own, ids)
         earlier = float(told.own_N[theirs.start : last].sum(dtype=np.float64))
         found.best_N[at] = ids[int(told.logprobs_NK[last].argmax())]
         ids = np.where(ids == own, -1, ids)
@@ -236,7 +258,7 @@ class Translation:
     def _after(self, prefix: bytes, their_prefix: bytes, token: int) -> int:
         """Return our token that spells after `prefix` what theirs spells after `their_prefix`; −1 if none does."""
         text = self._theirs.of[token]
-        if not text or self._theirs.ids[text] != token or not (their_prefix + text).startswith(prefix):
+        if not text or self._theirs.same[token] != token or not (their_prefix + text).startswith(prefix):
             return -1
         return self._ours.ids.get((their_prefix + text)[len(prefix) :], -1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -12,9 +12,11 @@ from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.distill.data import TaughtSample, load_samples_of_teachers
 from roll_like.builtin.pipelines.distill.objective import DistillationObjective, TeacherTargets
 from roll_like.builtin.pipelines.distill.teachers import Teachers, start_teachers
-from roll_like.check import Report
+from roll_like.check import Finding, Report
+from roll_like.check.hub import localised
 from roll_like.check.teachers import teacher_findings
 from roll_like.cluster import ResourceManager
+from roll_like.config.teachers import teacher_key, teacher_model
 from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
 from roll_like.models.shape import ModelShape
@@ -53,8 +55,10 @@ class DistillPipeline(OfflinePipeline[DistillConfig, TaughtSample, Sequence[Teac
         cls, config: DistillConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
     ) -> Findings[TaughtSample]:
         """Yield what is wrong with teachers and conversations; tell the report what became of rows, and the steps."""
-        yield from teacher_findings(config, config.teachers, renderer, shape, top_k=config.algorithm.top_k)
-        return (yield from super().findings(config, renderer, shape, report))
+        found = [*teacher_findings(config, config.teachers, renderer, shape, top_k=config.algorithm.top_k)]
+        yield from found
+        compared = yield from with_teachers_here(config, [each.key for each in found if each.level == "error"])
+        return (yield from super().findings(compared, renderer, shape, report))
 
     @classmethod
     def objective(cls, config: DistillConfig) -> DistillationObjective:
@@ -98,3 +102,29 @@ class DistillPipeline(OfflinePipeline[DistillConfig, TaughtSample, Sequence[Teac
             return metrics, None
 
         return Evaluation(schedule=config.evaluation, measure=measure)
+
+
+def with_teachers_here(config: DistillConfig, wrong: Collection[str]) -> Generator[Finding, None, DistillConfig]:
+    """Yield which teachers' tokens the texts are not compared with; return a configuration that compares the others.
+
+    Nothing is downloaded.
+
+    Args:
+        config: The run's configuration.
+        wrong: Keys with an error, which says enough.
+    """
+    teachers = {}
+    for name, teacher in config.teachers.items():
+        key, model = teacher_key(name), None
+        if teacher.other_tokenizer:
+            model = localised(teacher_model(config.model, teacher), key, []) if key not in wrong else None
+            if model is None and key not in wrong:
+                yield Finding(
+                    "note",
+                    key,
+                    "that its chat template trains the same texts is not checked, because its tokenizer is not on this "
+                    "machine; it is when the run reads its data",
+                )
+        changes = {"other_tokenizer": False} if model is None else {"path": model.path}
+        teachers[name] = teacher.model_copy(update=changes)
+    return config.model_copy(update={"teachers": teachers})

@@ -19,7 +19,7 @@ from roll_like.builtin.pipelines.distill.objective import (
 )
 from roll_like.builtin.pipelines.distill.other_tokens import Translation
 from roll_like.cluster import ResourceManager
-from roll_like.config.teachers import teacher_model
+from roll_like.config.teachers import teacher_key, teacher_model
 from roll_like.models.load import load_renderer
 from roll_like.models.teachers import planned_teachers
 from roll_like.offline.samples import numbered
@@ -75,7 +75,7 @@ def start_teachers(
     for teacher in planned_teachers(config, config.teachers):
         section = config.teachers[teacher.name]
         if section.other_tokenizer:
-            theirs = load_renderer(teacher_model(config.model, section))
+            theirs = load_renderer(teacher_model(config.model, section), key=teacher_key(teacher.name))
             translations[teacher.name] = Translation(load_renderer(config.model), theirs, name=teacher.name)
         objective = TeacherObjective(
             settings=teacher.training,

@@ -13,7 +13,7 @@ from roll_like.algorithms.distillation.on_policy import with_teacher_advantages
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.on_policy_distill.demonstrations import Demonstrations
 from roll_like.builtin.pipelines.on_policy_distill.teacher_views import OtherTokens, SameTokens, TeacherView
-from roll_like.config.teachers import teacher_model, teacher_of
+from roll_like.config.teachers import teacher_key, teacher_model, teacher_of
 from roll_like.models.load import load_renderer
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.advantages import Assigned
@@ -175,7 +175,7 @@ def teacher_views(config: OnPolicyDistillConfig) -> dict[str, TeacherView]:
         teacher = config.teachers.get(name)
         renderer = student
         if teacher is not None and teacher.other_tokenizer:
-            renderer = load_renderer(teacher_model(config.model, teacher))
+            renderer = load_renderer(teacher_model(config.model, teacher), key=teacher_key(name))
         demonstrations = None if shown is None else Demonstrations(renderer, shown)
         views[name] = (
             SameTokens(demonstrations)

@@ -8,7 +8,7 @@ from roll_like.check.findings import Finding, failed
 from roll_like.check.hub import localised
 from roll_like.check.model import samples_fit
 from roll_like.config.run import RunConfig
-from roll_like.config.teachers import TeacherConfig, teacher_model
+from roll_like.config.teachers import TeacherConfig, teacher_key, teacher_model
 from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError
 from roll_like.models.load import load_tokenizer, resolve_model
@@ -35,7 +35,7 @@ def teacher_findings(
         top_k: How many tokens teachers send; None for whole distributions.
     """
     for name, teacher in teachers.items():
-        key = f"teachers.{name}.path"
+        key = teacher_key(name)
         findings: list[Finding] = []
         model = localised(teacher_model(config.model, teacher), key, findings)
         yield from findings
@@ -45,8 +45,10 @@ def teacher_findings(
             path = resolve_model(model, key=key).path
             theirs = load_model_shape(path)
             refuse_unsuited(path, trust_remote_code=model.trust_remote_code)
-            if renderer is not None and not teacher.other_tokenizer:
-                refuse_other_tokenizer(renderer.tokenizer, load_tokenizer(model), key=key, path=teacher.path)
+            if teacher.other_tokenizer:
+                load_tokenizer(model, key=key)
+            elif renderer is not None:
+                refuse_other_tokenizer(renderer.tokenizer, load_tokenizer(model, key=key), key=key, path=teacher.path)
         except RollLikeError as error:
             yield failed(key, error)
             continue

@@ -54,6 +54,11 @@ def teacher_of(teachers: Mapping[str, TeacherConfig], domain: str) -> str:
     raise KeyError(domain)
 
 
+def teacher_key(name: str) -> str:
+    """Return the key of a teacher's model."""
+    return f"teachers.{name}.path"
+
+
 def teacher_model(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
     """Return the `model` section of a teacher: the student's precision and chat template, its own tokenizer.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from roll_like.content.unicode import problem_of
 from roll_like.errors import DataError
@@ -153,6 +153,13 @@ class RowCounter:
     first_shortened: str | None = None
     longest: int = 0
     _left: dict[Problem, tuple[int, str]] = field(default_factory=dict)
+
+    @classmethod
+    def after(cls, report: SamplesReport, bad_rows: Literal["refuse", "skip"], key: str) -> Self:
+        """Return what counts on from a report."""
+        counter = cls(bad_rows, key, **{each: getattr(report, each) for each in (*_SUMS, "longest", "first_shortened")})
+        counter._left = {Problem(left.problem): (left.count, left.first) for left in report.left_out}
+        return counter
 
     def add(self, later: RowCounter) -> None:
         """Count what another one has counted of later rows."""

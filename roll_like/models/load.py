@@ -166,18 +166,23 @@ def _patterns(files: tuple[str, ...], config: ModelConfig) -> list[str]:
 
 
 @quick_imports()
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: ModelConfig, *, key: str = MODEL) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer, with `model.chat_template` applied.
+
+    Args:
+        config: The `model` section.
+        key: The key that names the model, for messages.
 
     Raises:
         ConfigError: There is no tokenizer, or it has no chat template.
     """
-    tokenizer = _tokenizer(config)
+    tokenizer = _tokenizer(config, key)
     if not tokenizer.chat_template:
+        template = "model.chat_template to a Jinja file, or " if key == MODEL else ""
         raise ConfigError(
-            f"the tokenizer of {config.tokenizer or config.path} has no chat template, so prompts cannot be written "
-            "the way the model was trained on",
-            fix="set model.chat_template to a Jinja file, or model.path to an instruction-tuned model",
+            f"{_of(key)}the tokenizer of {config.tokenizer or config.path} has no chat template, so prompts cannot be "
+            "written the way the model was trained on",
+            fix=f"set {template}{key} to an instruction-tuned model",
         )
     return tokenizer
 
@@ -188,21 +193,26 @@ def has_chat_template(config: ModelConfig) -> bool:
     Raises:
         ConfigError: There is no tokenizer.
     """
-    return bool(_tokenizer(config).chat_template)
+    return bool(_tokenizer(config, MODEL).chat_template)
 
 
-def _tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+def _of(key: str) -> str:
+    """Return how a message about a tokenizer begins: the model's own may be that of `model.path`, or another one."""
+    return "" if key == MODEL else f"{key}: "
+
+
+def _tokenizer(config: ModelConfig, key: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    directory = _resolve_tokenizer(config, _to_stderr) or resolve_model(config).path
+    directory = _resolve_tokenizer(config, _to_stderr) or resolve_model(config, key=key).path
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except Exception as error:  # the tokenizer's class and that of config.json check values in their own way
         raise ConfigError(
-            f"no tokenizer can be loaded from {directory}: {error}",
-            fix="set model.tokenizer to a directory or hub id that has one",
+            f"{_of(key)}no tokenizer can be loaded from {directory}: {error}",
+            fix=f"set {TOKENIZER if key == MODEL else key} to a directory or hub id that has one",
         ) from error
     if config.chat_template is not None:
         tokenizer.chat_template = _read_template(config.chat_template)
@@ -210,18 +220,19 @@ def _tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_renderer(config: ModelConfig, *, images: bool = False) -> Renderer:
+def load_renderer(config: ModelConfig, *, images: bool = False, key: str = MODEL) -> Renderer:
     """Return the model's tokenizer with its chat template and the template's options: what turns messages into tokens.
 
     Args:
         config: The `model` section.
         images: Whether messages may have images, where the model sees them.
+        key: The key that names the model, for messages.
 
     Raises:
         ConfigError: There is no tokenizer, or it has no chat template.
     """
-    path = resolve_model(config).path
-    return renderer_of(config, load_tokenizer(config), path, images=image_processor(path) if images else None)
+    path = resolve_model(config, key=key).path
+    return renderer_of(config, load_tokenizer(config, key=key), path, images=image_processor(path) if images else None)
 
 
 def renderer_of(

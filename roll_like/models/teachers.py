@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from roll_like.config.resources import DeviceRange
 from roll_like.config.run import RunConfig
-from roll_like.config.teachers import TeacherConfig, teacher_model
+from roll_like.config.teachers import TeacherConfig, teacher_key, teacher_model
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
@@ -42,12 +42,12 @@ def planned_teachers(config: RunConfig, teachers: Mapping[str, TeacherConfig]) -
     """
     ours = load_tokenizer(config.model)
     for name, teacher in teachers.items():
-        section = teacher_model(config.model, teacher)
+        section, key = teacher_model(config.model, teacher), teacher_key(name)
         if not teacher.other_tokenizer:
-            refuse_other_tokenizer(ours, load_tokenizer(section), key=f"teachers.{name}.path", path=teacher.path)
+            refuse_other_tokenizer(ours, load_tokenizer(section, key=key), key=key, path=teacher.path)
         yield PlannedTeacher(
             name=name,
-            model=resolve_model(section),
+            model=resolve_model(section, key=key),
             training=config.training.frozen(
                 workers=teacher.workers, max_tokens_per_micro_batch=teacher.max_tokens_per_micro_batch
             ),

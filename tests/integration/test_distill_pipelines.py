@@ -157,3 +157,27 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path, models: tup
     assert "teachers.tiny.path" in text
     assert "2 tokens differ, the first is 'a'" in text
     assert "other_tokenizer: true" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_texts_of_two_tokenizers_are_compared(tmp_path: Path, models: tuple[Path, Path], sharded: bool) -> None:
+    teacher = {"path": str(make_other_model(tmp_path / "other")), "other_tokenizer": True}
+    training = {"optimizer": {"lr": 3.0e-3}, "max_tokens_per_micro_batch": 256}
+    config = write_distill_run(
+        tmp_path,
+        *models,
+        teachers={"other": teacher},
+        steps=3,
+        training={**training, "workers": 2, "zero_stage": 3} if sharded else training,
+        checkpoint={"at_end": False, "export": False},
+        metrics=PLAIN,
+    )
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    before, after = read_lines(run / "evaluations.jsonl")
+    assert after["eval/kl"] < before["eval/kl"] - 0.005
+    steps = read_lines(run / "metrics.jsonl")
+    assert all(0 < step["distill/teacher_mass"] < 1 and step["train/grad_norm"] > 0 for step in steps)

@@ -93,6 +93,7 @@ def test_what_cannot_be_taught(changes: dict[str, Any], message: str) -> None:
     [
         ({"algorithm": {"top_k": None}}, "algorithm.top_k is null; set it to 64"),
         ({"training__sequence_parallel": 2, "training__workers": 2}, "a rank has a part of them"),
+        ({"data__too_long": "cut"}, "data.too_long is cut; set it to skip or refuse"),
         ({"data__sources": [{"path": "a.jsonl", "streaming": True}]}, "set streaming: false"),
     ],
 )

@@ -17,13 +17,16 @@ from algorithm_samples import same_cases
 from bigram_engine import OneRank
 from chat_templates import renderer as renderer_of
 from distillation_samples import distillation_loss
+from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_backend import PlainBackend  # type: ignore[import-not-found]
 from rank_specs import cpu_rank
 from run_config import write_distill_run
-from tiny_model import make_other_model
+from tiny_model import CHAT_TEMPLATE, make_other_model, make_tiny_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from roll_like.algorithms.distillation.base import Outcomes
 from roll_like.algorithms.distillation.objective import distillation_losses
@@ -33,6 +36,7 @@ from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.distill.data import load_samples_of_teachers
 from roll_like.builtin.pipelines.distill.objective import DistillationObjective, TeacherObjective
 from roll_like.builtin.pipelines.distill.other_tokens import TokenBytes, Translation
+from roll_like.builtin.pipelines.distill.pipeline import DistillPipeline
 from roll_like.builtin.pipelines.distill.teachers import distributions
 from roll_like.config.load import load_config
 from roll_like.config.teachers import teacher_model
@@ -288,6 +292,133 @@ def test_a_tokenizer_that_spells_nothing_is_refused() -> None:
         TokenBytes(other, "teachers.large.path")
 
 
+WORDS = ("hello", "there", "▁you", "▁▁", "▁", "naï", "ve")
+
+
+@cache
+def pieces(*, user_defined: bool = True, words: tuple[str, ...] = WORDS) -> Renderer:
+    """Gemma's kind of SentencePiece: bytes before characters, no space before a text, user-defined spaces."""
+    special = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = dict.fromkeys([*special, *(f"<0x{byte:02X}>" for byte in range(256)), "<0xZZ>", "\n"])
+    merges: dict[tuple[str, str], None] = {}
+    for word in words:
+        vocabulary |= dict.fromkeys(word)
+        vocabulary |= dict.fromkeys(word[:end] for end in range(2, len(word) + 1))
+        merges |= dict.fromkeys((word[:end], word[end]) for end in range(1, len(word)))
+    ids = {token: token_id for token_id, token in enumerate(vocabulary)}
+    model = models.BPE(vocab=ids, merges=[*merges], byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(special)
+    if user_defined:
+        tokenizer.add_tokens([AddedToken("▁▁", normalized=False), AddedToken("\n", normalized=False)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>", unk_token="<unk>"
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return Renderer(fast)
+
+
+PIECES = "hello there  you\nnaïve 🦜 <0xZZ>"
+
+
+@pytest.mark.parametrize("user_defined", [True, False])
+def test_pieces_spell_the_bytes_of_their_text(user_defined: bool) -> None:
+    renderer = pieces(user_defined=user_defined)
+    tokens, ids = TokenBytes(renderer, "model.path"), renderer.encode(PIECES).tolist()
+    assert b"".join(tokens.spelled(ids)) == PIECES.encode()
+    for token_id in range(len(renderer.tokenizer)):
+        if token_id not in renderer.special_ids:
+            assert tokens.of[token_id].decode(errors="replace") == renderer.tokenizer.decode([token_id])
+    named = renderer.tokenizer.get_vocab()
+    assert tokens.ids[b"e"] == named["e"] > named["<0x65>"]
+    assert tokens.ids[b"  "] == named["▁▁"]
+    assert tokens.ids[b"\n"] == named["\n"]
+    assert tokens.ids[b"q"] == named["<0x71>"], "nothing else spells it"
+    assert tokens.same[named["<0x65>"]] == named["e"]
+    assert tokens.same[named["<|im_end|>"]] == named["<|im_end|>"]
+
+
+@pytest.mark.parametrize("pieces_of", ["student", "teacher", "both"])
+def test_bytes_of_sentencepiece_are_no_outcomes_beside_their_characters(pieces_of: str) -> None:
+    """Against sums over the texts themselves."""
+    student = renderer_of("chatml") if pieces_of == "teacher" else pieces()
+    teacher = renderer_of("chatml") if pieces_of == "student" else pieces(words=("there", "▁you", "lo", "▁▁"))
+    translation = Translation(student, teacher, name="large")
+    ours, theirs = conversation(student, "hello there  you"), conversation(teacher, "hello there  you")
+    assert translation.difference(ours, theirs) is None
+    told, logprobs = told_of(theirs, len(teacher.tokenizer), len(teacher.tokenizer))
+    answers = translation.answers([ours], [theirs], told)
+    alone = [place for place in range(ours.trained_tokens) if (answers.spans_N == answers.spans_N[place]).sum() == 1]
+    bytes_of_pieces = {token_id for token, token_id in student.tokenizer.get_vocab().items() if token.startswith("<0x")}
+    for row in answers.ids_NK:
+        chosen = [token_id for token_id in row.tolist() if token_id >= 0]
+        texts = [translation._ours.of[token_id] for token_id in chosen]
+        assert len(set(texts)) == len(texts)
+        if pieces_of != "teacher":
+            spelled = {translation._ours.of[token_id] for token_id in bytes_of_pieces.intersection(chosen)}
+            assert not spelled & {b"h", b"e", b"l", b"o", b" ", b"\n"}
+    assert alone
+    letter = translation._ours.ids[b"e"]  # compared wherever a stretch is one token on both sides
+    their_letter = teacher.tokenizer.get_vocab()["e"]
+    ends = np.cumsum([len(text) for text in translation._ours.spelled(ours.token_ids[ours.loss_mask].tolist())])
+    their_ends = np.cumsum(
+        [len(text) for text in translation._theirs.spelled(theirs.token_ids[theirs.loss_mask].tolist())]
+    )
+    compared = 0
+    for place in alone[:-1]:
+        (at,) = np.flatnonzero(their_ends[:-1] == ends[place])
+        if (their_ends[at - 1] if at else 0) != (ends[place - 1] if place else 0):
+            continue  # several of the teacher's
+        (found,) = np.flatnonzero(answers.ids_NK[place] == letter)
+        assert answers.logprobs_NK[place, found] == pytest.approx(logprobs[at, their_letter], abs=1e-4)
+        compared += 1
+    assert compared
+
+
+def test_the_samples_own_token_stands_for_all_that_spell_its_text() -> None:
+    """Two tokens of each side spell "e": ours is the byte, as in answers that a policy sampled; theirs, too."""
+    renderer = pieces()
+    named, translation = renderer.tokenizer.get_vocab(), Translation(renderer, renderer, name="large")
+    letter, byte, other = named["e"], named["<0x65>"], named["h"]
+    sample = conversation(renderer, "e")
+    sample = replace(sample, token_ids=np.where(sample.token_ids == letter, byte, sample.token_ids))
+    told = OwnTopKAnswers(
+        ids_NK=np.array([[letter, byte, other]] * 2, np.int32),
+        logprobs_NK=np.log(np.array([[0.25, 0.5, 0.125]] * 2, np.float32)),
+        entropy_N=np.zeros(2, np.float32),
+        own_N=np.log(np.array([0.5, 0.5], np.float32)),
+    )
+    answers = translation.answers([sample], [sample], told)
+    assert answers.ids_NK[0].tolist() == [byte, -1, -1, other]
+    assert np.exp(answers.logprobs_NK[0]).tolist() == pytest.approx([0.5, 0, 0, 0.125])
+    assert answers.best_N[0] == byte
+    # the byte beside another sample's token is the letter's text, and no outcome of its own
+    answers = translation.answers([conversation(renderer, "h")], [conversation(renderer, "h")], told)
+    assert answers.ids_NK[0].tolist() == [other, letter, -1, -1]
+
+
+def test_an_added_token_is_what_a_tokenizer_over_bytes_writes() -> None:
+    """Like the runs of spaces of Pythia and CodeGen, which older tokens spell, too; odd names spell nothing."""
+    tokenizer = make_tiny_tokenizer()
+    older = next(token for token in tokenizer.get_vocab() if token.startswith("Ġ") and token[1:].isalpha())
+    word = older.replace("Ġ", " ")
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["vocab"]["本"] = len(tokenizer)
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.add_tokens([AddedToken(word, normalized=False), AddedToken("日", normalized=False)])
+    renderer, named = Renderer(tokenizer), tokenizer.get_vocab()
+    tokens, text = TokenBytes(renderer, "model.path"), f"so{word} 日本"
+    assert tokens.of[named["本"]] == b""
+    assert tokens.of[named["日"]] == "日".encode()
+    assert tokens.of[named[older]] == tokens.of[named[word]] == word.encode()
+    assert tokens.ids[word.encode()] == tokens.same[named[older]] == named[word]
+    written = renderer.encode(text).tolist()
+    assert named[word] in written
+    assert b"".join(tokens.spelled(written)) == text.encode()
+
+
 # ---- from rows to an update --------------------------------------------------------------------------
 
 
@@ -355,3 +486,82 @@ def test_rows_that_train_other_texts_are_left_out_or_refused(tmp_path: Path, tin
     with pytest.raises(DataError, match=r"train\.jsonl:16: ") as raised:
         load_samples_of_teachers(refusing, refusing.data, renderer, "data")
     assert "data.bad_rows: skip" in str(raised.value)
+
+
+def test_rows_that_are_longer_in_the_teachers_tokens_are_too_long(tmp_path: Path, tiny_model: Path) -> None:
+    other = make_other_model(tmp_path / "other")  # it joins less
+    teachers = {"other": {"path": str(other), "other_tokenizer": True}}
+    run = write_distill_run(tmp_path, tiny_model, other, teachers=teachers)
+    rows = [{"prompt": "Say it", "completion": text} for text in ("ok", "Nobody describes the question")]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config: DistillConfig = load_config(run)
+    renderer = load_renderer(config.model)
+    ours = load_samples_of_teachers(config, config.data, renderer, "data").sources[0].items
+    limit = len(ours[1])
+    assert len(ours[1].theirs) > limit
+    config = load_config(run, [f"data.max_tokens={limit}"])  # bad rows are refused, and it is none
+    (report,) = load_samples_of_teachers(config, config.data, renderer, "data").report
+    assert str(report).startswith("train: 1 of 2 rows, ")
+    assert "; 1 over the limit of tokens left out, first " in str(report)
+    assert f"train.jsonl:2 ({len(ours[1].theirs)} of the teacher's tokens, the limit is {limit})" in str(report)
+    config = load_config(run, [f"data.max_tokens={limit}", "data.too_long=refuse"])
+    with pytest.raises(DataError, match=r"train\.jsonl:2: \d+ of the teacher's tokens") as raised:
+        load_samples_of_teachers(config, config.data, renderer, "data")
+    assert "data.max_tokens" in str(raised.value)
+    (tmp_path / "train.jsonl").write_text(json.dumps(rows[1]))
+    config = load_config(run, [f"data.max_tokens={limit}"])
+    with pytest.raises(DataError, match=r"train: 0 of 1 rows, 0 of 0 tokens trained; 1 over the limit of tokens"):
+        load_samples_of_teachers(config, config.data, renderer, "data")
+
+
+def test_rows_that_the_teachers_template_refuses_say_why(tmp_path: Path, tiny_model: Path) -> None:
+    other = make_other_model(tmp_path / "other")
+    template = other / "chat_template.jinja"
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template.write_text(refusal + template.read_text())
+    teachers = {"other": {"path": str(other), "other_tokenizer": True}}
+    run = write_distill_run(tmp_path, tiny_model, other, teachers=teachers)
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"}]
+    rows = [{"messages": turns}, {"messages": [{"role": "system", "content": "Be brief"}, *turns]}]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config: DistillConfig = load_config(run, ["data.bad_rows=skip"])
+    (report,) = load_samples_of_teachers(config, config.data, load_renderer(config.model), "data").report
+    assert "1 with other text in the teacher's tokens left out" in str(report)
+    assert "1 with roles that the chat template refuses" in str(report)
+    assert "no system" in str(report)
+
+
+def check_of(run: Path, *changes: str) -> tuple[list[str], list[str]]:
+    """What `--check` says of teachers and of rows, and what became of rows."""
+    report = DistillPipeline.check(load_config(run, list(changes)))
+    said = [str(each) for each in report.findings if each.key.startswith(("teachers.", "data."))]
+    return said, [str(source) for source in report.sources]
+
+
+def test_a_check_downloads_no_teacher(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repo: str, *, local_files_only: bool = False, **options: Any) -> str:
+        assert local_files_only, f"a check downloads {repo}"
+        raise LocalEntryNotFoundError("not in the cache")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    teachers = {"other": {"path": "org/far", "other_tokenizer": True}}
+    run = write_distill_run(tmp_path, tiny_model, tiny_model, teachers=teachers)
+    said, rows = check_of(run)
+    unchecked, note = said
+    assert unchecked.startswith("warning: teachers.other.path: org/far is not checked")
+    assert note.startswith("note: teachers.other.path: that its chat template trains the same texts is not checked")
+    assert rows[0].startswith("train: 20 of 20 rows")
+
+
+def test_a_check_names_the_teacher_that_is_wrong(tmp_path: Path, tiny_model: Path) -> None:
+    other = make_other_model(tmp_path / "other")
+    (other / "chat_template.jinja").unlink()
+    teachers = {"other": {"path": str(other), "other_tokenizer": True}}
+    run = write_distill_run(tmp_path, tiny_model, other, teachers=teachers)
+    (error,), rows = check_of(run)
+    assert error.startswith("error: teachers.other.path: the tokenizer of ")
+    assert error.endswith("; set teachers.other.path to an instruction-tuned model")
+    assert rows[0].startswith("train: 20 of 20 rows")
+    config: DistillConfig = load_config(run)
+    with pytest.raises(ConfigError, match=r"^teachers\.other\.path: the tokenizer"):
+        load_samples_of_teachers(config, config.data, load_renderer(config.model), "data")
