@@ -105,7 +105,10 @@ def figures_of(output: str) -> str:
     return re.sub(r"[│┃┡━┩┏┳┓├┼┤└┴┘─╇]+", " ", output)
 
 
-def test_every_benchmark_at_once_and_two_models_compared(tmp_path: Path, wide_model: Path) -> None:
+def test_every_benchmark_at_once_and_two_models_compared(
+    tmp_path: Path, wide_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # where the table has each figure in one line
     names = sorted(PUBLISHED)
     places = [f"--data={name}={write_rows(tmp_path / 'rows', name)}" for name in names]
     other = shutil.copytree(wide_model, tmp_path / "other")
