@@ -267,7 +267,7 @@ class RaySession:
 
 def _exports_metrics() -> bool:
     """Return whether the packages are installed that Ray needs to serve metrics (`ray[default]`)."""
-    return all(map(importlib.util.find_spec, ("opencensus", "prometheus_client")))
+    return all(map(importlib.util.find_spec, ("aiohttp_cors", "opencensus", "prometheus_client")))
 
 
 def metrics_addresses() -> list[str]:

@@ -167,7 +167,7 @@ def test_nothing_is_served_after_the_end(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_shows_figures_that_runs_have() -> None:
-    """Those of vLLM are looked for in a real run: `test_rlvr_pipeline.py`."""
+    """Those of vLLM and Ray are looked for in real runs: `test_rlvr_pipeline.py`, `test_hosted_trackers.py`."""
     dashboard = json.loads((GRAFANA / "dashboard.json").read_text())
     names = {prometheus_name(metric.name) for metric in METRICS} | {"roll_like_step"}
     asked = asked_names()
