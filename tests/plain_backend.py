@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from roll_like.config.base import Violation
 from roll_like.config.model import Precision
 from roll_like.config.training import TrainerConfig
+from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backend import BatchT, State, TrainingBackend
 from roll_like.training.host_copies import tensors_within
 from roll_like.training.optimizer import optimizer_of
@@ -88,3 +90,15 @@ class PlainBackend(TrainingBackend):
 
     def close(self) -> None:
         pass
+
+
+def plain_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have ranks of plain PyTorch in this process as the backend `plain`; a generator for a fixture."""
+    TRAINING_BACKENDS.names()  # the built-in ones
+    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "plain", PlainBackend)
+    monkeypatch.setattr("roll_like.training.rank.seed_everything", torch.manual_seed)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from roll_like.check.gpu_memory import FRAGMENTATION, GPUPhase, GPUPlan, gpu_plans
-from roll_like.check.plan import ASIDE, GIB, Plan
+from roll_like.check.plan import ASIDE, DRAFT_WEIGHTS, GIB, Plan
 from roll_like.check.step_floor import StepFloor, step_floor
 from roll_like.config.base import Finding
 from roll_like.config.gpus import gpu_named
@@ -221,7 +221,7 @@ def _less_of_others(config: RunConfig, role: str, part: str) -> tuple[str, str] 
 def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] | None:
     if part == "weights":
         return "inference.replicas", "give each engine more GPUs with fewer inference.replicas"
-    if part == "draft's weights":
+    if part == DRAFT_WEIGHTS:
         return "inference", f"let engines guess tokens with a smaller model than {config.inference.draft_model}"
     if part == "adapters":
         key = "training.lora.rank" if config.models_aside is None else "max_loras"

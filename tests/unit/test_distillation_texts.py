@@ -20,7 +20,7 @@ from distillation_samples import distillation_loss
 from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_backend import PlainBackend  # type: ignore[import-not-found]
+from plain_backend import plain_ranks  # type: ignore[import-not-found]
 from rank_specs import cpu_rank
 from run_config import write_distill_run
 from tiny_model import CHAT_TEMPLATE, make_other_model, make_tiny_tokenizer
@@ -44,7 +44,7 @@ from roll_like.config.training import TrainingConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError, DataError
 from roll_like.models.load import load_renderer
-from roll_like.registry import DISTILLATION_LOSSES, TRAINING_BACKENDS
+from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine, untimed
 from roll_like.training.rank import TrainingRank
 from roll_like.types import TrainingSample
@@ -423,16 +423,8 @@ def test_an_added_token_is_what_a_tokenizer_over_bytes_writes() -> None:
 
 
 @pytest.fixture
-def plain_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ranks of plain PyTorch, in this process."""
-    TRAINING_BACKENDS.names()  # the built-in ones
-    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "plain", PlainBackend)
-    monkeypatch.setattr("roll_like.training.rank.seed_everything", torch.manual_seed)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from plain_ranks(monkeypatch)
 
 
 def engine_of(objective: Any, model: Path, *, frozen: bool = False) -> TrainingEngine[Any]:
@@ -442,7 +434,7 @@ def engine_of(objective: Any, model: Path, *, frozen: bool = False) -> TrainingE
     return TrainingEngine(cluster, objective, frozen=frozen)
 
 
-@pytest.mark.usefixtures("plain_ranks")
+@pytest.mark.usefixtures("registered")
 def test_a_student_comes_nearer_to_a_teacher_with_other_tokens(tmp_path: Path, tiny_model: Path) -> None:
     other = make_other_model(tmp_path / "other")  # joins less: a token of the teacher is several of the student
     teachers = {"other": {"path": str(tiny_model), "other_tokenizer": True}}

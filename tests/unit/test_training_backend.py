@@ -17,7 +17,7 @@ import torch
 from bigram_engine import OneRank
 from config_files import MINIMAL, changed, planned
 from model_families import UNDIVIDED, make_family
-from plain_backend import PlainBackend  # type: ignore[import-not-found]
+from plain_backend import PlainBackend, plain_ranks  # type: ignore[import-not-found]
 from pydantic import ValidationError
 from rank_specs import cpu_rank
 from safetensors.torch import load_file, save_file
@@ -46,14 +46,7 @@ from roll_like.values import reduce
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    TRAINING_BACKENDS.names()  # the built-in one
-    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "plain", PlainBackend)
-    monkeypatch.setattr("roll_like.training.rank.seed_everything", torch.manual_seed)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+    yield from plain_ranks(monkeypatch)
 
 
 def engine(model: Path, *, frozen: bool = False, packing: bool = True, **training: Any) -> TrainingEngine[Any]:
