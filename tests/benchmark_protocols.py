@@ -98,6 +98,23 @@ ROWS: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
 }
 ROWS["humaneval_instruct"], ROWS["mbpp_instruct"] = ROWS["humaneval"], ROWS["mbpp"]
+ROWS["gsm8k_platinum"] = ROWS["gsm8k"]
+ROWS["arc_challenge"] = {
+    "test": [
+        {
+            "id": "X_1",
+            "question": " Which of these is a planet?",
+            "choices": {"text": ["Sun", "Mars", "Moon", "Sirius"], "label": ["A", "B", "C", "D"]},
+            "answerKey": "B",
+        },
+        {
+            "id": "X_2",
+            "question": "What melts?",
+            "choices": {"text": ["ice", "steam", "fire"], "label": ["1", "2", "3"]},
+            "answerKey": "1",
+        },
+    ]
+}
 
 #: Answers to the rows above, and how the harness grades each is recorded.
 ANSWERS: dict[str, list[list[str]]] = {
@@ -174,6 +191,12 @@ ANSWERS: dict[str, list[list[str]]] = {
     ],
 }
 
+ANSWERS["gsm8k_platinum"] = ANSWERS["gsm8k"]
+ANSWERS["arc_challenge"] = [
+    [" B", "B", " b", " B ", " **B**", " (B)", " B)", " Mars", " B: Mars", " A", "", "  B", " B\n", " B, Mars", " [B]"],
+    [" A", " 1", " a", " B", " A is", " $A$"],
+]
+
 
 def main(path: Path) -> None:
     """Write the record."""
@@ -194,6 +217,8 @@ def main(path: Path) -> None:
         "humaneval_instruct": "humaneval/humaneval_instruct.yaml",
         "mbpp": "mbpp/mbpp.yaml",
         "mbpp_instruct": "mbpp/mbpp_instruct.yaml",
+        "gsm8k_platinum": "gsm8k_platinum/gsm8k-platinum-cot.yaml",
+        "arc_challenge": "arc/arc_challenge_chat.yaml",
     }
     record: dict[str, Any] = {}
     for name, splits in ROWS.items():
@@ -207,8 +232,8 @@ def main(path: Path) -> None:
                     data[split] = str(Path(folder, f"{split}.jsonl"))
                     chosen = rows if split == "validation" else [row]
                     Path(data[split]).write_text("".join(json.dumps(one) + "\n" for one in chosen))
-                if name == "gsm8k":
-                    data["train"] = data["test"]
+                if name.startswith(("gsm8k", "arc")):
+                    data["train"] = data["validation"] = data["test"]
                 config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": data}}
                 task = ConfigurableTask(config=config)
                 entries.append(_entry(task, name, ANSWERS.get(name, [[]] * 9)[number]))

@@ -130,7 +130,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
             accept=GroupFilter(config.rollout),
         )
 
-    def evaluator(self) -> Evaluates | None:
+    def evaluator(self, warn: Callable[[str], None]) -> Evaluates | None:  # noqa: ARG002 - of the protocol
         """Return what measures the policy on fixed seeds, or nothing where there is no `evaluation` section."""
         config, schedule = self._config, self._config.evaluation
         if schedule is None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -81,19 +82,17 @@ def _types(decoder: Any) -> Iterator[str]:
         yield str(decoder["type"])
 
 
-def _alphabet() -> dict[int, int]:
-    """Return the byte of each character of byte-level tokenizers: those that print, then U+0100 and on."""
-    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return {byte if byte in printed else next(others): byte for byte in range(0x100)}
+@cache
+def _alphabet() -> dict[str, int]:
+    """Return the byte of each character of byte-level tokenizers."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-
-_BYTES = _alphabet()
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes(_BYTES[ord(character)] for character in token)
+        return bytes(map(_alphabet().__getitem__, token))
     except KeyError:  # no token of bytes: encoding a text never gives it
         return b""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -140,13 +140,14 @@ class TeacherWorkers(PromptWorkers[OnPolicyDistillConfig]):
                 gpu_sharing.add(engine, teacher.devices)
         self.scorer = TeacherScorer(config, engines, teacher_views(config))
 
-    def evaluator(self) -> Evaluates | None:
+    def evaluator(self, warn: Callable[[str], None]) -> Evaluates | None:
         """Return what measures the student, or nothing where there is no `evaluation` section.
 
         Teachers score its answers, and rewards where there are some; the best checkpoint has the highest reward, or is
         nearest to the teachers. A policy that teaches itself is measured by rewards alone.
         """
-        schedule, by_reward, has_rewards = self._config.evaluation, super().evaluator(), bool(self._config.rewards.use)
+        schedule, by_reward = self._config.evaluation, super().evaluator(warn)
+        has_rewards = bool(self._config.rewards.use)
         if schedule is None or by_reward is None:
             return None
         if not self._config.teachers:

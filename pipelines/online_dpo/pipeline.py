@@ -90,7 +90,7 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
         pairs = SampledPairs(config, rollouts, workers, refreshed)
         state.keep([trainer], pairs=pairs)
         evaluators: list[Evaluates] = []
-        by_reward = prompts.evaluator()
+        by_reward = prompts.evaluator(state.metrics.warn)
         if by_reward is not None and config.evaluation is not None:
             measure = _with_newest_weights(by_reward, workers)
             evaluators.append(Evaluation(schedule=config.evaluation, measure=measure, best=("eval/avg",)))

@@ -53,6 +53,18 @@ def warn(notes: Sequence[str]) -> None:
         print(f"warning: {note}", file=sys.stderr)
 
 
+def listening_error(host: str, port: int) -> OSError | None:
+    """Return why a server cannot listen at an address; None where it can."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None
+
+
 def refuse_used_port(host: str, port: int, *, command: str) -> None:
     """Refuse an address that a server cannot listen at.
 
@@ -66,12 +78,7 @@ def refuse_used_port(host: str, port: int, *, command: str) -> None:
     """
     if not PORTS[0] <= port <= PORTS[1]:  # the system takes a larger one modulo 65536
         raise ConfigError(f"--port {port}: expected a TCP port", fix="choose one from 1024 to 65535")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
+    if (error := listening_error(host, port)) is not None:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"port {port} of {host} is in use",

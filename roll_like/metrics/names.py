@@ -223,7 +223,7 @@ eval/adapter/<adapter>/<name> | – | <adapter> <name> | The same figure of a fu
 sampled at the first evaluation.
 eval/benchmark/<benchmark>/<name> | – | <benchmark> <name> | The same figure of a benchmark (`evaluation.benchmarks`); \
 `reward/<grader>` is a grader's mean.
-eval/benchmarks | – | benchmarks | Mean of the scores (`avg`) of all benchmarks.
+eval/benchmarks | – | benchmarks | Mean of the scores (`avg`) of all benchmarks; not there if one lost all its answers.
 eval/<name> | – | <name> | A further figure of an evaluation.
 time/step | s | step | Wall time of the whole step.
 time/generate | s | generate | Time in which the inference engines generated.

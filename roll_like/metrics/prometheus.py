@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 import zlib
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from roll_like.registry import TRACKERS
 
 #: The file that says where a run is read.
 TARGETS = "prometheus.json"
+#: How often Ray is asked which nodes there are: that is a call to its head. Seconds.
+NODES_SECONDS = 30.0
 #: Hosts that mean every address of the machine.
 _EVERYWHERE = ("", "0.0.0.0", "::")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]+")
@@ -131,6 +134,7 @@ class PrometheusTracker:
         self._labels: dict[str, str]
         self._written: Any = None
         self._cluster: Callable[[], Sequence[str]] = list
+        self._looked: float
 
     def start(
         self,
@@ -186,13 +190,15 @@ class PrometheusTracker:
             self._write_targets()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the figures of one step, and look whether there are other nodes."""
+        """Take the figures of one step, and look now and then whether there are other nodes."""
         self._newest.take(step, values)
-        self._write_targets()
+        if time.monotonic() - self._looked >= NODES_SECONDS:
+            self._write_targets()
 
     def _write_targets(self) -> None:
         """Write where the run and Ray's nodes are read, at once: Prometheus may read the file at any time."""
         targets: list[dict[str, Any]] = [{"targets": [self.address], "labels": self._labels}]
+        self._looked = time.monotonic()
         if nodes := list(self._cluster()):
             targets.append({"targets": nodes, "labels": {**self._labels, "job": "ray"}})
         if targets == self._written:

@@ -127,7 +127,7 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
             auxiliary=auxiliary,
             advantages=advantages,
             rollouts=rollouts,
-            evaluator=None if replayed else auxiliary.evaluator(),
+            evaluator=None if replayed else auxiliary.evaluator(run.state.metrics.warn),
         )
 
     @classmethod

@@ -277,7 +277,7 @@ class PromptWorkers(RewardWorkers[PromptT]):
         )
         return source if config.data.curriculum is None else with_curriculum(source, config, len(tasks))
 
-    def evaluator(self) -> Evaluates | None:
+    def evaluator(self, warn: Callable[[str], None]) -> Evaluates | None:
         """Return what measures the policy, or nothing where there is no `evaluation` section."""
         config, schedule = self._config, self._config.evaluation
         if schedule is None:
@@ -301,7 +301,7 @@ class PromptWorkers(RewardWorkers[PromptT]):
                 samples_per_group=use.sampling.samples_per_prompt, sampling=benchmark_sampling(use), urgent=True
             )
             found[use.label] = self._evaluator(plan, asked, schedule, beside)
-        return found[""] if list(found) == [""] else BenchmarkEvaluator(found, schedule)
+        return found[""] if list(found) == [""] else BenchmarkEvaluator(found, schedule, warn)
 
     def _evaluator(
         self, plan: GroupPlan, tasks: Iterable[Task], schedule: EvaluationConfig, beside: Mapping[str, str]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from roll_like.cluster import ResourceManager
@@ -53,8 +55,12 @@ class AuxiliaryRole(Protocol):
     def groups(self, warn: Callable[[str], None]) -> GroupSource:
         """Return where groups to train on come from; `warn` is told about tasks that are left out."""
 
-    def evaluator(self) -> Evaluates | None:
-        """Return what measures the policy, or nothing where there is no `evaluation` section."""
+    def evaluator(self, warn: Callable[[str], None]) -> Evaluates | None:
+        """Return what measures the policy, or nothing where there is no `evaluation` section.
+
+        Args:
+            warn: Told of figures that an evaluation lacks.
+        """
 
 
 @dataclass(kw_only=True)
@@ -213,4 +219,4 @@ def start_evaluator(
     wait_for_inference()
     auxiliary.wait()
     auxiliary.connect(inference, runner)
-    return auxiliary.evaluator()
+    return auxiliary.evaluator(partial(print, file=sys.stderr))

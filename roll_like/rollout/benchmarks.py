@@ -7,7 +7,7 @@ task (Miller 2024, arXiv:2411.00640, section 2.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -201,11 +201,15 @@ class BenchmarkEvaluator:
     Args:
         evaluators: By the benchmark's name; that of the run's own tasks has none.
         schedule: The `evaluation` section.
+        warn: Told of benchmarks without a figure.
     """
 
-    def __init__(self, evaluators: Mapping[str, Evaluator], schedule: EvaluationConfig) -> None:
+    def __init__(
+        self, evaluators: Mapping[str, Evaluator], schedule: EvaluationConfig, warn: Callable[[str], None]
+    ) -> None:
         self.evaluators = dict(evaluators)
         self._schedule = schedule
+        self._warn = warn
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether to evaluate after `finished` of `total` steps."""
@@ -214,7 +218,8 @@ class BenchmarkEvaluator:
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
         """Return `eval/…`, `eval/benchmark/NAME/…`, and the mean of the benchmarks' scores; and all scored answers.
 
-        Without tasks of the run's own, `eval/avg` is that mean.
+        Without tasks of the run's own, `eval/avg` is that mean. There is none if a benchmark has lost all answers: the
+        mean of the others would be another curve.
         """
         metrics: dict[str, Metric] = {}
         parts = []
@@ -224,9 +229,12 @@ class BenchmarkEvaluator:
             prefix = f"eval/{PREFIX}{name}/" if name else "eval/"
             metrics |= {_named(key, prefix, name): metric for key, metric in found.items()}
         figures = reduce(metrics)
-        scores = [figures[key] for name in self.evaluators if name and (key := f"eval/{PREFIX}{name}/avg") in figures]
-        if scores:
-            metrics["eval/benchmarks"] = Last(float(np.mean(scores)))
+        names = [name for name in self.evaluators if name]
+        scores = {name: figures[key] for name in names if (key := f"eval/{PREFIX}{name}/avg") in figures}
+        if missing := [name for name in names if name not in scores]:
+            self._warn(f"no eval/benchmarks: all answers to {', '.join(missing)} were lost; see eval/…/failures")
+        else:
+            metrics["eval/benchmarks"] = Last(float(np.mean(list(scores.values()))))
             if "" not in self.evaluators:
                 metrics["eval/avg"] = metrics["eval/benchmarks"]
         return metrics, _joined(parts)

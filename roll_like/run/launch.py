@@ -237,17 +237,21 @@ def evaluations_of(config: RunConfig) -> list[int]:
 
 
 @contextmanager
-def measuring(config: RunConfig, logs: Path | None = None) -> Iterator[tuple[ResourceManager, ExitStack]]:
+def measuring(
+    config: RunConfig, logs: Path | None = None, *, watched: bool = False
+) -> Iterator[tuple[ResourceManager, ExitStack]]:
     """Hold the configuration's hardware without a run; what goes onto the stack is closed first.
 
     Args:
         config: The configuration.
         logs: Where workers' output goes; default: `evaluation-logs` beside the runs.
+        watched: Whether a Ray that is started here serves its metrics, if a tracker shows them.
     """
     logs = logs or config.runs_dir / "evaluation-logs"
     clear_up_orphans()
     with ExitStack() as stack:
-        session = stack.enter_context(RaySession(config.resources, logs))
+        counts = watched and shows_systems(config.metrics)
+        session = stack.enter_context(RaySession(config.resources, logs, metrics=counts))
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
         require_capable(config, resources.gpus)

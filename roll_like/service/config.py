@@ -123,7 +123,11 @@ class ServiceConfig(NamedConfig):
         given["import"] = given.pop("import_")
         given["resources"] = given["resources"].model_dump()
         return ServiceRunConfig(
-            **given, window=self.max_sequence_tokens, loaded_models=self.max_loaded_models, loras=self.max_loras
+            **given,
+            metrics=MetricsConfig(trackers=self.trackers),
+            window=self.max_sequence_tokens,
+            loaded_models=self.max_loaded_models,
+            loras=self.max_loras,
         )
 
     @model_validator(mode="after")
@@ -174,7 +178,6 @@ class ServiceRunConfig(SamplingRunConfig):
     )
     steps: PositiveInt = 1
     evaluation: None = None
-    metrics: MetricsConfig = Field(default_factory=lambda: MetricsConfig(trackers=tuple[PluginConfig, ...]()))
     checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig(every_minutes=0, export=False))
     window: PositiveInt
     loaded_models: PositiveInt

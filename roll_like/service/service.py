@@ -17,11 +17,12 @@ from roll_like.check import Finding, Report, check_run, refuse_errors
 from roll_like.check.machine import check_engine
 from roll_like.check.model import check_engines, check_window
 from roll_like.check.plan import Plan, plan
-from roll_like.cluster import ResourceManager
+from roll_like.cluster import ResourceManager, metrics_addresses
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import InferenceEngine
+from roll_like.metrics.commands import listening_error
 from roll_like.models.load import fetch_config, resolve_model
 from roll_like.models.modules import load_model_config
 from roll_like.models.of_run import download_models
@@ -149,13 +150,17 @@ def serving(
     directory = config.directory
     directory.mkdir(parents=True, exist_ok=True)
     keys = read_keys(config)
+    if (taken := listening_error(config.host, config.port)) is not None:  # before models are loaded
+        raise _not_listening(config, taken)
     workers = settled(config.workers)
     with ExitStack() as outer:
         outer.enter_context(locked(directory))
+        params = config.model_dump(mode="json", by_alias=True)
+        writer = outer.enter_context(StatusWriter(directory, config.name, config.trackers, params))
         with starting_ray():
-            resources, stack = outer.enter_context(measuring(workers, directory / "logs"))
+            resources, stack = outer.enter_context(measuring(workers, directory / "logs", watched=True))
         runner = stack.enter_context(DriverLoop())
-        core = _start(config, workers, resources, stack, runner)
+        core = _start(config, workers, resources, stack, runner, writer)
         stack.callback(core.close)
         server = ServiceServer(
             core,
@@ -167,12 +172,8 @@ def serving(
         try:
             port = runner.run(server.start(config.host, config.port))
         except OSError as error:
-            raise ConfigError(
-                f"{config.host}:{config.port} cannot be listened on: {error}", fix="set port, or host"
-            ) from error
+            raise _not_listening(config, error) from error
         stack.callback(lambda: runner.run(server.close()))
-        writer = StatusWriter(directory, config.name, config.trackers, config.model_dump(mode="json", by_alias=True))
-        stack.callback(writer.close)
         runner.spawn(core.tidy(writer.write))
         runner.spawn(core.park_idle())
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
@@ -180,11 +181,18 @@ def serving(
 
 
 def _start(
-    config: ServiceConfig, workers: ServiceRunConfig, resources: ResourceManager, stack: ExitStack, runner: DriverLoop
+    config: ServiceConfig,
+    workers: ServiceRunConfig,
+    resources: ResourceManager,
+    stack: ExitStack,
+    runner: DriverLoop,
+    writer: StatusWriter,
 ) -> ServiceCore:
     """Start engines and trainer side by side, and put together what does the work."""
     model = resolve_model(workers.model)
-    engines = start_inference(workers, model, resources, stack, runner, adapters=config.max_loras)
+    engines = start_inference(workers, model, resources, stack, runner, adapters=config.max_loras, watched=True)
+    writer.watch(engines=engines.metrics, cluster=metrics_addresses)
+    stack.callback(writer.watch, engines=dict)  # before the loop ends that asks them
     adapters = config.max_loras if engines.takes_adapters else 0
     wait_for_engines = engines.begin(InferenceEngine.start)
     devices = workers.resources.devices_of("training")
@@ -215,6 +223,13 @@ def _start(
     )
     engines.catch_up = core.catch_up
     return core
+
+
+def _not_listening(config: ServiceConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{config.host}:{config.port} cannot be listened on: {error}",
+        fix="set `port` to one that is free, or to 0 for any; `host` to an address of this machine",
+    )
 
 
 def _keys_file(config: ServiceConfig) -> Path:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -20,7 +21,7 @@ from roll_like.errors import OK
 from roll_like.metrics import files
 from roll_like.metrics.runs import is_running
 from roll_like.metrics.sinks import Payload, Sink
-from roll_like.metrics.trackers import Status, Tracker, start_tracker
+from roll_like.metrics.trackers import Status, SystemTracker, Tracker, start_tracker
 
 _log = logging.getLogger(__name__)
 
@@ -139,6 +140,26 @@ class StatusWriter:
                 raise
             self._trackers.append(tracker)
             self._sinks.append(self._sink(f"trackers.{index} ({config.type})", tracker.log))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close as finished, because a signal ends a service; or as failed."""
+        self.close("failed" if isinstance(error, Exception) else "finished")
+
+    def watch(
+        self,
+        *,
+        engines: Callable[[], Mapping[int, str]] | None = None,
+        cluster: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """Tell the trackers that show it whom to ask about engines and Ray. See `SystemTracker.watch`."""
+        for sink, tracker in zip(self._sinks[1:], self._trackers, strict=True):
+            if isinstance(tracker, SystemTracker):
+                sink.attempt(partial(tracker.watch, engines=engines, cluster=cluster), "told of engines")
 
     @staticmethod
     def _sink(name: str, deliver: Callable[[int, Payload], None]) -> Sink:

@@ -9,16 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from dashboards import asked_names
 from faults import kill
+from prometheus_client.parser import text_string_to_metric_families
 from run_config import read_lines
 from tinker_console import Address, ClientError, Console, console, datum, needs_client
 from transformers import AutoModelForCausalLM
 
+from roll_like.metrics.prometheus import TARGETS
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.service.config import load_service_config
 from roll_like.service.core import ServiceCore
@@ -43,6 +47,7 @@ def served_config(folder: Path, model: Path, **changes: Any) -> Any:
         "max_sequence_tokens": 1024,
         "max_loaded_models": 1,
         "max_loras": 2,
+        "trackers": [{"type": "prometheus", "port": 0}],
         "port": 0,
         **changes,
     }
@@ -55,6 +60,7 @@ class Service(Address):
     """A service, and what does its work in this process."""
 
     core: ServiceCore
+    folder: Path
 
     @property
     def engines(self) -> EnginePool:
@@ -65,7 +71,7 @@ class Service(Address):
 def service(tmp_path_factory: pytest.TempPathFactory, float_model: Path) -> Iterator[Service]:
     config = served_config(tmp_path_factory.mktemp("service"), float_model)
     with serving(config) as running:
-        yield Service(running.url, read_keys(config)[0], running.core)
+        yield Service(running.url, read_keys(config)[0], running.core, config.directory)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +131,22 @@ def test_three_adapters_are_sampled_at_once(client: Console, models: dict[str, i
         (sample,) = client.do("sample", **greedy(name))["samples"]
         told = client.do("forward", model=name, data=[datum([*PROMPT, *[token] * 8])], loss="cross_entropy")
         np.testing.assert_allclose(told["logprobs"][0][3:], sample["logprobs"], atol=1e-4)
+
+
+def test_prometheus_reads_the_service_and_what_vllm_counts(client: Console, service: Service) -> None:
+    client.do("sampler", name="scraped", base=MODEL)
+    client.do("sample", **greedy("scraped", tokens=7))
+    [target] = json.loads((service.folder / TARGETS).read_text())
+    wanted, samples = {"roll_like_service_sessions", *asked_names()["vllm"]}, dict[str, Any]()
+    # its own figures come every ten seconds; an engine that is busy for seconds is left out
+    while not wanted <= samples.keys() or samples["roll_like_service_sessions"].value < 1:
+        time.sleep(0.5)
+        with urlopen(f"http://{target['targets'][0]}/metrics", timeout=60) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        samples = {sample.name: sample for family in families for sample in family.samples}
+    generated = samples["vllm:generation_tokens_total"]
+    assert generated.value >= 7
+    assert (generated.labels["run"], generated.labels["replica"]) == ("service", "0")
 
 
 def test_the_likeliest_tokens_are_told(client: Console, float_model: Path) -> None:

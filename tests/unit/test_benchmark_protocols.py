@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def test_prompts_are_the_harness_s(name: str, tmp_path: Path) -> None:
     prompts = benchmark_prompts(use_of(name, tmp_path, RECORD[name]["rows"]))
     assert len(prompts) == len(RECORD[name]["entries"])
     for prompt, entry in zip(prompts, RECORD[name]["entries"], strict=True):
-        if (
-            name != "humaneval_instruct"
+        if name not in (
+            "humaneval_instruct",
+            "arc_challenge",
         ):  # which is for chats; the harness puts a blank before the prefix of a plain text
             assert prompt.text == entry["text"]
         asked = [message for message in entry["messages"] if message["role"] != "assistant" or not entry["prefix"]]
@@ -57,6 +59,8 @@ def graders(use: BenchmarkUse) -> dict[str, Reward]:
 #: Our graders, and what the harness calls the same figure.
 FIGURES = {
     "gsm8k": {"strict_match": "strict-match/exact_match", "flexible_extract": "flexible-extract/exact_match"},
+    "gsm8k_platinum": {"strict_match": "strict-match/exact_match", "flexible_extract": "flexible-extract/exact_match"},
+    "arc_challenge": {"exact_match": "remove_whitespace/exact_match"},
     "minerva_math500": {"math_verify": "none/math_verify"},
     "mmlu_pro": {"custom_extract": "custom-extract/exact_match"},
     "ifeval": {"prompt_strict": "none/prompt_level_strict_acc", "prompt_loose": "none/prompt_level_loose_acc"},
@@ -89,6 +93,8 @@ def test_grades_are_the_harness_s(name: str, grader: str, tmp_path: Path) -> Non
 #: What ends an answer (`until`) in the harness's tasks. In a chat its filters take what stands before the next fence.
 UNTIL = {
     "gsm8k": ("Q:", "</s>", "<|im_end|>"),
+    "gsm8k_platinum": ("Q:", "</s>", "<|im_end|>"),
+    "arc_challenge": ("\n\n", "."),
     "minerva_math500": ("Problem:",),
     "mmlu_pro": ("Question:",),
     "ifeval": (),
@@ -152,17 +158,170 @@ def test_gpqa_is_read_as_by_simple_evals(answer: str, value: float, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "fields"),
-    [("math500", "test", ("problem", "answer")), ("aime24", "train", ("Problem", "Answer")), ("aime25", "test", ())],
+    ("name", "split", "row"),
+    [
+        ("math500", "test", {"problem": "1+1?", "answer": "2"}),
+        ("aime24", "train", {"Problem": "1+1?", "Answer": "2"}),
+        ("aime25", "test", {"problem": "1+1?", "answer": "2"}),
+        ("aime26", "train", {"problem_idx": 1, "answer": 2, "problem": "1+1?"}),
+        ("amc23", "test", {"id": 0, "question": "1+1?", "answer": "2", "url": ""}),
+        ("minervamath", "test", {"question": "1+1?", "answer": "2"}),
+    ],
 )
-def test_mathematics_is_asked_in_deepseek_s_words(
-    name: str, split: str, fields: tuple[str, ...], tmp_path: Path
-) -> None:
-    problem, answer = fields or ("problem", "answer")
-    use = use_of(name, tmp_path, {split: [{problem: "1+1?", answer: "2"}]})
-    [prompt] = benchmark_prompts(use)
+def test_mathematics_is_asked_in_deepseek_s_words(name: str, split: str, row: dict[str, Any], tmp_path: Path) -> None:
+    [(found, prompt)] = written_prompts(use_of(name, tmp_path, {split: [row]}), "key")
     asked = "1+1?\nPlease reason step by step, and put your final answer within \\boxed{}."
     assert turns(prompt) == [{"role": "user", "content": asked}]
+    answer = BenchmarkUse(name=name).benchmark.answer
+    assert answer is not None
+    assert template_of(answer).render(**found.fields) == "2"
+
+
+@pytest.mark.parametrize("name", ["hmmt_feb25", "hmmt_nov25", "hmmt_feb26", "brumo25"])
+def test_contests_are_asked_in_matharena_s_words(name: str, tmp_path: Path) -> None:
+    row = {"problem_idx": 1, "answer": "\\frac{1}{2}", "problem": "Half of 1?", "problem_type": ["Algebra"]}
+    [prompt] = benchmark_prompts(use_of(name, tmp_path, {"train": [row]}))
+    asked = "Put your final answer within \\boxed{}.\n\nHalf of 1?"
+    assert turns(prompt) == [{"role": "user", "content": asked}]
+
+
+@pytest.mark.parametrize("unit", [None, "m"])
+@pytest.mark.parametrize(
+    ("answer_type", "several", "told"),
+    [
+        ("Numerical", False, "The answer of The problem should be a numerical value. "),
+        ("Expression", False, "The answer of The problem should be an expression. "),
+        ("Equation-x", False, "The answer of The problem should be an equation. "),
+        ("Tuple", False, ""),
+        ("Tuple", True, ""),
+        ("Need_human_evaluate", False, ""),
+        ("Interval", True, "The problem has multiple answers, each of them should be an interval. "),
+        ("Numerical,Numerical", True, "The problem has multiple answers, each of them should be a numerical value. "),
+        (
+            "Numerical,Expression",
+            True,
+            "The problem has multiple answers, with the answers in order being a numerical value, an expression. ",
+        ),
+    ],
+)
+def test_olympiadbench_is_asked_in_its_own_words(
+    answer_type: str, several: bool, told: str, unit: str | None, tmp_path: Path
+) -> None:
+    row = {
+        "id": 1,
+        "question": "What is $x$?",
+        "final_answer": ["$1$", "$\\frac{1}{2}$"] if several else ["$1$"],
+        "answer_type": answer_type,
+        "is_multiple_answer": several,
+        "unit": unit,
+        "subject": "Math",
+        "language": "English",
+    }
+    use = use_of("olympiadbench", tmp_path, {"train": [row]})
+    [prompt] = benchmark_prompts(use)
+    box = "\\boxed{multiple answers connected with commas}" if several else "\\boxed{answer}"
+    of_units = ", note that the unit of the answer should not be included in \\boxed{}" if unit else ""
+    asked = (
+        f"The following is an open-ended problem from an International Math competition. {told}Please calculate the "
+        "answer according to the given requirements and the information provided. Please use LaTeX format to represent "
+        'the variables and formulas used in the solution process and results. Please end your solution with "So the '
+        f'final answer is {box}{"(unit)" if unit else ""}." and give the result explicitly{of_units}.\nWhat is $x$?'
+    )
+    assert turns(prompt) == [{"role": "user", "content": asked}]
+    assert use.benchmark.answer is not None
+    reference = template_of(use.benchmark.answer).render(**row)
+    found = "So the final answer is \\boxed{1" + (", \\frac{1}{2}}." if several else "}.")
+    for reward in graders(use).values():
+        outcomes = reward.score(
+            [
+                given_completion(text, messages=[], answer=reference, metadata=row)
+                for text in (found, "So the final answer is \\boxed{7}.")
+            ]
+        )
+        assert [one.value for one in outcomes if isinstance(one, RewardResult)] == [1.0, 0.0]  # type: ignore[union-attr]
+        reward.close()
+
+
+#: What simple-evals removes from an answer before it looks for the letter.
+REMOVED = (
+    "**",
+    "$\\boxed{",
+    "}$",
+    "\\$",
+    "$\\text{",
+    "$",
+    "\\mathrm{",
+    "\\{",
+    "\\text",
+    "\\(",
+    "\\mathbf{",
+    "{",
+    "\\boxed",
+)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Answer: B",
+        "So.\n**Answer:** B",
+        "**Answer: B**",
+        "Answer: $B$",
+        "Answer: $\\boxed{B}$",
+        "Answer: \\boxed{B}",
+        "Answer: \\(\\text{B}\\)",
+        "Answer: \\(B\\)",
+        "Answer: $\\mathrm{B}$",
+        "**Answer**: $\\text{B}$",
+        "answer : b",
+        "Answer:\nB",
+        "Answer\n: B",
+        "Answer: C\nAnswer: B",
+        "Answer: (B)",
+        "Answer: Brussels",
+        "The answer is B",
+        "",
+    ],
+)
+def test_mmlu_is_read_as_by_simple_evals(answer: str, tmp_path: Path) -> None:
+    row = {"question": "2+2?", "subject": "algebra", "choices": ["3", "4", "5", "6"], "answer": 1}
+    use = use_of("mmlu", tmp_path, {"test": [row]})
+    [prompt] = benchmark_prompts(use)
+    asked = (
+        "Answer the following multiple choice question. The last line of your response should be of the following "
+        "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering."
+        "\n\n2+2?\n\nA) 3\nB) 4\nC) 5\nD) 6"
+    )
+    assert turns(prompt) == [{"role": "user", "content": asked}]
+    left = answer
+    for text in REMOVED:
+        left = left.replace(text, "")
+    letter = re.search(r"(?i)Answer\s*:[ \t]*([A-D])", left)
+    [outcome] = graders(use)["answer"].score([given_completion(answer, messages=[], answer="B", metadata=row)])  # type: ignore[misc]
+    assert isinstance(outcome, RewardResult)
+    assert outcome.value == float(letter is not None and letter[1] == "B")
+
+
+def test_supergpqa_is_asked_in_its_own_words(tmp_path: Path) -> None:
+    row = {"uuid": "x", "question": "Which?", "options": ["red", "blue"], "answer": "blue", "answer_letter": "B"}
+    use = use_of("supergpqa", tmp_path, {"train": [row]})
+    [prompt] = benchmark_prompts(use)
+    asked = (
+        "Answer the following multiple choice question. There is only one correct answer. The last line of your "
+        "response should be in the format 'Answer: $LETTER' (without quotes), where LETTER is one of A, B, C, D, E, F, "
+        "G, H, I, or J.\n\nWhich?\nA) red\nB) blue"
+    )
+    assert turns(prompt) == [{"role": "user", "content": asked}]
+    [reward] = graders(use).values()
+    for answer, value in (
+        ("So.\nAnswer: B", 1.0),
+        ("Answer: A", 0.0),
+        ("The answer is (B).", 1.0),
+        ("$\\boxed{B}$", 1.0),
+    ):
+        [outcome] = reward.score([given_completion(answer, messages=[], answer="B", metadata=row)])  # type: ignore[misc]
+        assert isinstance(outcome, RewardResult)
+        assert outcome.value == value
 
 
 @pytest.mark.parametrize("starter", ["", "class Solution:\n    def f(self, a):"])

@@ -8,6 +8,7 @@ from asyncio import CancelledError
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -19,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from roll_like.config.run import MetricsConfig
 from roll_like.errors import ConfigError
+from roll_like.metrics import prometheus
 from roll_like.metrics.names import METRICS
 from roll_like.metrics.prometheus import TARGETS, PrometheusConfig, PrometheusTracker, prometheus_name
 from roll_like.metrics.trackers import shows_systems
@@ -102,9 +104,17 @@ def test_a_runs_figures_are_served_whatever_its_engines_tell(tracker: Prometheus
     assert "roll_like_rollout_reward_mean" in read(tracker)
 
 
-def test_nodes_of_ray_are_found_beside_the_run(tracker: PrometheusTracker, tmp_path: Path) -> None:
-    nodes = ["10.0.0.1:8080"]
-    tracker.watch(cluster=lambda: nodes)
+def test_nodes_of_ray_are_found_beside_the_run(
+    tracker: PrometheusTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, asked, clock = ["10.0.0.1:8080"], [0], [100.0]
+    monkeypatch.setattr(prometheus, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def cluster() -> list[str]:
+        asked[0] += 1
+        return nodes
+
+    tracker.watch(cluster=cluster)
 
     def targets() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads((tmp_path / TARGETS).read_text())
@@ -116,8 +126,13 @@ def test_nodes_of_ray_are_found_beside_the_run(tracker: PrometheusTracker, tmp_p
         {"targets": ["10.0.0.1:8080"], "labels": {**labels, "job": "ray"}},
     ]
     nodes.append("10.0.0.2:8080")
-    tracker.log(1, {})
-    assert targets()[1]["targets"] == nodes
+    for step in range(1000):  # steps of milliseconds do not ask Ray's head each
+        clock[0] += 0.01
+        tracker.log(step, {})
+    assert (targets()[1]["targets"], asked) == (["10.0.0.1:8080"], [1])
+    clock[0] += prometheus.NODES_SECONDS
+    tracker.log(1000, {})
+    assert (targets()[1]["targets"], asked) == (nodes, [2])
     assert [path.name for path in tmp_path.iterdir()] == [TARGETS]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,12 +139,19 @@ class FakeEvaluator:
         return evaluation_metrics(found, self._k), found
 
 
+def benchmark_evaluator(
+    evaluators: Mapping[str, FakeEvaluator], warn: Callable[[str], None] = print
+) -> BenchmarkEvaluator:
+    names = [name for name in evaluators if name]
+    schedule = EvaluationConfig.model_validate({"benchmarks": names})
+    return BenchmarkEvaluator(evaluators, schedule, warn)  # type: ignore[arg-type]
+
+
 def test_a_run_measures_its_own_tasks_and_benchmarks() -> None:
-    schedule = EvaluationConfig.model_validate({"benchmarks": ["gsm8k", "ifeval"]})
     own = FakeEvaluator([group(task(0), [0.25, 0.25])], 2)
     gsm8k = FakeEvaluator([group(task(0, source="benchmark/gsm8k"), [1.0])], 1)
     ifeval = FakeEvaluator([group(task(0, source="benchmark/ifeval"), [0.5])], 1)
-    evaluator = BenchmarkEvaluator({"": own, "gsm8k": gsm8k, "ifeval": ifeval}, schedule)  # type: ignore[dict-item]
+    evaluator = benchmark_evaluator({"": own, "gsm8k": gsm8k, "ifeval": ifeval})
     metrics, answers = evaluator.evaluate()
     values = reduce(metrics)
     assert (values["eval/avg"], values["eval/benchmark/gsm8k/avg"], values["eval/benchmark/ifeval/avg"]) == (
@@ -155,19 +162,32 @@ def test_a_run_measures_its_own_tasks_and_benchmarks() -> None:
     assert values["eval/benchmarks"] == 0.75
     assert len(answers.groups) == 3
     assert evaluator.score(values) == 0.25
-    lost = BenchmarkEvaluator({"": FakeEvaluator([], 2), "gsm8k": gsm8k}, schedule)  # type: ignore[dict-item]
+    lost = benchmark_evaluator({"": FakeEvaluator([], 2), "gsm8k": gsm8k})
     values = reduce(lost.evaluate()[0])
     assert (values["eval/benchmarks"], lost.score(values)) == (1, None)
     assert (evaluator.due(0, 5), evaluator.due(3, 5), evaluator.due(5, 5)) == (True, False, True)
 
 
 def test_without_tasks_of_its_own_a_run_has_the_benchmarks_mean() -> None:
-    schedule = EvaluationConfig.model_validate({"benchmarks": ["gsm8k", "ifeval"]})
     gsm8k = FakeEvaluator([group(task(0, source="benchmark/gsm8k"), [1.0])], 1)
     ifeval = FakeEvaluator([group(task(0, source="benchmark/ifeval"), [0.5])], 1)
-    evaluator = BenchmarkEvaluator({"gsm8k": gsm8k, "ifeval": ifeval}, schedule)  # type: ignore[dict-item]
+    evaluator = benchmark_evaluator({"gsm8k": gsm8k, "ifeval": ifeval})
     values = reduce(evaluator.evaluate()[0])
     assert values["eval/avg"] == values["eval/benchmarks"] == evaluator.score(values) == 0.75
+
+
+@pytest.mark.parametrize("of_its_own", [True, False])
+def test_a_benchmark_without_a_figure_leaves_the_mean_out(of_its_own: bool) -> None:
+    own = {"": FakeEvaluator([group(task(0), [0.25])], 1)} if of_its_own else {}
+    gsm8k = FakeEvaluator([group(task(0, source="benchmark/gsm8k"), [1.0])], 1)
+    said: list[str] = []
+    evaluator = benchmark_evaluator(
+        {**own, "gsm8k": gsm8k, "ifeval": FakeEvaluator([], 1), "mbpp": FakeEvaluator([], 1)}, said.append
+    )
+    values = reduce(evaluator.evaluate()[0])
+    assert "eval/benchmarks" not in values
+    assert (values["eval/benchmark/gsm8k/avg"], evaluator.score(values)) == (1, 0.25 if of_its_own else None)
+    assert said == ["no eval/benchmarks: all answers to ifeval, mbpp were lost; see eval/…/failures"]
 
 
 def test_graders_have_their_own_names_in_metrics() -> None:
@@ -177,8 +197,7 @@ def test_graders_have_their_own_names_in_metrics() -> None:
     sample = group(task(0, source=use.domain), [1.0])
     rewards = dict.fromkeys(named, 1.0)
     scored = replace(sample, samples=tuple(replace(one, rewards=rewards) for one in sample.samples))
-    schedule = EvaluationConfig.model_validate({"benchmarks": ["gsm8k"]})
-    evaluator = BenchmarkEvaluator({"gsm8k": FakeEvaluator([scored], 1)}, schedule)  # type: ignore[dict-item]
+    evaluator = benchmark_evaluator({"gsm8k": FakeEvaluator([scored], 1)})
     assert evaluator.evaluate()[0]["eval/benchmark/gsm8k/reward/strict_match"] == Mean(1.0)
     [result] = benchmark_results(collected([scored]), [use])
     assert list(result.figures) == ["avg@1", "strict_match", "flexible_extract"]

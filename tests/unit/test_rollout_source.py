@@ -401,7 +401,7 @@ def evaluator(monkeypatch: pytest.MonkeyPatch, scheduler: Any, loop: DriverLoop,
     monkeypatch.setattr(reward_workers, "load_tasks", lambda *arguments, **named: [task(0), task(1)])
     section = {"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2, **section}
     config = RLVRConfig.model_validate({**MINIMAL, "evaluation": section, "training": {"lora": {}}})
-    found = prompt_workers(config, scheduler, loop).evaluator()
+    found = prompt_workers(config, scheduler, loop).evaluator(print)
     assert found is not None
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -14,9 +15,10 @@ from rich.console import Console
 
 from roll_like.check.gpu_memory import gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus
+from roll_like.errors import ConfigError
 from roll_like.models.shape import ModelShape, load_model_shape
 from roll_like.service.config import load_service_config
-from roll_like.service.service import check_service
+from roll_like.service.service import check_service, serving
 
 GIB = 2**30
 SHAPE = load_model_shape(Path(__file__).resolve().parents[1] / "data" / "shapes" / "Qwen2.5-7B-Instruct", weights=False)
@@ -106,3 +108,14 @@ def test_a_check_shows_them(tmp_path: Path, tiny_model: Path) -> None:
     assert "5 in the trainer, 3 adapters in each engine; others on disk" in shown
     assert "other models 0.00" in shown
     assert "adapters 0.00" in shown
+
+
+def test_a_port_in_use_is_named_before_models_are_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = service(tmp_path, port=port, output_dir=str(tmp_path / "runs"))
+        named = pytest.raises(ConfigError, match=rf"127.0.0.1:{port} cannot be listened on: .*in use")
+        with named as raised, serving(config):
+            pass
+    assert "`port` to one that is free" in str(raised.value)
+    assert not (tmp_path / "runs" / "service" / "logs").exists()

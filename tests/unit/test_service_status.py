@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -13,8 +14,10 @@ from roll_like import cli
 from roll_like.errors import ConfigError
 from roll_like.metrics import sinks
 from roll_like.metrics.names import METRICS
+from roll_like.metrics.prometheus import TARGETS, PrometheusConfig
 from roll_like.metrics.trackers import TensorBoardTracker
 from roll_like.run.folder import locked
+from roll_like.run.signals import StopRequested
 from roll_like.service import status as status_module
 from roll_like.service.status import ModelLine, Rates, ServiceStatus, StatusWriter, watch_status
 
@@ -71,6 +74,30 @@ def test_figures_are_written_now_and_then(
     )
     assert "trackers.0 (tensorboard) lacks 2 figures" in caplog.text
     assert json.loads((tmp_path / "status.json").read_text())["models"][0]["updates"] == 1234
+
+
+def test_prometheus_reads_a_service_and_its_engines(tmp_path: Path) -> None:
+    with StatusWriter(tmp_path, "tiny", [PrometheusConfig(port=0)], {}) as writer:
+        writer.watch(engines=lambda: {1: "# TYPE vllm:x gauge\nvllm:x 3.0\n"}, cluster=lambda: ["10.0.0.1:8080"])
+        writer.write(NOW)
+        own, nodes = json.loads((tmp_path / TARGETS).read_text())
+        assert (nodes["targets"], nodes["labels"]["job"]) == (["10.0.0.1:8080"], "ray")
+        with urlopen(f"http://{own['targets'][0]}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        assert {'roll_like_service_requests{run="tiny"} 70.0', 'vllm:x{replica="1",run="tiny"} 3.0'} <= {*lines}
+    assert not (tmp_path / TARGETS).exists()
+
+
+@pytest.mark.parametrize(("error", "status"), [(StopRequested("SIGTERM"), "finished"), (OSError(), "failed")])
+def test_a_signal_is_the_end_of_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str
+) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(TensorBoardTracker, "start", lambda self, **_: "id")
+    monkeypatch.setattr(TensorBoardTracker, "close", lambda self, status: closed.append(status))
+    with pytest.raises(type(error)), StatusWriter(tmp_path, "tiny", [TensorBoardTracker.Config()], {}):
+        raise error
+    assert closed == [status]
 
 
 def test_a_tracker_that_cannot_start_ends_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
