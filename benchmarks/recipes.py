@@ -25,17 +25,22 @@ from typing import Any
 import numpy as np
 import torch
 from common import CONFIGS, Options, finish, say
-from seeds import mean_of, spread, style
+from seeds import overlay, spread, style
 from small_policy import LETTERS, Learner
 
 from roll_like.config.load import load_config
+from roll_like.config.source import read_source
 from roll_like.data.tasks import TaskOrder, TaskSet, TaskSource
 from roll_like.registry import CURRICULA as CURRICULUM_PLUGINS
 from roll_like.rollout.curricula import CurriculumOrder
 from roll_like.types import Group, Scored, Task, Trajectory
 
-#: Without dynamic sampling `dapo` is another recipe.
-RECIPES = tuple(sorted(path.stem for path in (CONFIGS / "recipes").glob("*.yaml") if path.stem != "dapo"))
+#: Those of single answers with rewards. Without dynamic sampling `dapo` is another recipe.
+RECIPES = tuple(
+    path.stem
+    for path in sorted((CONFIGS / "recipes").glob("*.yaml"))
+    if path.stem != "dapo" and read_source(path, ()).values["pipeline"] == "rlvr"
+)
 NEW = ("grpo", "maxrl", "deepseek_v3_2", "gspo", "luspo", "vespo", "ppo", "vapo")
 #: `data.curriculum` by the name of a run.
 CURRICULA: Mapping[str, Mapping[str, Any] | None] = {
@@ -191,17 +196,12 @@ def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     leveled = [name for name in curves if name in RECIPES]
     figure = Figure(figsize=(11 if leveled else 7, 4.4), dpi=110, layout="constrained")
     axes = figure.subplots(1, 2 if leveled else 1, squeeze=False)[0]
+    overlay(axes[0], {name: [each.solved for each in found] for name, found in curves.items()})
     for index, (name, found) in enumerate(curves.items()):
-        mean = mean_of([each.solved for each in found])
-        low, high = ([choose(each.solved[step] for each in found) for step in mean] for choose in (min, max))
-        axes[0].fill_between(list(mean), low, high, color=f"C{index}", alpha=0.12, linewidth=0)
-        label = f"{name}: {spread([each.solved[max(each.solved)] for each in found])}"
-        axes[0].plot(list(mean), list(mean.values()), color=f"C{index}", linewidth=2, label=label)
         if name in leveled:
             means = [statistics.fmean(level) for level in zip(*(each.levels for each in found), strict=True)]
             axes[1].plot(range(len(LEVELS)), means, color=f"C{index}", linewidth=2, marker="o", label=name)
     style(axes[0], f"share solved: mean and range of {len(next(iter(curves.values())))} seeds")
-    axes[0].legend(loc="upper left", frameon=False, fontsize=8)
     if leveled:
         style(axes[1], "of each level after the last step")
         axes[1].set_xlabel("letters of an answer, and how many may stand for each")

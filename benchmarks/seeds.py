@@ -2,9 +2,12 @@
 
     python benchmarks/seeds.py                                # every runs/NAME-seed-N, one row of panels for each NAME
     python benchmarks/seeds.py runs/tools-seed-* -o tools.png
+    python benchmarks/seeds.py runs/recipe_*-seed-* --together -o recipes.png     # one line for each NAME, in one panel
+    python benchmarks/seeds.py runs/sdft-seed-* --together eval/domain/unseen_howtos/avg -o sdft.png
 
 It reads what runs have left and starts nothing. A line is one seed, the thick one their mean; evaluations are of tasks
-or seeds that training does not see. Spread is the sample standard deviation over seeds.
+or seeds that training does not see. With `--together` a line is a mean, in the range over its seeds. Spread is the
+sample standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -98,9 +101,22 @@ def table(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     return {f"{name} before": statistics.fmean(before), f"{name} after": statistics.fmean(after)}
 
 
+def overlay(axis: Axes, curves: Mapping[str, Sequence[Mapping[int, float]]]) -> None:
+    """Draw the mean of each group's curves, with the range over them; its label has the values after the last step."""
+    for index, (name, found) in enumerate(curves.items()):
+        mean = mean_of(found)
+        low, high = ([choose(curve[step] for curve in found) for step in mean] for choose in (min, max))
+        axis.fill_between(list(mean), low, high, color=f"C{index}", alpha=0.12, linewidth=0)
+        label = f"{name}: {spread([curve[max(curve)] for curve in found])}"
+        axis.plot(list(mean), list(mean.values()), color=f"C{index}", linewidth=2, label=label)
+    axis.legend(loc="best", frameon=False, fontsize=8)
+
+
 def style(axis: Axes, title: str) -> None:
-    """Give a panel of shares by step its title, limits and lines."""
-    axis.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
+    """Give a panel of figures by step its title and lines, and the limits of shares unless they are none."""
+    axis.set(title=title, xlabel="step")
+    if axis.dataLim.y1 <= 1:
+        axis.set_ylim(-0.02, 1.02)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
@@ -129,6 +145,24 @@ def draw(groups: Mapping[str, Sequence[Run]], path: Path) -> None:
     figure.savefig(path)
 
 
+def draw_together(groups: Mapping[str, Sequence[Run]], figures: Sequence[str], path: Path) -> None:
+    """Draw figures of all groups into a PNG file, a panel for each."""
+    from matplotlib.figure import Figure
+
+    together = [run for runs in groups.values() for run in runs]
+    names = figures or [measure(together, TRAINING, "steps"), measure(together, EVALUATION, "evaluations")]
+    drawn = Figure(figsize=(5.5 * len(names), 4.4), dpi=110, layout="constrained")
+    for axis, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        lines = "evaluations" if name.startswith("eval/") else "steps"
+        curves = {group: [series(getattr(run, lines), name) for run in runs] for group, runs in groups.items()}
+        measured = {group: found for group, found in curves.items() if all(found)}
+        if not measured:
+            raise SystemExit(f"{name}: no runs of one name all have it; a figure of {', '.join(groups)} was expected")
+        overlay(axis, measured)
+        style(axis, name)
+    drawn.savefig(path)
+
+
 def made_up(parent: Path) -> list[Path]:
     """Write two runs of three steps, such as no model has made, for `--smoke`; return their folders."""
     folders = []
@@ -149,6 +183,12 @@ def parser() -> Options:
     found = Options(__doc__)
     found.add_argument("runs", nargs="*", type=Path, help="folders of finished runs (default: runs/*-seed-*)")
     found.add_argument("-o", "--output", type=Path, default=Path("seeds.png"), help="the figure")
+    found.add_argument(
+        "--together",
+        nargs="*",
+        metavar="FIGURE",
+        help="draw all names into one panel, for each of these figures (default: the first of training and evaluation)",
+    )
     return found
 
 
@@ -163,7 +203,10 @@ def main() -> None:
     figures: dict[str, Any] = {"benchmark": "seeds"}
     for name, runs in groups.items():
         figures |= table(name, runs)
-    draw(groups, options.output)
+    if options.together is None:
+        draw(groups, options.output)
+    else:
+        draw_together(groups, options.together, options.output)
     print(f"\n{options.output}")
     finish(options, figures)
 

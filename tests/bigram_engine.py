@@ -279,17 +279,19 @@ def train_two_steps(
     return Outcome(tuple(tables), tuple(metrics))
 
 
-def recipes() -> list[Path]:
-    """Every recipe file."""
-    return sorted((Path(__file__).resolve().parents[1] / "configs" / "recipes").glob("*.yaml"))
+def recipes() -> dict[str, AlgorithmConfig]:
+    """The algorithm of every recipe that trains on rewards of single answers, by name."""
+    paths = sorted((Path(__file__).resolve().parents[1] / "configs" / "recipes").glob("*.yaml"))
+    configs = {path.stem: load_config(path) for path in paths}
+    return {name: config.algorithm for name, config in configs.items() if config.pipeline == "rlvr"}
 
 
 def distances() -> tuple[list[str], np.ndarray[Any, Any]]:
     """Names of the recipes, and the distance of every two directions in which they move the policy, in [0, 2]."""
     directions = {}
-    for path in recipes():
-        movement = train_two_steps(load_config(path).algorithm).movement
-        directions[path.stem] = movement / np.linalg.norm(movement)
+    for name, algorithm in recipes().items():
+        movement = train_two_steps(algorithm).movement
+        directions[name] = movement / np.linalg.norm(movement)
     together = np.stack(list(directions.values()))
     return list(directions), np.linalg.norm(together[:, None] - together[None], axis=-1)
 

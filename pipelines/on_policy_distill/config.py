@@ -94,8 +94,8 @@ class OnPolicyDistillConfig(PromptConfig):
 
     @property
     def compares_groups(self) -> bool:
-        """Whether advantages compare the samples of a group by their rewards: where there are some."""
-        return bool(self.rewards.use)
+        """Whether advantages compare the samples of a group by their rewards: where these train something."""
+        return bool(self.rewards.use) and self.distillation.reward_weight > 0
 
     def violations(self) -> Iterator[Violation]:
         """Yield every combination of sections that cannot work."""
@@ -142,7 +142,17 @@ class OnPolicyDistillConfig(PromptConfig):
             )
 
     def _reward_violations(self) -> Iterator[Violation]:
-        weight = self.distillation.reward_weight
+        weight, algorithm = self.distillation.reward_weight, self.algorithm
+        for name, shaping in (
+            ("reward_shaping", algorithm.reward_shaping),
+            ("advantage_shaping", algorithm.advantage_shaping),
+        ):
+            if not weight and shaping != type(shaping)():
+                yield Violation(
+                    ("algorithm", name),
+                    "it changes the advantages of rewards, and distillation.reward_weight is 0: only teachers train "
+                    "the policy; remove it, or set reward_weight",
+                )
         if self.rewards.use:
             return
         if weight:

@@ -111,6 +111,14 @@ def test_a_student_alone_needs_no_rewards_and_no_groups() -> None:
     assert [role.name for role in config.roles[1:]] == ["inference", "teacher large"]
 
 
+def test_rewards_that_are_only_measured_need_no_groups_either() -> None:
+    measured = changed(ON_POLICY, rewards={"use": [{"type": "ifeval"}]}, rollout__samples_per_prompt=1)
+    assert not OnPolicyDistillConfig.from_values(measured).compares_groups
+    trained = changed(measured, distillation__reward_weight=0.5, rollout__samples_per_prompt=2)
+    whitened = changed(trained, algorithm__advantage_shaping={"whiten": True})
+    assert OnPolicyDistillConfig.from_values(whitened).compares_groups
+
+
 def test_the_loss_holds_the_teachers_divergence() -> None:
     config = OnPolicyDistillConfig.from_values(
         changed(ON_POLICY, distillation={"use": "loss", "weight": 0.5, "estimator": "k3"})
@@ -171,8 +179,17 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
             "no reward scores the data source 'train'",
         ),
         (
-            {"rewards": {"use": [{"type": "ifeval"}]}, "rollout__samples_per_prompt": 1},
+            {
+                "rewards": {"use": [{"type": "ifeval"}]},
+                "distillation__reward_weight": 0.5,
+                "rollout__samples_per_prompt": 1,
+            },
             "a group of one has nothing to compare with",
+        ),
+        ({"algorithm__advantage_shaping": {"whiten": True}}, "algorithm.advantage_shaping: it changes the advantages"),
+        (
+            {"rewards": {"use": [{"type": "ifeval"}]}, "algorithm__reward_shaping": {"clip": 1.0}},
+            "algorithm.reward_shaping: it changes the advantages",
         ),
     ],
 )
