@@ -30,7 +30,7 @@ from roll_like.config.keys import (
     union_members,
 )
 from roll_like.config.other_names import other_names, translated
-from roll_like.config.source import KeyPath, Source, dotted
+from roll_like.config.source import COMMAND_LINE, KeyPath, Source, dotted
 from roll_like.errors import ConfigError
 from roll_like.registry import likely
 
@@ -130,7 +130,7 @@ def _problem(details: ErrorDetails, root: type[BaseModel], source: Source) -> st
 def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], source: Source) -> str:
     kind, found, values = details["type"], details["input"], source.values
     if kind == "extra_forbidden":
-        renamed = other_names().renamed.get(str(path[-1]))
+        renamed = other_names().renamed.get(str(path[-1])) or _below(path, root, values)
         return f"unknown key; {renamed}" if renamed else f"unknown key{_nearest(path, root, values)}"
     if kind == "missing":
         return _missing(path, field_at(path, root, values))
@@ -138,11 +138,22 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], sourc
     if kind == "rule":
         return message if found is None else f"found {_show(found)}; {message}"
     if kind in ("truth", "nothing"):
-        return _misread(found, source.written.get(path), field_at(path, root, values))
+        return _misread(found, path, root, source)
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     expected = _expected(details, path) + _hint(kind, path, root, found, values)
+    if kind == "string_type" and isinstance(found, int | float):
+        expected += f"; write it in quotes: {_quoted(path, found, source)}"
     return f"found {_show(found)}; {expected[0].lower()}{expected[1:]}"
+
+
+def _below(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) -> str | None:
+    """Return how a file has a key that was written with dots; None where it is none."""
+    first, *others = str(path[-1]).split(".")
+    if not others or dotted(path) not in map(dotted, all_keys(root, values)):
+        return None
+    lines = f"{first}: {''.join(f'{{{each}: ' for each in others)}…{'}' * len(others)}"
+    return f"in files a key stands below its section: `{lines}`"
 
 
 def _missing(path: KeyPath, info: FieldInfo | None) -> str:
@@ -169,8 +180,7 @@ def _expected(details: ErrorDetails, path: KeyPath) -> str:
     if kind == "int_parsing_size":
         expected = "expected a smaller number"
     if kind == "string_type":
-        number = isinstance(found, int | float) and not isinstance(found, bool)
-        expected = f"expected text; write it in quotes: '{found}'" if number else "expected text"
+        expected = "expected text"
     if kind == "string_pattern_mismatch" and path[-1] == "name":
         expected = "expected letters, digits, `_`, `-` and `.` alone, and no `.` first"
     if kind in {"tuple_type", "list_type"}:
@@ -183,8 +193,9 @@ def _expected(details: ErrorDetails, path: KeyPath) -> str:
     return expected
 
 
-def _misread(found: Any, written: str | None, info: FieldInfo | None) -> str:
+def _misread(found: Any, path: KeyPath, root: type[BaseModel], source: Source) -> str:
     """Return what is said of a word that YAML reads as true or false, and of one that it does not read as nothing."""
+    info, written = field_at(path, root, source.values), source.written.get(path)
     expected = expected_by(info.annotation) if info is not None else "something else"
     if not isinstance(found, bool):
         return f"found {_show(found)}, which is a text; YAML's word for nothing is null; write null, or remove the key"
@@ -193,8 +204,14 @@ def _misread(found: Any, written: str | None, info: FieldInfo | None) -> str:
     text = f"found {shown}, which YAML reads as {word}" if shown else f"found {word}"
     in_quotes = info is not None and any(option in (str, shown) for option in union_members(info.annotation))
     return f"{text}; expected {expected}" + (
-        f"; for the text write it in quotes: '{shown or word}'" if in_quotes else ""
+        f"; for the text write it in quotes: {_quoted(path, word, source)}" if in_quotes else ""
     )
+
+
+def _quoted(path: KeyPath, value: Any, source: Source) -> str:
+    """Return how a value that YAML reads as no text is written as one; a shell takes the outer quotes away."""
+    text = source.written.get(path, str(value))
+    return f"{dotted(path)}='\"{text}\"'" if source.place_of(path).startswith(COMMAND_LINE) else f"'{text}'"
 
 
 def expected_by(annotation: Any) -> str:

@@ -29,6 +29,8 @@ from roll_like.errors import ConfigError
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 _OVERRIDE = re.compile(r"(?P<key>[^\s=]+)=(?P<value>.*)", re.DOTALL)
+#: How the place of a key that an override has written begins.
+COMMAND_LINE = "command line: "
 #: The same as YAML, or with blanks.
 _NEARLY_OVERRIDE = re.compile(r"\s*([\w.\[\]-]+)\s*[:=]\s*(\S.*)")
 #: An item of a list as Python writes it: `sources[0]` is `sources.0`.
@@ -48,7 +50,7 @@ class Source:
         values: The merged mapping.
         places: Where each key was written: `file:line`, or the override.
         label: The file that was loaded.
-        written: How those values were written that YAML reads as true or false: `yes`, `off`.
+        written: How values without quotes were written: `yes`, `off`, `1.10`.
         layers: The values before each file that extends others, and before overrides: what `${…}` in them referred to.
     """
 
@@ -205,13 +207,14 @@ def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str
         for index, value in enumerate(node.value):
             places[*path, index] = f"{file}:{value.start_mark.line + 1}"
             _locate(value, (*path, index), file, places, written)
-    elif node.tag == "tag:yaml.org,2002:bool":
-        written[path] = node.value
-    elif isinstance(node, yaml.ScalarNode) and (other := read_otherwise(node)) is not None:
-        raise ConfigError(
-            f"{file}:{node.start_mark.line + 1}: {dotted(path)}: YAML reads {node.value} as {other}",
-            fix=f"write {other} if you mean that, or put it in quotes if it is text: '{node.value}'",
-        )
+    elif isinstance(node, yaml.ScalarNode):
+        if (other := read_otherwise(node)) is not None:
+            raise ConfigError(
+                f"{file}:{node.start_mark.line + 1}: {dotted(path)}: YAML reads {node.value} as {other}",
+                fix=f"write {other} if you mean that, or put it in quotes if it is text: '{node.value}'",
+            )
+        if node.style is None:
+            written[path] = node.value
 
 
 def _merge(base: Source, child: Source) -> None:
@@ -279,12 +282,22 @@ def _override(source: Source, override: str, beside: Sequence[str]) -> None:
             fix="quote it, for example key='\"a: b\"'",
         ) from error
     assert isinstance(value, dict)
+    node = yaml.compose(match["value"], Loader=yaml.SafeLoader)
+    written, comment = (
+        match["value"][: (end := node.end_mark.index if node else 0)].strip(),
+        match["value"][end:].strip(),
+    )
+    if comment:
+        raise ConfigError(
+            f"the override {override!r}: {key}: YAML reads {comment} as a comment, which leaves {written or 'nothing'}",
+            fix=f"leave the comment out; for text put all of it in quotes: {key}='\"{match['value'].strip()}\"'",
+        )
     section = _section_for(source, path, override)
     _assign(source, section, path, value["value"])
     source.forget(path)
-    if isinstance(value["value"], bool):
-        source.written[path] = match["value"].strip()
-    source.places[path] = f"command line: {override}"
+    if isinstance(value["value"], int | float):
+        source.written[path] = written
+    source.places[path] = f"{COMMAND_LINE}{override}"
 
 
 def _section_for(source: Source, path: KeyPath, override: str) -> Any:
@@ -294,7 +307,7 @@ def _section_for(source: Source, path: KeyPath, override: str) -> Any:
         if isinstance(here, dict):
             if here.get(str(part)) is None:
                 here[str(part)] = {}
-                source.places[path[: depth + 1]] = f"command line: {override}"
+                source.places[path[: depth + 1]] = f"{COMMAND_LINE}{override}"
             here = here[str(part)]
         else:
             here = here[_index(here, path[: depth + 1], override)]

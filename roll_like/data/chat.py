@@ -76,6 +76,7 @@ class Renderer:
         self._date = date or datetime.date.today()
         #: Where turns end in what a template writes after their texts: what `roll_like.data.turns` has found so far.
         self.ends: dict[tuple[str, bool], int] = {}
+        self._headers: dict[str, int | None] = {}
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
         self._reasoning = reasoning
@@ -128,6 +129,17 @@ class Renderer:
         """
         last = self._special_after_turn()
         return self.end_of_turn if last is None else last
+
+    def header_after_turn(self, role: str) -> int | None:
+        """Return the token that ends a turn by beginning the next message, of this role; None where others end it.
+
+        GLM's templates write nothing behind an assistant's text; its models end with `<|user|>` or `<|observation|>`.
+        """
+        if role not in self._headers:
+            alone = self._special_after_turn() is None
+            header = self._special_after_turn({"role": role, "content": "."}) if alone else None
+            self._headers[role] = header if header in self.stop_ids else None
+        return self._headers[role]
 
     def _special_after_turn(self, *following: ChatMessage) -> int | None:
         mark = sentinel("")

@@ -12,7 +12,8 @@ What the template writes after a turn's text is found by a rendering with a sent
 spell an end-of-turn token. A turn must stand in the rendering as it stands in the row, white space aside; where the
 template writes something else (it drops the reasoning, repeats the text, or leaves it out) there is nothing that could
 rightly be trained on. Where the template has `{% generation %}` blocks, only what is in them is trained, and the
-end-of-turn token where it follows one.
+end-of-turn token where it follows one. Where a turn ends by the next header alone (GLM), the token that begins this
+header is the turn's last one.
 
 **Cuts.** Some templates rewrite history: they drop the reasoning of earlier turns. Then the rendering of a later
 turn does not begin with that of an earlier one, and the conversation becomes several sequences. Each holds the turns
@@ -64,7 +65,7 @@ class RenderedTurn:
     """An assistant's turn in the rendering of the conversation up to it.
 
     Attributes:
-        text: The rendering, without a generation prompt.
+        text: The rendering, without a generation prompt; with the next header's first token if that ends the turn.
         trained: Which characters of the text are trained: not empty, in order.
     """
 
@@ -119,9 +120,14 @@ def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tool
         begin, end = _of_calls(renderer, at, shown, prompt)
     if not squeezed(shown[begin:end]):
         raise _rewritten(at, "writes nothing of it")
-    if not renderer.marks_generation:
-        return RenderedTurn(shown, ((begin, end),))
-    return RenderedTurn(shown, _marked(renderer, messages, at, tools, shown, (begin, end)))
+    if renderer.marks_generation:
+        return RenderedTurn(shown, _marked(renderer, messages, at, tools, shown, (begin, end)))
+    following = messages[at + 1]["role"] if at + 1 < len(messages) else "tool" if turn.get("tool_calls") else "user"
+    header = renderer.header_after_turn(following)
+    if header is not None and not shown[end:].strip():
+        shown += renderer.decode([header])
+        end = len(shown)
+    return RenderedTurn(shown, ((begin, end),))
 
 
 def _of_text(

@@ -74,7 +74,11 @@ QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
         ),
         ("metrics.trackers=none", "expected a list; for none write `[]`"),
         ("rollout.stop='###'", "expected a list; write `['###']`"),
-        ("name=5", "name: found 5; expected text; write it in quotes: '5'"),
+        ("name=5", "name: found 5; expected text; write it in quotes: name='\"5\"'"),
+        ("name=1.10", "name: found 1.1; expected text; write it in quotes: name='\"1.10\"'"),
+        ("name=1e5 # no", "name: YAML reads # no as a comment, which leaves 1e5\n"),
+        ("name=run #3", "name: YAML reads #3 as a comment, which leaves run\n"),
+        ("data.sources=[] # none", "put all of it in quotes: data.sources='\"[] # none\"'"),
         ("name=a b", "expected letters, digits, `_`, `-` and `.` alone"),
         ("resources.device=CPU", "did you mean 'cpu'?"),
         ("pipeline=RLVR", "unknown pipeline 'RLVR'; did you mean 'rlvr'?"),
@@ -99,6 +103,23 @@ def test_a_mistake_is_explained_in_a_few_lines(
     error = capsys.readouterr().err
     assert expected in error
     assert len(error.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("name: 1.10", "name: found 1.1; expected text; write it in quotes: '1.10' "),
+        ("name: 1e5", "name: found 100000.0; expected text; write it in quotes: '1e5' "),
+        ("training.optimizer.lr: 1e-6", "a key stands below its section: `training: {optimizer: {lr: …}}` "),
+        ("training: {optimizer.lr: 1e-6}", "a key stands below its section: `optimizer: {lr: …}` "),
+    ],
+)
+def test_a_line_of_a_file_is_answered_with_the_line_to_write(line: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"extends: {QUICKSTART}\n{line}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["num_generations", "vllm_importance_sampling_cap", "kl_coef"])

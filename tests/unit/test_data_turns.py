@@ -23,7 +23,7 @@ EXACT = {
     "newline before the end": "<|im_end|>",  # Jinja takes that newline away
     "no newline after the end": "<|im_end|>",
     "moves system messages": "<|im_end|>",
-    "headers only": "",
+    "headers only": "<|im_start|>",  # of the next header: engines stop there
     "no special token": "",
     "SmolLM2": "<|im_end|>",
     "Qwen2.5": "<|im_end|>",
@@ -110,7 +110,7 @@ def test_trained_tokens_are_exactly_the_assistants_turns(name: str, messages: An
     if name == "moves system messages":
         return
     assert len(found) == 1
-    whole = render.render(messages, tools, generation_prompt=False)
+    whole = render.render(messages, tools)
     assert whole.startswith("".join(text for text, *_ in found[0])), "what is not trained is what the template writes"
     prompt, (first, *_) = render.render(messages[: turns_of(messages)[0]], tools), found[0][0]
     assert first == prompt, "the first turn is trained after what an engine would be given"
@@ -212,6 +212,38 @@ def test_tool_calls_are_trained_and_their_results_are_not(content: str, value: s
     said = [text for text, trained, _ in pieces if trained]
     call = f"<tool_call>\n{json.dumps(function)}\n</tool_call><|im_end|>"
     assert said == [f"{content}\n{call}" if content else call, "2<|im_end|>"]
+
+
+def test_a_header_that_ends_a_turn_is_trained_as_its_last_token() -> None:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|observation|>"]})
+    tokenizer.chat_template = (  # of GLM's kind: reasoning before the last question is dropped
+        "{% set last = messages | map(attribute='role') | list %}{% for message in messages %}"
+        "<|{{ 'observation' if message.role == 'tool' else message.role }}|>\n"
+        "{{ message.content.split('</think>')[-1] if 'user' in last[loop.index:] else message.content }}"
+        "{% for call in message.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    ends = tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "<think>f?</think>", "tool_calls": calls},
+        {"role": "tool", "content": "7"},
+        {"role": "assistant", "content": "It is 7"},
+        {"role": "user", "content": "Again"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+    render = Renderer(tokenizer, stated_ends=ends)
+    found = sequences(render, messages, [TOOL], [1, 3, 5])
+    assert trained_texts(render, found) == [
+        "<think>f?</think><call>f</call><|observation|>",
+        "It is 7<|user|>",
+        "<call>f</call><|observation|>",
+    ]
+    assert [len([piece for piece in each if piece.trained]) for each in found] == [2, 1]
+    not_said = sequences(Renderer(tokenizer), messages, [TOOL], [1])
+    assert trained_texts(render, not_said) == ["<think>f?</think><call>f</call>"], "no engine would stop there"
 
 
 def with_template(template: str) -> Renderer:
