@@ -20,8 +20,6 @@ from roll_like.models.shape import load_model_shape
 from roll_like.models.stored_adapter import StoredAdapter
 from roll_like.registry import INFERENCE_ENGINES
 
-#: What decides, where the engine has it.
-ADAPTERS_KEY = "inference.lora"
 #: What keeps adapters from being sent alone where the frozen base is in 4 bits.
 QUANTIZED = (
     "the trainer computes with a quantised base (training.lora.quantization), and the engine would load one that is not"

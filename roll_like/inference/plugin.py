@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from roll_like.inference.weight_transfer.interface import WeightTransfer
 
 
-#: Keys of some engines' sections that findings beside an engine's own name.
-DRAFT_KEY = "inference.speculative.model"
-SEEDS_KEY = "inference.deterministic"
-
-
 class EnginePlugin:
     """Base of what is registered in `INFERENCE_ENGINES`. Its module imports neither torch nor the engine.
 

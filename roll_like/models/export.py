@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import errno
 import os
 import shutil
@@ -211,11 +212,26 @@ def _sync(directory: Path) -> None:
 
 
 def _swap(temporary: Path, out_dir: Path) -> None:
-    """Put `temporary` in the place of `out_dir`."""
-    if out_dir.exists():
+    """Put `temporary` in the place of `out_dir`.
+
+    The two change places in one step, so that there is a model at every moment; where the file system cannot, there is
+    none for an instant.
+    """
+    if not out_dir.exists():
+        temporary.rename(out_dir)
+    elif not (out_dir.is_dir() and _exchanged(temporary, out_dir)):
         old = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.old.", dir=out_dir.parent))
         out_dir.rename(old / "was")
         temporary.rename(out_dir)
         shutil.rmtree(old)
-    else:
-        temporary.rename(out_dir)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Let two paths change places in one step; return whether the system and the file system can."""
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except AttributeError:  # another system than Linux
+        return False
+    from_here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+    done: int = renameat2(from_here, os.fsencode(one), from_here, os.fsencode(other), exchange)
+    return done == 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
-from test_training_fsdp2 import Weights, largest_difference, learn, weights_of
+from test_training_fsdp2 import Weights, largest_difference, learn, share_of, weights_of
 from tests_support import answer_logprobs, ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_families import make_family
 from torch import Tensor, nn
@@ -21,8 +25,9 @@ from roll_like.errors import CheckpointError
 from roll_like.models.checkpoint_names import converted
 from roll_like.training.deepspeed_states import _adam
 from roll_like.training.interface import RankSpec
-from roll_like.training.muon import Muon, _own, matrices_within, orthogonalised, weight_matrices
+from roll_like.training.muon import MOMENTUM, Muon, _own, _part, matrices_within, orthogonalised, weight_matrices
 from roll_like.training.rank import TrainingRank
+from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
 SETTINGS: dict[str, Any] = {
@@ -244,6 +249,87 @@ def test_updates_are_those_of_a_plain_loop_and_resume_on_other_ranks(
         moments = torch.cat([moments, others])
     assert torch.equal(moments[moments != 0].sort().values, resumed[resumed != 0].sort().values)
     assert apart(after, found, given) < 0.06
+
+
+Moments = dict[tuple[str, int], list[tuple[int, Tensor]]]
+
+
+def moments_of(trainer: TrainingRank) -> Moments:
+    """Return what this rank keeps of the momentum: of each matrix where it begins, and the numbers."""
+    backend: Any = trainer._backend
+    muon = backend._optimizer if hasattr(backend, "_optimizer") else _adam(backend._engine)
+    assert isinstance(muon, Muon)
+    found: Moments = {}
+    for piece in itertools.chain.from_iterable(muon._pieces.values()):
+        numbers = _part(muon.state[piece.kept][MOMENTUM], piece).clone()
+        found.setdefault(piece.matrix, []).append((piece.start, numbers))
+    return found
+
+
+def joined(ranks: Sequence[Moments]) -> dict[tuple[str, int], Tensor]:
+    """Return the momentum of whole matrices, flat; what several ranks keep is the same on each."""
+    whole = {}
+    for matrix in ranks[0]:
+        everywhere = [piece for rank in ranks for piece in rank[matrix] if len(piece[1])]
+        pieces = sorted(everywhere, key=lambda piece: piece[0])
+        kept = dict(pieces)
+        assert all(torch.equal(numbers, kept[start]) for start, numbers in pieces)
+        ends = [0, *(start + len(numbers) for start, numbers in kept.items())]
+        assert [*kept] == ends[:-1], "pieces follow each other"
+        whole[matrix] = torch.cat([*kept.values()])
+    return whole
+
+
+def coast(trainer: TrainingRank) -> Weights:
+    """Take a step whose gradients are 0, so that states alone say where it goes; return the weights after it."""
+    share = share_of(trainer, 2)
+    still = [replace(batch, weights=np.zeros_like(batch.weights)) for batch in share.batches]
+    report = {**reduce(trainer.forward_backward(replace(share, batches=still))), **reduce(trainer.optimizer_step())}
+    assert report["train/grad_norm"] == 0
+    return weights_of(trainer)
+
+
+def train_and_coast(
+    rank: int, ranks: int, address: Any, model: str, folder: str, options: dict[str, Any]
+) -> tuple[Weights, Moments, Weights]:
+    """Return weights and momentum after two steps, as a checkpoint has them, and weights after one without gradient."""
+    trainer = start(rank, ranks, address, model, "bfloat16", options)
+    for seed in (0, 1):
+        learn(trainer, seed)
+    trainer.save(folder)
+    found = weights_of(trainer), moments_of(trainer), coast(trainer)
+    trainer.close()
+    return found
+
+
+def resume_and_coast(
+    rank: int, ranks: int, address: Any, model: str, folder: str, options: dict[str, Any]
+) -> tuple[Weights, Moments, Weights]:
+    """Return what a new trainer has loaded, and its weights after a step without gradient."""
+    trainer = start(rank, ranks, address, model, "bfloat16", options)
+    trainer.load(folder)
+    found = weights_of(trainer), moments_of(trainer), coast(trainer)
+    trainer.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("backend", "stage"), [("deepspeed", 2), ("deepspeed", 3), ("fsdp2", 3)])
+def test_a_step_of_states_alone_is_the_same_to_the_bit_on_other_ranks(
+    tiny_model: Path, tmp_path: Path, backend: str, stage: int, before: int, after: int
+) -> None:
+    arguments = (str(tiny_model), str(tmp_path), {"backend": backend, "zero_stage": stage})
+    saved = on_ranks(train_and_coast, *arguments, ranks=before)
+    loaded = on_ranks(resume_and_coast, *arguments, ranks=after)
+    for place in (0, 2):
+        assert largest_difference(saved[0][place], loaded[0][place]) == 0.0
+    assert largest_difference(saved[0][0], saved[0][2]) > 1e-3
+    momenta, again = (joined([each[1] for each in ranks]) for ranks in (saved, loaded))
+    assert momenta.keys() == again.keys()
+    for matrix, momentum in momenta.items():
+        assert float(momentum.abs().max()) > 0
+        assert torch.equal(momentum, again[matrix]), matrix
 
 
 def without_muon(rank: int, ranks: int, address: Any, model: str, folder: str, options: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import GenerationError
 from roll_like.inference.vllm.arguments import engine_arguments, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.inference.vllm.engine import VLLMEngine, _refuse_heads_that_follow_the_batch
 from roll_like.inference.vllm.plugin import VLLMPlugin
 
 SPEC = engine_spec("/models/policy", dtype="bfloat16", device="cuda", max_model_len=4096)
@@ -113,6 +114,19 @@ def test_batch_invariance_is_an_environment_variable() -> None:
     config = VLLMConfig(deterministic=True)
     assert vllm_environment(config, 1, "cuda")["VLLM_BATCH_INVARIANT"] == "1"
     assert "VLLM_BATCH_INVARIANT" not in vllm_environment(VLLMConfig(), 1, "cuda")
+
+
+@pytest.mark.parametrize("family", [80, 90])
+def test_a_head_in_float32_is_batch_invariant_on_newer_gpus_only(family: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = SimpleNamespace(is_device_capability_family=lambda asked: asked == family)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    if family == 90:
+        _refuse_heads_that_follow_the_batch()
+        return
+    with pytest.raises(GenerationError, match="the output layer depends on the batch on this GPU") as raised:
+        _refuse_heads_that_follow_the_batch()
+    assert raised.value.fix is not None
+    assert raised.value.fix.startswith("remove model.head_dtype or inference.deterministic")
 
 
 def test_guesses_and_8_bits_are_arguments_that_vllm_knows() -> None:

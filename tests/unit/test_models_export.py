@@ -4,6 +4,8 @@ import copy
 import json
 import resource
 import shutil
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from roll_like.config.model import ModelConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.card import ModelCard, render_model_card
-from roll_like.models.export import save_hf_directory
+from roll_like.models.export import _exchanged, save_hf_directory
 from roll_like.models.load import load_tokenizer
 from roll_like.models.modules import load_causal_lm
 
@@ -233,3 +235,60 @@ def test_the_card_and_its_picture_are_beside_the_weights(trained, tmp_path):
     out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", card)
     assert (out / "README.md").read_text() == render_model_card(card)
     assert (out / "curves.png").read_bytes() == b"picture"
+
+
+#: Killed before each step in which Python changes files: prints what a reader then finds.
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from roll_like.models import export
+
+folder, exchanges = Path(sys.argv[1]), sys.argv[2] == "True"
+if not exchanges:
+    export._exchanged = lambda one, other: False
+killed, steps = True, 0
+while killed:
+    new, out = folder / f"{steps}-new", folder / f"{steps}-out"
+    for place in (new, out):
+        place.mkdir()
+        (place / "config.json").write_text(place.name[-3:])
+    child = os.fork()
+    if child == 0:
+        left = steps
+
+        def step(event, arguments):
+            global left
+            if event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        export._swap(new, out)
+        shutil.rmtree(new, ignore_errors=True)
+        os._exit(0)
+    killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    config = out / "config.json"
+    print(config.read_text() if config.exists() else "nothing")
+    steps += 1
+"""
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_there_is_a_model_whenever_the_process_is_killed(tmp_path, exchanges):
+    """But for an instant where the file system cannot let two directories change places."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    if exchanges and not _exchanged(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("this file system cannot")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(exchanges)], capture_output=True, text=True, check=True
+    )
+    found = done.stdout.split()
+    assert found[-1] == "new"
+    if exchanges:
+        assert set(found) == {"new"}  # the first step that Python sees removes the earlier model
+        assert len(found) > 2
+    else:
+        assert found.count("nothing") == 1
+        assert found[0] == "out"

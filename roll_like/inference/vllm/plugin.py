@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.config.base import Finding
-from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
+from roll_like.config.inference import DRAFT_KEY, IPC, NCCL, SEEDS_KEY, EngineConfig, JudgeConfig
 from roll_like.config.resources import ResourcesConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.settings import unknown_arguments
@@ -125,7 +125,7 @@ class VLLMPlugin(EnginePlugin):
         if config.deterministic:
             yield Finding(
                 "error",
-                "inference.deterministic",
+                SEEDS_KEY,
                 f"vLLM has no kernels of layers with a state that do not depend on the batch, and {model.model_type} "
                 "has such layers; remove it",
             )
@@ -192,7 +192,7 @@ def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:
     if speculation.model is not None and not (Path(speculation.model) / "config.json").is_file():
         yield Finding(
             "error",
-            "inference.speculative.model",
+            DRAFT_KEY,
             f"{speculation.model} has no config.json; write the local directory of a model",
         )
     if speculation.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
