@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from roll_like.models.stored import stated_json
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from roll_like.data.chat import Renderer
 
 _GENERATION, _CONFIG = "generation_config.json", "config.json"
@@ -57,6 +60,22 @@ def end_tokens(renderer: Renderer, path: Path) -> tuple[EndToken, ...]:
         for token_id in ids:
             sources[token_id].append(file)
     return tuple(EndToken(each, renderer.decode([each]) or "?", tuple(said)) for each, said in sources.items())
+
+
+def state_end(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have generation_config.json name what the chat template ends a turn with, so that all engines stop there.
+
+    A base model's names the end of a document, which a model that was trained on conversations does not write.
+    """
+    from roll_like.data.chat import Renderer
+
+    turn_end = Renderer(tokenizer).turn_end if tokenizer.chat_template else None
+    settings = stated_json(path / _GENERATION)
+    known = _ids(settings.get("eos_token_id")) or _ids(tokenizer.eos_token_id)
+    if turn_end is None or turn_end in known:
+        return
+    settings["eos_token_id"] = [*known, turn_end]
+    (path / _GENERATION).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from roll_like.errors import CheckpointError, RollLikeError
 from roll_like.models.card import CARD, CURVES, ModelCard, render_model_card
 from roll_like.models.checkpoint_names import converted, tensor_groups
 from roll_like.models.classifier import classifier_config
+from roll_like.models.ends import state_end
 from roll_like.models.imports import quiet
 from roll_like.models.lora import Adapter
 from roll_like.models.modules import empty_model, persistent_buffers
@@ -58,7 +59,8 @@ def save_hf_directory(
         out_dir: Where to write; an earlier export there is replaced.
         card: The run, for README.md and its picture; none is written without it.
         dtype: Precision to write; default: as the weights are.
-        base_dir: Directory of the starting model, whose generation settings are kept, and buffers: what a checkpoint
+        base_dir: Directory of the starting model, whose generation settings are kept (with what the chat template ends
+            a turn with, should they not name it), and buffers: what a checkpoint
             holds beside parameters, which no training changes. Their bits are those of its files.
         more_files: Further files to copy, such as those of an image processor.
         trust_remote_code: Whether the model's class comes with the model.
@@ -91,6 +93,8 @@ def save_hf_directory(
             shutil.copyfile(file, temporary / file.name)
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
             shutil.copyfile(base_dir / "generation_config.json", temporary / "generation_config.json")
+        if task == "text-generation":
+            state_end(temporary, tokenizer)
         if card is not None:
             (temporary / CARD).write_text(render_model_card(card, task), encoding="utf-8")
             if card.curves is not None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
 
 from roll_like.config.model import ModelConfig
 from roll_like.errors import CheckpointError
@@ -196,6 +197,26 @@ def test_generation_settings_of_the_base_model_are_kept(trained, tmp_path):
     (base / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6}')
     out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", base_dir=base)
     assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": [2, 7], "temperature": 0.6}
+
+
+@pytest.mark.parametrize(("stated", "expected"), [('{"eos_token_id": 0, "top_p": 0.9}', [0, 2]), (None, [0, 2])])
+def test_what_ends_a_turn_ends_what_engines_generate(trained, tmp_path, stated, expected):
+    """A base model's files name the end of a document; its training on conversations taught the template's end."""
+    model, tokenizer = trained
+    base = tmp_path / "base"
+    base.mkdir()
+    if stated is not None:
+        (base / "generation_config.json").write_text(stated)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(0)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == 2
+    config = copy.deepcopy(model.config)
+    config.eos_token_id = 0
+    out = save_hf_directory(model.state_dict(), config, tokenizer, tmp_path / "out", base_dir=base)
+    written = json.loads((out / "generation_config.json").read_text())
+    assert written["eos_token_id"] == expected
+    assert stated is None or written["top_p"] == 0.9
+    assert GenerationConfig.from_pretrained(out).eos_token_id == expected
 
 
 def test_added_tokens_and_templates_survive(trained, tiny_model, tmp_path):
