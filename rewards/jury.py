@@ -70,9 +70,6 @@ class JuryConfig(RewardConfig):
 class Jury:
     """Asks all judges, each as often as it has votes.
 
-    Args:
-        config: The judges.
-
     Raises:
         RewardError: The environment variable with a judge's key is not set.
     """

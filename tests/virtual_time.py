@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -11,3 +12,13 @@ _NAMES = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "virtual_
 
 run_virtually: Callable[..., Any] = _NAMES["run_virtually"]
 Deadlock: type[RuntimeError] = _NAMES["Deadlock"]
+
+
+def in_virtual_time(test: Callable[..., Any]) -> Callable[[], None]:
+    """Run an asynchronous test in virtual time."""
+
+    @wraps(test)
+    def run() -> None:
+        run_virtually(test())
+
+    return run

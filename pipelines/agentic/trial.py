@@ -22,9 +22,6 @@ from roll_like.rollout.source import sampling_of
 def tried_environments(config: PipelineConfig) -> Iterator[EnvReport]:
     """Try out what a run trains and evaluates on, programs excepted: what those play is theirs.
 
-    Args:
-        config: Of an agentic run.
-
     Raises:
         ConfigError: It has no such environments.
         EnvError: One cannot be made.

@@ -24,11 +24,7 @@ COLLECTIONS = 5
 
 
 class RefreshedReference:
-    """The policy at the start of an iteration: it computes the iteration's pairs before it learns from them.
-
-    Args:
-        policy: The policy being trained.
-    """
+    """The policy at the start of an iteration: it computes the iteration's pairs before it learns from them."""
 
     def __init__(self, policy: SequenceReference) -> None:
         self._policy = policy

@@ -70,11 +70,7 @@ class Segmented:
 
 
 class Conversation:
-    """One episode's messages and tokens. Synchronous; needs neither engine nor environment.
-
-    Args:
-        renderer: Tokenizer and chat template of the policy.
-    """
+    """One episode's messages and tokens. Synchronous; needs neither engine nor environment."""
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer

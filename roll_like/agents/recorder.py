@@ -101,11 +101,7 @@ class Draft:
 
 
 class Recorder:
-    """The conversations of one episode.
-
-    Args:
-        renderer: Chat template and tokenizer of the policy.
-    """
+    """The conversations of one episode."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer

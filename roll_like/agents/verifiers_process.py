@@ -52,12 +52,7 @@ class VerifiersRefusal(EnvError):
 
 
 class VerifiersProcess:
-    """A running server of one environment. Runs on the event loop that it is started on.
-
-    Args:
-        spec: What it plays.
-        key: What its requests to the policy are sent with.
-    """
+    """A running server of one environment. Runs on the event loop that it is started on."""
 
     def __init__(self, spec: VerifiersSpec, key: str) -> None:
         self.spec = spec

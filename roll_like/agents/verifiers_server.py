@@ -72,12 +72,7 @@ class ReadOnce(Iterable[Any]):
 
 
 class Server:
-    """One environment and the episodes that are played in it.
-
-    Args:
-        reader: Requests of the run.
-        writer: Answers.
-    """
+    """One environment and the episodes that are played in it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

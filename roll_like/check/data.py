@@ -149,12 +149,7 @@ def only_first_rows(source: SourceConfig, key: str) -> Iterator[Finding]:
 
 
 def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[Finding]:
-    """Yield images that cannot be decoded: of all, or of some from everywhere in a source that has many.
-
-    Args:
-        images: Each with its row.
-        key: The source's.
-    """
+    """Yield images that cannot be decoded: of all, or of some from everywhere in a source that has many."""
     different = list({picture.digest: (origin, picture) for origin, picture in images}.values())
     sizes = [picture.size() for _, picture in different]
     every = -(-sum(width * height for width, height in sizes) // DECODED_PIXELS) or 1

@@ -90,12 +90,7 @@ class RoleMemory:
 
 
 class NodeWatch:
-    """Reads the pages in a folder of this node; an actor on nodes other than the driver's.
-
-    Args:
-        folder: Where the pages are.
-        proc: Where the kernel shows its processes.
-    """
+    """Reads the pages in a folder of this node; an actor on nodes other than the driver's."""
 
     def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder = folder

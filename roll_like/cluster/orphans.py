@@ -42,11 +42,7 @@ def hold_session(folder: Path, whole: Sequence[str], run: Sequence[str], lock: i
 
 
 def clear_up_orphans(place: Path = Path("/tmp")) -> None:
-    """End and remove what is left of this user's sessions on this machine that have neither driver nor guardian.
-
-    Args:
-        place: Where the folders of sessions are.
-    """
+    """End and remove what is left of this user's sessions on this machine that have neither driver nor guardian."""
     for path in place.glob(f"roll-*/{NOTE}"):
         with suppress(OSError), path.open("r+b") as note:  # it goes, is another user's, or lives: it is locked
             status = os.fstat(note.fileno())

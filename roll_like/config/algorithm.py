@@ -279,12 +279,7 @@ class AlgorithmConfig(ConfigModel):
     )
 
     def violations(self, rollout: GroupRolloutConfig, longest_response: int) -> Iterator[Violation]:
-        """Yield settings that cannot work together, or have no effect.
-
-        Args:
-            rollout: What a step samples.
-            longest_response: Most tokens that are sampled of one sample.
-        """
+        """Yield settings that cannot work together, or have no effect."""
         if LOSSES.get(self.loss.type).needs_ratio and self.updates_per_step == 1 and self.old_logprobs != "behaviour":
             yield Violation(
                 ("algorithm", "old_logprobs"),

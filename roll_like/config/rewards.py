@@ -187,14 +187,7 @@ class DomainConfig(ConfigModel):
     def violations(
         self, name: str, sources: Sequence[DataSource], rewards: RewardsConfig, rollout: GroupRolloutConfig
     ) -> Iterator[Violation]:
-        """Yield names that mean nothing, and groups that cannot be replaced.
-
-        Args:
-            name: The domain's.
-            sources: Of the data and of its evaluation.
-            rewards: What the domain chooses from.
-            rollout: What a step samples.
-        """
+        """Yield names that mean nothing, and groups that cannot be replaced."""
         path, domains = ("domains", name), list(dict.fromkeys(source.domain_label for source in sources))
         if name not in domains:
             yield Violation(path, f"no data source is of this domain; {_nearest(name, domains)}")

@@ -132,12 +132,7 @@ def written_prompts(use: BenchmarkUse, key: str) -> Iterator[tuple[Row, Benchmar
 
 
 class _Examples:
-    """The solved examples of a benchmark, as text.
-
-    Args:
-        use: Which benchmark.
-        key: Its place in the configuration.
-    """
+    """The solved examples of a benchmark, as text."""
 
     def __init__(self, use: BenchmarkUse, key: str) -> None:
         self._use, self._key = use, key

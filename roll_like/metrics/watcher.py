@@ -84,10 +84,6 @@ def _follow(folder: Path, mode: Mode, wait: Callable[[float], None]) -> None:
 class _View:
     """A run on a console.
 
-    Args:
-        folder: The run's.
-        mode: How it is shown.
-
     Raises:
         DataError: The folder holds no run.
     """

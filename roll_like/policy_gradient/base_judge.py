@@ -29,13 +29,7 @@ _STOP_SECONDS = 1.0
 
 
 class BaseJudge:
-    """Answers chat requests with the base model; runs on the event loop that it is started on.
-
-    Args:
-        renderer: Chat template and tokenizer of the model.
-        host: Address to answer at.
-        port: Port there.
-    """
+    """Answers chat requests with the base model; runs on the event loop that it is started on."""
 
     def __init__(self, renderer: Renderer, *, host: str, port: int) -> None:
         self._renderer = renderer
@@ -52,9 +46,6 @@ class BaseJudge:
 
     async def start(self, router: Router) -> None:
         """Answer from now on.
-
-        Args:
-            router: Sends requests to the policy's engines.
 
         Raises:
             OSError: The address cannot be listened on.

@@ -53,11 +53,7 @@ class ValueBatch(MicroBatch):
 
 
 class Critic:
-    """A value function in the ranks of an engine.
-
-    Args:
-        engine: Its ranks.
-    """
+    """A value function in the ranks of an engine."""
 
     def __init__(self, engine: TrainingEngine[ValueStep]) -> None:
         self.engine = engine

@@ -20,12 +20,7 @@ from roll_like.types import FloatArray, IntArray, TrainingSample
 
 
 def weight_probe(config: SamplingRunConfig, trained: Cluster[TrainingRank]) -> LogprobProbe | None:
-    """Return what engines and trainer are compared by; None for an engine that cannot be asked.
-
-    Args:
-        config: The run's configuration.
-        trained: The ranks of the model that is trained.
-    """
+    """Return what engines and trainer are compared by; None for an engine that cannot be asked."""
     inference = config.inference
     if not inference.capabilities.prompt_logprobs:
         return None

@@ -60,11 +60,6 @@ REWARD_GRACE = 60.0
 class RewardWorkers(Generic[RewardedT]):
     """The reward workers of a run, and its judge model where it has one.
 
-    Args:
-        config: The run's configuration.
-        resources: Where they go.
-        stack: Ends them when it is closed.
-
     Attributes:
         pools: They as one scorer; there is one from `start` on.
     """

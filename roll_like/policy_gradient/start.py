@@ -174,13 +174,7 @@ def start_inference(
 
 
 class _Sender:
-    """Lets every rank of a model send its weights; connects them anew where ranks or engines were replaced.
-
-    Args:
-        config: The run's configuration.
-        trained: The model.
-        inference: The engines.
-    """
+    """Lets every rank of a model send its weights; connects them anew where ranks or engines were replaced."""
 
     def __init__(self, config: SamplingRunConfig, trained: TrainingEngine[Any], inference: EnginePool) -> None:
         self._config = config

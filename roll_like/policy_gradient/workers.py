@@ -28,13 +28,7 @@ from roll_like.values import Metrics
 
 
 class AuxiliaryRole(Protocol):
-    """What a pipeline starts beside engines and trainer, and samples groups with: rewards, environments, teachers.
-
-    Args:
-        config: The run's configuration.
-        resources: Where its workers go.
-        stack: Ends them when it is closed.
-    """
+    """What a pipeline starts beside engines and trainer, and samples groups with: rewards, environments, teachers."""
 
     def __init__(self, config: Any, resources: ResourceManager, stack: ExitStack) -> None:
         pass
@@ -165,11 +159,6 @@ def starting_workers(config: SamplingRunConfig, run: RunContext, auxiliary: Auxi
 
     Afterwards all are ready, and the actor's weights can be pushed.
 
-    Args:
-        config: The run's configuration.
-        run: What it is built on.
-        auxiliary: What the pipeline starts beside engines and trainer.
-
     Raises:
         RollLikeError: One of them did not start.
     """
@@ -202,14 +191,7 @@ def starting_workers(config: SamplingRunConfig, run: RunContext, auxiliary: Auxi
 def start_evaluator(
     config: SamplingRunConfig, resources: ResourceManager, stack: ExitStack, auxiliary: AuxiliaryRole
 ) -> Evaluates | None:
-    """Start engines and auxiliary roles without a trainer; return what measures the model when they are ready.
-
-    Args:
-        config: The configuration of the model to evaluate.
-        resources: Where workers go.
-        stack: Ends them when it is closed.
-        auxiliary: What the pipeline starts beside the engines.
-    """
+    """Start engines and auxiliary roles without a trainer; return what measures the model when they are ready."""
     runner = stack.enter_context(DriverLoop())
     inference = start_inference(config, resolve_model(config.model), resources, stack, runner, follows=False)
     wait_for_inference = inference.begin(InferenceEngine.start)

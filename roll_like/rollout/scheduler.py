@@ -52,12 +52,7 @@ class GroupPlan:
 
 
 class GenerateScheduler:
-    """Samples groups through a router, and has each scored as soon as it is complete.
-
-    Args:
-        router: Sends requests to the inference engines.
-        scorer: Scores complete groups.
-    """
+    """Samples groups through a router, and has each scored as soon as it is complete."""
 
     def __init__(self, router: Router, scorer: RewardPools) -> None:
         self.engines = router

@@ -246,11 +246,7 @@ class _Packer:
 
 
 class _Unpacker:
-    """Turns JSON objects with a mark back into values, innermost first.
-
-    Args:
-        arrays: The flat arrays by dtype.
-    """
+    """Turns JSON objects with a mark back into values, innermost first."""
 
     def __init__(self, arrays: Mapping[str, _Array]) -> None:
         self._arrays = arrays

@@ -74,18 +74,7 @@ class Evaluates(Protocol):
 
 
 class RunState:
-    """Counts steps, writes checkpoints when they are due, hands metrics on.
-
-    Args:
-        directory: The run's folder.
-        config: The whole configuration.
-        metrics: Where figures go.
-        signal: SIGTERM.
-        store: Its checkpoints on disk.
-        snapshots: Its newest state in memory.
-        resumed: The checkpoint to continue from.
-        callbacks: What is called after each step and each evaluation.
-    """
+    """Counts steps, writes checkpoints when they are due, hands metrics on."""
 
     def __init__(
         self,

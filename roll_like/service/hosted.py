@@ -69,11 +69,7 @@ def sampler_name(session_id: str, number: int) -> str:
 
 
 class ModelQueue:
-    """The requests of one model, done one after the other in the order of their numbers, however they arrive.
-
-    Args:
-        futures: Where results go.
-    """
+    """The requests of one model, done one after the other in the order of their numbers, however they arrive."""
 
     def __init__(self, futures: Futures) -> None:
         self._futures = futures

@@ -21,12 +21,7 @@ R = TypeVar("R")
 
 
 class ModelRequests:
-    """Runs on the service's event loop.
-
-    Args:
-        state: What requests share.
-        trainer: The ranks.
-    """
+    """Runs on the service's event loop."""
 
     def __init__(self, state: ServiceState, trainer: ModelsTrainer) -> None:
         self._state = state

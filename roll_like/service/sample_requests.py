@@ -21,12 +21,7 @@ from roll_like.types import IntArray, StopReason
 
 
 class SampleRequests:
-    """Runs on the service's event loop.
-
-    Args:
-        state: What requests share.
-        sampler: The engines.
-    """
+    """Runs on the service's event loop."""
 
     def __init__(self, state: ServiceState, sampler: SnapshotSampler) -> None:
         self._state = state

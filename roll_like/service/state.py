@@ -22,12 +22,7 @@ R = TypeVar("R")
 
 
 class ServiceState:
-    """Runs on one event loop.
-
-    Args:
-        config: The service's configuration.
-        vocabulary: Tokens are below this.
-    """
+    """Runs on one event loop."""
 
     def __init__(self, config: ServiceConfig, *, vocabulary: int) -> None:
         self.config = config

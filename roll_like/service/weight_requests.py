@@ -26,13 +26,7 @@ KEPT_SNAPSHOTS = 16
 
 
 class WeightRequests:
-    """Runs on the service's event loop.
-
-    Args:
-        state: What requests share.
-        trainer: The ranks.
-        models: Begins models that a checkpoint is loaded into.
-    """
+    """Runs on the service's event loop."""
 
     def __init__(self, state: ServiceState, trainer: ModelsTrainer, models: ModelRequests) -> None:
         self._state = state

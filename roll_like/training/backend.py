@@ -38,11 +38,7 @@ R = TypeVar("R")
 
 
 class LazyTensors(Mapping[str, "Tensor"]):
-    """Tensors that are read when they are asked for, and not kept.
-
-    Args:
-        readers: What reads each.
-    """
+    """Tensors that are read when they are asked for, and not kept."""
 
     def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
         self._readers = readers
@@ -297,9 +293,6 @@ class TrainingBackend(ABC):
 
         Where that norm is not finite, the gradients are forgotten on every rank, and nothing else may have changed:
         weights, moments and the optimizer's count of steps are those of before.
-
-        Args:
-            learning_rate: Of this step.
 
         Returns:
             The norm over all ranks, the same on each; infinite or NaN where the step was not taken.

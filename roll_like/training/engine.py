@@ -239,11 +239,7 @@ class Reference(Protocol[SampleT_contra]):
 
 
 class WithoutAdapters:
-    """The model that training started from: the policy with its adapters switched off.
-
-    Args:
-        policy: Its ranks.
-    """
+    """The model that training started from: the policy with its adapters switched off."""
 
     def __init__(self, policy: TrainingEngine[Any]) -> None:
         self._policy = policy

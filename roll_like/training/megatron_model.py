@@ -66,11 +66,7 @@ class LayerRows:
 
 
 class Routes:
-    """The experts that a rank's layers take: given, or their own choice. What objectives call a router.
-
-    Args:
-        chunks: This rank's part of the model.
-    """
+    """The experts that a rank's layers take: given, or their own choice. What objectives call a router."""
 
     def __init__(self, chunks: Sequence[Any]) -> None:
         self.given_TMK: Tensor | None = None

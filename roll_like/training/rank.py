@@ -592,12 +592,7 @@ class TrainingRank:
 
 
 class OwnLayers:
-    """The weights that one stage of the layers sends: a `WeightSource`.
-
-    Args:
-        rank: One of its ranks.
-        stage: The stage.
-    """
+    """The weights that one stage of the layers sends: a `WeightSource`."""
 
     def __init__(self, rank: TrainingRank, stage: Stage) -> None:
         self._rank, self._stage = rank, stage

@@ -35,9 +35,6 @@ _DIGITS = 6
 def decoder(config: Mapping[str, Any]) -> Decode:
     """Return what decodes the tokens of a run.
 
-    Args:
-        config: The run's configuration.
-
     Raises:
         ConfigError: Its model has no tokenizer here.
     """

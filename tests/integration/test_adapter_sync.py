@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
@@ -220,17 +221,14 @@ def test_adapters_come_by_name_while_others_generate(engine: EngineThread, float
         if number:
             running = list(models)[number - 1]
             engine.run(engine.engine.submit([request(f"{running}-long", tokens=200, seed=5, adapter=running)]))
-            while engine.run(tokens_so_far(engine.engine, f"{running}-long")) < 8:
-                pass
+            wait_for_tokens(engine, f"{running}-long", 8)
         sync.push_adapter(name, dropped)
         if number:
-            assert engine.run(tokens_so_far(engine.engine, f"{running}-long")) < 200, "generation went on meanwhile"
             generation = engine.collect(1)[f"{running}-long"]
             assert error(trainer, [generation], models[running]) < TOLERANCE
     # one whose abort was lost ends before its adapter goes
     engine.run(engine.engine.submit([request("orphan", tokens=300, adapter="two")]))
-    while engine.run(tokens_so_far(engine.engine, "orphan")) < 2:
-        pass
+    wait_for_tokens(engine, "orphan", 2)
     sync.push_adapter("four", ("two",))
     assert engine.collect(1)["orphan"].stop_reason is StopReason.ABORTED
     trainer.change(seed=50)
@@ -267,9 +265,18 @@ def assert_top(top: Any, tokens: np.ndarray, model: Any, places: int, count: int
     assert (top.token_ids == indices.numpy()).mean() > 0.98  # where two are as likely, either is first
 
 
-async def tokens_so_far(engine: Any, name: str) -> int:
-    states = engine._engine.output_processor.request_states.values()
-    return max((s.detokenizer.num_output_tokens() for s in states if s.external_req_id == name), default=0)
+def wait_for_tokens(engine: EngineThread, name: str, count: int) -> None:
+    """Return when a request has so many tokens and goes on."""
+
+    async def sampled() -> bool:
+        states = engine.engine._engine.output_processor.request_states
+        while own := [each for each in states.values() if each.external_req_id == name]:
+            if own[0].detokenizer.num_output_tokens() >= count:
+                return True
+            await asyncio.sleep(0)
+        return False
+
+    assert engine.run(sampled()), f"{name} ended before it had {count} tokens"
 
 
 @pytest.mark.parametrize("sleeps", [False, True], ids=["while it serves", "after sleep"])
@@ -282,8 +289,7 @@ def test_a_response_that_crosses_an_update_is_computed_again_with_the_new_adapte
     other.load_state_dict(trainer.merged.state_dict())
     trainer.change(seed=11)
     engine.run(engine.engine.submit([request("crossing", tokens=300, seed=5)]))
-    while engine.run(tokens_so_far(engine.engine, "crossing")) < 8:
-        pass
+    wait_for_tokens(engine, "crossing", 8)
     if sleeps:
         engine.run(engine.engine.sleep())
         engine.run(engine.engine.wake())

@@ -210,7 +210,7 @@ def test_an_environment_that_hangs_delays_its_own_group_only(tmp_path: Path, flo
         environments=environments,
         rollout=rollout,
         resources=changes["resources"],
-        env_workers={"workers": 1, "deadline_seconds": 3.0},
+        env_workers={"workers": 1, "deadline_seconds": 8.0},  # a busy machine may take a moment for any step
         algorithm={"advantage": "grpo"},
         checkpoint={"at_end": False, "export": False},
         steps=5,

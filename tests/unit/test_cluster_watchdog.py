@@ -184,8 +184,9 @@ def test_a_stuck_process_says_where_and_goes_with_its_children(
 
 @pytest.mark.usefixtures("impatient")
 def test_processes_that_wait_or_work_are_left_alone(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(watchdog, "LEAST_SECONDS", {"cpu": 3.0})
     children = [start("idle"), start("generating", role="inference")]
     reports: list[tuple[Hang, str]] = []
     with watched(tmp_path, reports):

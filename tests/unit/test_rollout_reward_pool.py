@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests_support import all_follows, group, task
+from virtual_time import in_virtual_time
 
 from roll_like.cluster import WorkerDied, worker_restarts
 from roll_like.cluster.spans import SPANS
@@ -421,6 +422,7 @@ async def test_a_group_that_nobody_waits_for_any_more_keeps_its_place_until_it_i
     assert cluster.most == [1]
 
 
+@in_virtual_time
 async def test_the_limit_grows_with_what_a_worker_has_already() -> None:
     lock = asyncio.Lock()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests_support import group, task
-from virtual_time import run_virtually
+from virtual_time import in_virtual_time, run_virtually
 
 from roll_like.errors import GenerationError
 from roll_like.rollout.collection import GroupStream, SampleCounter, no_progress
@@ -83,15 +83,6 @@ def stream(
     )
     clock = asyncio.get_running_loop().time
     return GroupStream(runner, iter(tasks or CountedTasks()), manager, accept, clock=clock, stall_seconds=stall_seconds)
-
-
-def in_virtual_time(test: Callable[..., Any]) -> Callable[[], None]:
-    def run() -> None:
-        run_virtually(test())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
 
 
 @in_virtual_time

@@ -40,7 +40,7 @@ if word in {"hold", "work"}:
     supervise.BEAT_SECONDS = 0.02
     supervise.beat()
     if word == "work":
-        time.sleep(3)
+        time.sleep(4)
         sys.exit(0)
     time.sleep(1)
     re.fullmatch("(a|a)*b", "a" * 99)  # takes for ever, and no other thread runs meanwhile
@@ -51,7 +51,8 @@ if word == "wait":
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGUSR1, stop)
     (folder / "ready").touch()
-    time.sleep(60)
+    for _ in range(600):  # a signal right before a sleep is handled after it
+        time.sleep(0.1)
 sys.exit(int(word))
 """
 
@@ -180,13 +181,13 @@ def test_a_run_that_is_continued_goes_on(tmp_path: Path) -> None:
 def test_a_run_whose_interpreter_is_held_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervise, "SAID_SECONDS", 1.0)
-    monkeypatch.setattr(supervise, "QUIET_SECONDS", 2.0)
+    monkeypatch.setattr(supervise, "SAID_SECONDS", 2.0)
+    monkeypatch.setattr(supervise, "QUIET_SECONDS", 3.0)
     rig = Rig(tmp_path, ["hold 1", "work 2"])
     assert rig.supervisor.run() == 0
     assert rig.attempts == [(1, -signal.SIGKILL, 1), (2, 0, 2)]
     first, second, third = rig.said
-    assert re.fullmatch(r"the run \(process \d+\) does not answer: native code holds .* after 2 s it is killed", first)
+    assert re.fullmatch(r"the run \(process \d+\) does not answer: native code holds .* after 3 s it is killed", first)
     assert "did not answer for" in second
     assert third == "attempt 1 was killed by SIGKILL; attempt 2 of 10 goes on from the checkpoint of step 1 in 2 s"
     assert "in fullmatch" in capfd.readouterr().err  # the stacks

@@ -14,11 +14,7 @@ from roll_like.models.modules import persistent_buffers
 
 
 class CheckpointWeights:
-    """The parameters of a loaded model, and the buffers that its checkpoint has.
-
-    Args:
-        model: A Hugging Face model.
-    """
+    """The parameters of a loaded model, and the buffers that its checkpoint has."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

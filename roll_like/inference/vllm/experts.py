@@ -47,11 +47,7 @@ def repack_experts() -> None:
 
 
 class ExpertLayers:
-    """The experts of a model, by the names that a checkpoint has for them.
-
-    Args:
-        model: vLLM's.
-    """
+    """The experts of a model, by the names that a checkpoint has for them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = {

@@ -17,11 +17,7 @@ _BESIDE = {"id", "type", "index", "tool_call_id", "function"}
 
 
 class Functions:
-    """The functions of a request.
-
-    Args:
-        tools: Function schemas in OpenAI's form.
-    """
+    """The functions of a request."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.parameters: dict[str, Mapping[str, Any]] = {
