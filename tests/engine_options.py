@@ -25,7 +25,7 @@ class Option:
         changes: Of a run's sections, by section; `inference` is replaced.
         exact: Whether two runs of it, one of which is disturbed, end with the same weights.
         metrics: What each step says of it.
-        syncs: Raises where weight syncs (`doomed.record_syncs`), to so many engines one after the other, did not do
+        syncs: Raises where weight syncs (`dying_runs.record_syncs`), to so many engines one after the other, did not do
             what it promises.
         needs: A package that has to be there.
         modules: Of the tests, which the run imports.
@@ -58,7 +58,7 @@ class Option:
 
         Args:
             steps: What was logged.
-            syncs: What was sent (`doomed.record_syncs`).
+            syncs: What was sent (`dying_runs.record_syncs`).
             killed: How many of these the run had sent when it was killed; its engine had been replaced.
         """
         assert 0 < killed < len(syncs)

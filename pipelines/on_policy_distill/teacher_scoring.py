@@ -1,4 +1,4 @@
-"""Teacher scoring: how likely teachers find the tokens that the student sampled."""
+"""Teacher scoring: the teachers' log-probabilities of the student's tokens."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
         if pairs.epochs is not None and pairs.steps is not None:
             yield Violation(
                 ("pairs", "steps"),
-                "an iteration lasts a number of `steps`, or of `epochs`, and both are set; set one of them to null",
+                "set exactly one of `steps` and `epochs`: both are set; set one of them to null",
             )
         name = self.algorithm.loss.type
         if not PREFERENCE_LOSSES.get(name).paired:

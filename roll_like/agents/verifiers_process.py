@@ -118,7 +118,7 @@ class VerifiersProcess:
             await uncancelled(self.close())
             if isinstance(error, TimeoutError | VerifiersLost):
                 fix = (
-                    "mend what `verifiers.taskset` and `verifiers.harness` import there"
+                    "fix what `verifiers.taskset` and `verifiers.harness` import there"
                     if self.answered
                     else _PYTHON_FIX
                 )
@@ -187,7 +187,7 @@ class VerifiersProcess:
         except TimeoutError as error:
             raise EnvError(
                 f"the tasks of {self.spec.name!r} were not read within {START_SECONDS:g} s",
-                fix="mend `load` of `verifiers.taskset`, or have it yield tasks of which `verifiers.select` takes some",
+                fix="fix `load` of `verifiers.taskset`, or have it yield tasks of which `verifiers.select` takes some",
             ) from error
 
     async def _stopped(self, number: int) -> None:

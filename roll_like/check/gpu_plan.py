@@ -159,7 +159,7 @@ def _too_much_in_host(config: RunConfig, report: GPUReport) -> Iterator[Finding]
         yield Finding(
             "error",
             "training.sleep",
-            f"what makes room on the GPUs takes {moved / GIB:.1f} GiB of host memory on each machine, and this one has "
+            f"offloaded states need {moved / GIB:.1f} GiB of host memory on each machine, and this one has "
             f"{report.host_memory / GIB:.1f} GiB; set training.sleep: false or inference.sleep: false where both fit "
             "on a GPU, or give engines and models GPUs of their own",
         )

@@ -232,8 +232,8 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
     yield Finding(
         "error",
         key,
-        f"sequences of {config.context_window} tokens are longer than the {shape.max_positions} that the model was "
-        f"made for ({terms}); lower that" + (", or inference.max_model_len" if key == "rollout" else ""),
+        f"{config.context_window} tokens ({terms}) exceed max_position_embeddings ({shape.max_positions}); lower that"
+        + (", or inference.max_model_len" if key == "rollout" else ""),
     )
 
 
@@ -410,6 +410,6 @@ def samples_fit(config: RunConfig, shape: ModelShape, key: str) -> Iterator[Find
         yield Finding(
             "error",
             key,
-            f"samples of {longest} tokens are longer than the {shape.max_positions} that this model was made for; use "
+            f"samples of {longest} tokens exceed this model's max_position_embeddings ({shape.max_positions}); use "
             f"another model, or lower {config.longest_sample_terms}",
         )

@@ -81,13 +81,13 @@ class OfflineRunConfig(RunConfig):
         """Yield every combination of sections that cannot work."""
         yield from super().violations()
         if (self.steps is None) == (self.epochs is None):
-            found = "neither is set; set one of them"
+            found = "neither is set"
             if self.steps is not None:
                 found = (
                     f"both are set; keep steps: {self.steps} with epochs: null, or epochs: {self.epochs:g} with steps: "
                     "null"
                 )
-            yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}")
+            yield Violation(("steps",), f"set exactly one of `steps` and `epochs`: {found}")
         count, what = self.items_per_step
         yield from self.training.ranks_have_work(count, "step", what, f"raise data.{what}_per_step")
         yield from shared_prompt_violations(self.pipeline, self.training)

@@ -88,7 +88,7 @@ class Collected:
             f"{lost} of {scored + lost} samples of {what} were lost to failures, above "
             f"rollout.max_failure_fraction: {accepted:g}. The first, at {first.stage} "
             f"{first.name!r} for {first.origin}:\n{first.error}",
-            fix=f"mend the {first.stage} that failed; a lost sample is never counted as reward 0",
+            fix=f"fix the failing {first.stage}; failed samples are dropped, not scored 0",
         )
 
 

@@ -30,7 +30,7 @@ from roll_like.errors import RollLikeError, WorkerError
 from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
 from roll_like.rollout.router import ReplicaLost, Router, all_gone
 
-#: How often an engine that is to start looks whether it may. Seconds.
+#: Polling interval before a restart, in seconds.
 TURN_SECONDS = 0.2
 #: How long engines may take to tell their metrics; Prometheus waits 10 s by default. Seconds.
 METRICS_SECONDS = 3.0

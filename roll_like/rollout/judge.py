@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.2
 class JudgeKeeper:
     """Replaces servers that end. Rewards find the new one at the old one's address.
 
-    A thread a server waits for its end; that takes no processor time.
+    One thread per server blocks until it exits.
 
     Args:
         servers: The servers; `start` is called when they have started.

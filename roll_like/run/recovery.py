@@ -75,7 +75,7 @@ class Recovery:
     def _go_back(self, error: NonFiniteGradientError) -> None:
         step = self._state.finished + 1
         if self._rewound is not None and step - self._rewound < REWIND_STEPS:
-            error.message += f"; that was so at step {self._rewound} already, and going back has not helped"
+            error.message += f"; already rolled back at step {self._rewound}; it did not help"
             raise error
         began = time.monotonic()
         found = self._state.go_back()

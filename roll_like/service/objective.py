@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from roll_like.service.types import Datum, TokenArray
+from roll_like.service.types import Datum
 from roll_like.training.interface import RankModel
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import Layout, MicroBatch, PerToken, even_out, padded
@@ -137,8 +137,3 @@ def _row(index: int, datum: Datum) -> TokenRow:
 def in_order(outputs: Sequence[Sequence[DatumOutput]]) -> list[DatumOutput]:
     """Return what ranks told, in the order of the request's data."""
     return sorted((each for rank in outputs for each in rank), key=lambda output: output.index)
-
-
-def as_arrays(outputs: Sequence[DatumOutput]) -> list[dict[str, TokenArray]]:
-    """Return what the client is told of each datum."""
-    return [{"logprobs": output.logprobs} for output in outputs]

@@ -1,6 +1,6 @@
 """What a tool is, and how a call of the policy is carried out.
 
-Two kinds of failure are kept apart. A `ToolError` is the policy's to mend: a wrong argument, a division by zero, a
+Two kinds of failure are kept apart. A `ToolError` is the policy's to correct: a wrong argument, a division by zero, a
 program that does not run. It becomes the tool's answer. Anything else that a tool raises is a failure of the tool: the
 episode is lost and counted (`EnvError`), never scored.
 """
@@ -168,7 +168,7 @@ class Toolbox:
         """Carry out a call.
 
         Raises:
-            EnvError: The tool failed, or took longer than the timeout; nothing that the policy could mend.
+            EnvError: The tool failed, or took longer than the timeout; nothing that the policy could correct.
         """
         try:
             if isinstance(call, MalformedCall):

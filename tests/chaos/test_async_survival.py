@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doomed import SYNCS, record_syncs, run_and_die, syncs_of
+from dying_runs import SYNCS, record_syncs, run_and_die, syncs_of
 from engine_options import OPTIONS, only_changes_travel
 from faults import at, kill
 from hygiene import nothing_left

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from doomed import run_and_die
+from dying_runs import run_and_die
 from engine_options import OPTIONS
 from faults import at, die_at_next_call, kill, kill_engine_core
 from hygiene import nothing_left

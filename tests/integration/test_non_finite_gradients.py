@@ -284,7 +284,7 @@ def test_a_run_computes_again_skips_goes_back_and_ends(tmp_path: Path, tiny_mode
     assert code == 1
     assert "the training engine has skipped 2 updates in a row, because the norms" in output
     assert "fix: lower training.optimizer.lr or training.optimizer.max_grad_norm" in output
-    assert "that was so at step 7 already, and going back has not helped" in " ".join(output.split())
+    assert "already rolled back at step 7; it did not help" in " ".join(output.split())
     run = tmp_path / "runs" / "tiny"
     lines = read_lines(run / "metrics.jsonl")
     # attempts 0 | 1 2 | 3 | 4 5 | 6 | 7 8, which is logged, and 9 10: back to step 6, without step 7

@@ -442,7 +442,7 @@ def test_more_in_host_memory_than_there_is_is_refused() -> None:
         for size in (17 * GIB, 18 * GIB)
     ]
     assert [(each.level, each.key) for each in found[0]] == [("error", "training.sleep")]
-    assert "takes 18.0 GiB of host memory on each machine, and this one has 17.0 GiB" in found[0][0].message
+    assert "need 18.0 GiB of host memory on each machine, and this one has 17.0 GiB" in found[0][0].message
     assert found[1] == []
 
 

@@ -204,7 +204,8 @@ def test_a_tokenizer_of_its_own(make: Make, tiny_model: Path) -> None:
 
 def test_a_window_longer_than_the_models(make: Make) -> None:
     message = only(make(rollout__max_response_tokens=1000))
-    assert "sequences of 1064 tokens are longer than the 1024 that the model was made for" in message
+    assert "1064 tokens (data.max_prompt_tokens + rollout.max_response_tokens = " in message
+    assert ") exceed max_position_embeddings (1024); lower that" in message
 
 
 def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
@@ -322,7 +323,7 @@ def test_a_critic_from_a_model_of_its_own(make: Make, files: Path, tiny_model: P
     )
     remake(other, vocab_size=512, max_position_embeddings=50)
     message = only(make(algorithm=gae, critic={"path": str(other)}))
-    assert "error: critic.path: samples of 96 tokens are longer than the 50 that this model was made for" in message
+    assert "error: critic.path: samples of 96 tokens exceed this model's max_position_embeddings (50)" in message
     assert only(make(algorithm=gae, critic={"path": "./nowhere"})).startswith("error: critic.path: ")
 
 

@@ -37,7 +37,7 @@ def config(**changes: Any) -> DPOConfig:
 @pytest.mark.parametrize(
     ("changes", "key", "expected"),
     [
-        ({"steps": None}, "steps", "neither is set; set one of them"),
+        ({"steps": None}, "steps", "set exactly one of `steps` and `epochs`: neither is set"),
         (
             {"training": {"max_tokens_per_micro_batch": 200}},
             "training.max_tokens_per_micro_batch",

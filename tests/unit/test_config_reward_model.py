@@ -29,7 +29,7 @@ def config(**changes: Any) -> RewardModelRunConfig:
 @pytest.mark.parametrize(
     ("changes", "key", "expected"),
     [
-        ({"steps": None}, "steps", "neither is set; set one of them"),
+        ({"steps": None}, "steps", "set exactly one of `steps` and `epochs`: neither is set"),
         (
             {"training": {"max_tokens_per_micro_batch": 200}},
             "training.max_tokens_per_micro_batch",

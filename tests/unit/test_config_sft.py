@@ -30,7 +30,7 @@ def config(**changes: Any) -> SFTConfig:
 @pytest.mark.parametrize(
     ("changes", "key", "expected"),
     [
-        ({"steps": None}, "steps", "neither is set; set one of them"),
+        ({"steps": None}, "steps", "set exactly one of `steps` and `epochs`: neither is set"),
         ({"epochs": 2}, "steps", "both are set; keep steps: 10 with epochs: null, or epochs: 2 with steps: null"),
         (
             {"training": {"max_tokens_per_micro_batch": 100}},

@@ -59,7 +59,7 @@ FIXED_ENGINE_ARGS = {
 
 
 class SGLangConfig(PassedThrough, SleepingEngineConfig):
-    """SGLang generates, on NVIDIA GPUs (extra `sglang`). No GPU has run it yet: docs/backends.md."""
+    """SGLang generates, on NVIDIA GPUs (extra `sglang`). Not yet run on a GPU: docs/backends.md."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
         weight_transports=(NCCL, SHARED_MEMORY, OBJECT_STORE),

@@ -203,8 +203,8 @@ class WeightSync:
             drifted, unknown = compare_fingerprints(sent, held, report.quantized)
             if drifted:
                 raise WeightSyncError(
-                    f"after sync {version}, inference engine {engine} computes with other numbers than the trainer "
-                    f"sent, in {len(drifted)} of {len(sent)} tensors: {', '.join(drifted[:5])}"
+                    f"after sync {version}, weights differ on inference engine {engine}, in {len(drifted)} of "
+                    f"{len(sent)} tensors: {', '.join(drifted[:5])}"
                     f"{', …' if len(drifted) > 5 else ''}",
                     fix="the engine kept a stale or altered copy of them; if model.path has an unusual layout, try "
                     "inference.type: hf, and report the tensor names",

@@ -19,7 +19,7 @@ PROGRAM = """
 import sys
 
 sys.path.append({tests!r})
-from doomed import run
+from dying_runs import run
 
 run(engine={engine}, driver={driver})
 """
@@ -34,8 +34,8 @@ def run_and_die(config: Path, *, engine: int, driver: int) -> str:
         driver: The step that is not logged any more.
     """
     tests = str(Path(__file__).parent)
-    (config.parent / "doomed_run.py").write_text(PROGRAM.format(tests=tests, engine=engine, driver=driver))
-    process = start_run(config, program="doomed_run", start_new_session=True)
+    (config.parent / "dying_run.py").write_text(PROGRAM.format(tests=tests, engine=engine, driver=driver))
+    process = start_run(config, program="dying_run", start_new_session=True)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL, output
     assert "engine 0 was replaced in" in output, output
