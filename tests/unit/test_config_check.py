@@ -43,8 +43,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def make(files: Path, tiny_model: Path) -> Make:
+def make(files: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Check the small configuration with changes."""
+    monkeypatch.setattr("roll_like.rewards.trial.TRIAL_SECONDS", 60.0)  # a busy machine is late
 
     def run(**changes: Any) -> Report:
         values = changed(

@@ -85,5 +85,5 @@ def test_what_is_wrong_with_rows_and_model_is_found(rows: Path, tiny_model: Path
     ]
     texts = [each.message for each in found.findings]
     assert "is a classifier with 2 outputs, and a reward model has one; set model.path to a language model" in texts[0]
-    assert "sequences of 2048 tokens are longer than the 1024" in texts[1]
+    assert "2048 tokens (data.max_tokens = 2048) exceed max_position_embeddings (1024)" in texts[1]
     assert "10 of 10 pairs are also trained on" in texts[2]

@@ -221,7 +221,7 @@ def test_gradients_that_are_not_finite_send_the_models_back_once(tmp_path: Path)
 def test_gradients_that_stay_so_end_the_run(tmp_path: Path) -> None:
     errors = {call: NonFiniteGradientError("too many were skipped") for call in (8, 10)}
     run = Run(tmp_path, Model(deaths=errors), Model("critic"), every=3)
-    with pytest.raises(NonFiniteGradientError, match=r"so at step 4 already, and going back has not helped"):
+    with pytest.raises(NonFiniteGradientError, match=r"already rolled back at step 4; it did not help"):
         run.to_the_end()
 
 
