@@ -28,8 +28,12 @@ from __future__ import annotations
 import signal
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Exit codes of the command line. `RETRY` is EX_TEMPFAIL of sysexits.h: the same command may succeed later.
 OK, FAILED, WRONG_CONFIG, RETRY, INTERRUPTED = 0, 1, 2, 75, 130
@@ -150,6 +154,14 @@ class CheckpointError(RollLikeError, OSError):
 
 class DiskFullError(CheckpointError):
     """A checkpoint was not written, for want of space; everything is as before, so a later attempt may succeed."""
+
+
+def whole_call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call foreign code in a thread that a task waits for: no future takes a StopIteration, and the task would hang."""
+    try:
+        return function(*arguments, **options)
+    except StopIteration as error:
+        raise RuntimeError(f"StopIteration {error}".strip()).with_traceback(error.__traceback__) from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -1,19 +1,22 @@
 """Environments in processes of their own, and the driver's side of them.
 
-An environment's methods block, may crash and may hang. They run in threads of an `EnvWorker`, which is
-an actor: an exception is reported, and a hanging environment is killed with its process. The other episodes
-in that process are played again.
+An environment's methods block, may crash and may hang. They run in an `EnvWorker`, which is an actor: an exception
+is reported, and a hanging environment is killed with its process. The other episodes in that process are played
+again. Each episode has a thread of its own: a browser or a connection to SQLite serves only the thread that opened it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from roll_like.agents.env_manager import EnvironmentLost
@@ -24,9 +27,8 @@ from roll_like.config.load import import_plugins
 from roll_like.content.unicode import whole_text, whole_texts
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
 from roll_like.envs.registration import RESET, STEP, returned
-from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
+from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error, whole_call
 
-THREADS = 64
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,22 +51,25 @@ class EnvWorker:
     def __init__(self, imports: tuple[str, ...] = (), specs: Sequence[EnvSpec] = ()) -> None:
         import_plugins(imports)
         gymnasium.registry.update({spec.id: spec for spec in specs})
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
+        self._threads: dict[str, ThreadPoolExecutor] = {}
         self._environments: dict[str, HostedEnvironment] = {}
 
     async def reset(self, episode: str, spec: EnvironmentSpec, seed: int) -> Started | Crashed:
         """Make an environment and begin its episode."""
-        return await self._guarded(self._begin, episode, spec, seed)
+        self._threads[episode] = ThreadPoolExecutor(1, thread_name_prefix=f"environment-{episode}")
+        return await self._guarded(episode, self._begin, episode, spec, seed)
 
     async def step(self, episode: str, text: str) -> Stepped | Crashed:
         """Take a turn in an episode that has begun."""
-        return await self._guarded(self._environments[episode].step, text)
+        return await self._guarded(episode, self._environments[episode].step, text)
 
     async def close(self, episode: str) -> None:
         """Close an episode's environment, if there is one."""
         hosted = self._environments.pop(episode, None)
         if hosted is not None:
-            await self._guarded(hosted.close)
+            await self._guarded(episode, hosted.close)
+        if (thread := self._threads.pop(episode, None)) is not None:
+            thread.shutdown(wait=False)
 
     async def shut_down(self) -> None:
         """Close every environment."""
@@ -80,9 +85,10 @@ class EnvWorker:
         self._environments[episode] = hosted
         return hosted.reset(seed)
 
-    async def _guarded(self, work: Callable[..., T], *arguments: Any) -> T | Crashed:
+    async def _guarded(self, episode: str, work: Callable[..., T], *arguments: Any) -> T | Crashed:
+        thread = self._threads[episode]
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(thread, whole_call, work, *arguments)
         except FOREIGN_ERRORS as error:  # it becomes a failure
             return Crashed(error.message if isinstance(error, EnvError) else describe_error(error))
 
@@ -119,17 +125,17 @@ class HostedEnvironment:
         """Take the policy's turn."""
         observation, reward, terminated, truncated, info = returned("step", self._env.step(text), STEP)
         success = info.get("success")
-        fresh = bool(info.get("fresh", False))
+        fresh = _flag('info["fresh"]', info.get("fresh", False))
         return Stepped(
             messages=self._messages(observation, info, begins=fresh),
-            reward=float(reward),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            success=None if success is None else bool(success),
+            reward=_number("the reward", reward),
+            terminated=_flag("terminated", terminated),
+            truncated=_flag("truncated", truncated),
+            success=None if success is None else _flag('info["success"]', success),
             state=_state(observation, info),
             fresh=fresh,
             tool_calls=tuple(whole_texts(dict(call)) for call in info.get("tool_calls", ())),
-            invalid=bool(info.get("invalid_action", False)),
+            invalid=_flag('info["invalid_action"]', info.get("invalid_action", False)),
         )
 
     def close(self) -> None:
@@ -143,7 +149,7 @@ class HostedEnvironment:
         """
         prompt = system_prompt_of(self._env) if begins else None
         shown = [
-            whole_texts(dict(one)) for one in info.get("messages") or [{"role": "user", "content": str(observation)}]
+            whole_texts(_message(one)) for one in info.get("messages") or [{"role": "user", "content": observation}]
         ]
         if not prompt:
             return shown
@@ -151,6 +157,41 @@ class HostedEnvironment:
         if shown[0].get("role") == "system":  # of the task; templates take one
             prompt = f"{shown.pop(0)['content']}\n\n{prompt}"
         return [{"role": "system", "content": prompt}, *shown]
+
+
+def _message(shown: Any) -> dict[str, Any]:
+    """Return a message that an environment shows: of any role, with a text or with tool calls.
+
+    Raises:
+        EnvError: It is none. Templates would write another value as Python does: `{'image': …}`, `None`.
+    """
+    message = dict(shown) if isinstance(shown, Mapping) else {}
+    content = message.get("content")
+    if isinstance(message.get("role"), str) and (
+        isinstance(content, str) or (content is None and message.get("tool_calls"))
+    ):
+        return message
+    raise EnvError(
+        f"expected messages with a role and a text, found {str(shown)[:80]}",
+        fix='return a text as observation, or {"role": …, "content": text} in info["messages"]',
+    )
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvError(f"{what} is {value!r}", fix="return a finite number")
+    return number
+
+
+def _flag(what: str, value: Any) -> bool:
+    """Return a flag; `"False"` and 0.5 would be true to Python."""
+    if isinstance(value, bool | np.bool_ | Real) and value in (0, 1):
+        return bool(value)
+    raise EnvError(f"{what} is {value!r}", fix="return True or False")
 
 
 def _state(observation: Any, info: Mapping[str, Any]) -> str:

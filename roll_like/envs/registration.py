@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -175,6 +175,8 @@ def returned(method: str, result: Any, parts: Sequence[str]) -> Any:
         EnvError: It has not.
     """
     if isinstance(result, tuple) and len(result) == len(parts):
+        if not isinstance(result[-1], Mapping):
+            raise EnvError(f"{method}() should return a dict as info, found {result[-1]!r}", fix="return {}")
         return result
     count = f" of {len(result)}" if isinstance(result, tuple) else ""
     expected = ", ".join(parts)

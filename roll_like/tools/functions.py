@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, whole_call
 from roll_like.tools.base import Tool, ToolError
 
 _SECTION = re.compile(r"^(\s*)(Args|Arguments|Parameters):\s*$")
@@ -55,7 +55,7 @@ def tool_from_function(function: Callable[..., Any], *, name: str | None = None)
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
         if inspect.iscoroutinefunction(function):
             return await function(**values)
-        return await asyncio.to_thread(function, **values)
+        return await asyncio.to_thread(whole_call, function, **values)
 
     return Tool(tool_name, summary, parameters, call)
 

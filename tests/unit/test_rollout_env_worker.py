@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 import time
 from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 
 from roll_like.agents.env_manager import EnvironmentLost
@@ -80,6 +82,128 @@ def test_what_crashes_is_reported_with_its_traceback() -> None:
         missing = await worker.reset("b", EnvironmentSpec(name="x", env_id="test/Ecko-v0", kwargs={}), 0)
         assert isinstance(missing, Crashed)
         assert "Ecko" in missing.error
+
+    asyncio.run(work())
+
+
+class Returns(gymnasium.Env[str, str]):
+    """Returns what it is made with, in the place of what an environment should."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    observation_space = action_space = FreeText()
+
+    def __init__(self, **changed: Any) -> None:
+        self.turn = {"observation": "o", "reward": 1.0, "terminated": True, "truncated": False, "info": {}} | changed
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return "o", {}
+
+    def step(self, action: str) -> Any:
+        return tuple(self.turn.values())
+
+
+gymnasium.register("test/Returns-v0", entry_point=Returns, disable_env_checker=True, order_enforce=False)
+
+
+async def stepped_with(**changed: Any) -> Stepped | Crashed:
+    worker = EnvWorker()
+    assert isinstance(
+        await worker.reset("a", EnvironmentSpec(name="r", env_id="test/Returns-v0", kwargs=changed), 0), Started
+    )
+    stepped = await worker.step("a", "go")
+    await worker.close("a")
+    return stepped
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"reward": float("nan")}, "the reward is nan"),
+        ({"reward": float("inf")}, "the reward is inf"),
+        ({"reward": None}, "the reward is None"),
+        ({"terminated": "False"}, "terminated is 'False'"),
+        ({"truncated": None}, "truncated is None"),
+        ({"info": {"success": "no"}}, "info[\"success\"] is 'no'"),
+        ({"info": {"success": 0.5}}, 'info["success"] is 0.5'),
+        ({"info": {"fresh": "no"}}, "info[\"fresh\"] is 'no'"),
+        ({"info": None}, "step() should return a dict as info, found None"),
+        (
+            {"observation": {"image": 7}},
+            "expected messages with a role and a text, found {'role': 'user', 'content': {",
+        ),
+        ({"observation": None}, "expected messages with a role and a text"),
+        ({"info": {"messages": "Hi"}}, "expected messages with a role and a text, found H"),
+        (
+            {"info": {"messages": [{"content": "Hi"}]}},
+            "expected messages with a role and a text, found {'content': 'Hi'}",
+        ),
+    ],
+)
+def test_what_is_no_turn_is_a_failure(changed: dict[str, Any], error: str) -> None:
+    """Each of these was trained on before: as a text that Python writes, or as true."""
+    found = asyncio.run(stepped_with(**changed))
+    assert isinstance(found, Crashed)
+    assert error in found.error
+
+
+def test_numbers_of_numpy_and_calls_without_a_text_are_a_turn() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+    info = {"success": np.float32(0), "messages": [call, {"role": "tool", "content": "4"}]}
+    found = asyncio.run(stepped_with(reward=np.float32(0.5), terminated=np.bool_(True), truncated=0, info=info))
+    assert isinstance(found, Stepped)
+    assert (found.reward, found.terminated, found.truncated, found.success) == (0.5, True, False, False)
+    assert [message["role"] for message in found.messages] == ["assistant", "tool"]
+
+
+class Notes(gymnasium.Env[str, str]):
+    """Keeps its notes in SQLite, whose connections serve one thread alone; `next` asks for more than there is."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    observation_space = action_space = FreeText()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.connection = sqlite3.connect(":memory:")
+        self.connection.execute("CREATE TABLE notes (text)")
+        return "?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "next":
+            next(iter(()))
+        self.connection.execute("INSERT INTO notes VALUES (?)", (action,))
+        return str(self.connection.execute("SELECT COUNT(*) FROM notes").fetchone()[0]), 0.0, False, False, {}
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+gymnasium.register("test/Notes-v0", entry_point=Notes, disable_env_checker=True, order_enforce=False)
+
+
+def test_an_episode_stays_in_its_thread() -> None:
+    async def work() -> None:
+        worker, spec = EnvWorker(), EnvironmentSpec(name="notes", env_id="test/Notes-v0", kwargs={})
+        names = [str(number) for number in range(8)]
+        await asyncio.gather(*(worker.reset(name, spec, 0) for name in names))
+        for turn in ("1", "2"):
+            stepped = await asyncio.gather(*(worker.step(name, turn) for name in reversed(names)))
+            assert [one.messages[0]["content"] for one in stepped if isinstance(one, Stepped)] == [turn] * len(names)
+        await worker.shut_down()
+        assert await worker.hosted() == 0
+
+    asyncio.run(work())
+
+
+def test_a_stop_of_an_iteration_is_an_error_like_others() -> None:
+    """No future takes it: the task that waits would wait until the deadline, and the worker be replaced."""
+
+    async def work() -> None:
+        worker = EnvWorker()
+        await worker.reset("a", EnvironmentSpec(name="notes", env_id="test/Notes-v0", kwargs={}), 0)
+        crashed = await asyncio.wait_for(worker.step("a", "next"), 60)
+        assert isinstance(crashed, Crashed)
+        assert re.search(r"RuntimeError: StopIteration \(.*`next\(iter\(\(\)\)\)`", crashed.error)
 
     asyncio.run(work())
 

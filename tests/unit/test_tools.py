@@ -150,11 +150,16 @@ async def test_failures_of_a_tool_are_not_the_policys() -> None:
     def breaks() -> str:
         raise KeyError("database")
 
+    def ends() -> str:
+        return str(next(iter(())))  # no future takes it, and a task would wait for ever
+
     async def hangs() -> None:
         await asyncio.sleep(60)
 
     with pytest.raises(EnvError, match="tool 'breaks' failed: KeyError: 'database'"):
         await Toolbox([tool_from_function(breaks)]).run(ToolCall("breaks", {}))
+    with pytest.raises(EnvError, match="tool 'ends' failed: RuntimeError: StopIteration"):
+        await Toolbox([tool_from_function(ends)], timeout=60).run(ToolCall("ends", {}))
     box = Toolbox([tool_from_function(hangs)], timeout=0.05)
     with pytest.raises(EnvError, match=r"tool 'hangs' gave no answer within 0.05 s"):
         await box.run(ToolCall("hangs", {}))
