@@ -38,7 +38,9 @@ _KINDS = {
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 #: Endings that can be read, for messages.
 READABLE = f"{', '.join(_KINDS)} (those of text also with {', '.join(_COMPRESSED)})"
-_AT_A_TIME = 1024  # rows of Parquet that are in memory as Python's values
+#: Rows of Parquet that are in memory as Python's values, and bytes. Arrow refuses more than 2 GiB of a nested column,
+#: such as `datasets`' images, in one batch.
+_AT_A_TIME, _BYTES_AT_A_TIME = 1024, 2**28
 _UNFINISHED = object()
 _BLANK = re.compile(r"[\s\ufeff]*")
 
@@ -145,7 +147,7 @@ def _columns(path: Path, kind: str) -> Iterator[Record]:
         table: Any
         if kind == "parquet":
             table = pyarrow.parquet.ParquetFile(source)
-            schema, batches = table.schema_arrow, table.iter_batches(_AT_A_TIME)
+            schema, batches = table.schema_arrow, table.iter_batches(_rows_at_a_time(table.metadata))
         elif in_file:
             table = pyarrow.ipc.open_file(source)
             schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
@@ -161,6 +163,12 @@ def _columns(path: Path, kind: str) -> Iterator[Record]:
         rows = (fields for batch in batches for fields in batch.to_pylist())
         for place, fields in enumerate(rows, start=1):
             yield Record(place, fields if decoded is None else dict(decoded(fields)))
+
+
+def _rows_at_a_time(metadata: Any) -> int:
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    largest = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0)
+    return max(1, min(_AT_A_TIME, int(_BYTES_AT_A_TIME / max(largest, 1))))
 
 
 @contextmanager

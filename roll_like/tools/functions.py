@@ -55,7 +55,7 @@ def tool_from_function(function: Callable[..., Any], *, name: str | None = None)
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
         if inspect.iscoroutinefunction(function):
             return await function(**values)
-        return await asyncio.to_thread(whole_call, function, **values)
+        return await asyncio.to_thread(lambda: whole_call(function, **values))
 
     return Tool(tool_name, summary, parameters, call)
 

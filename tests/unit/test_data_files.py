@@ -21,6 +21,7 @@ from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
 from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.config.data import ConversationData, DataSource, PairData
+from roll_like.data import files
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
@@ -283,6 +284,30 @@ def test_values_of_many_types_as_datasets_keeps_them(tmp_path: Path) -> None:
         tmp_path / "a.parquet"
     )
     assert rows(tmp_path / "a.parquet") == [({"a": {"x": [1, "y"]}, "b": "{}"}, "a.parquet:1")]
+
+
+def test_large_rows_of_parquet_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow refuses nested columns of which one batch has more than 2 GiB: 1,024 rows with images of 2 MB."""
+    blobs = [[{"bytes": bytes([row]) * 10_000, "path": None}] for row in range(100)]
+    table = pyarrow.table({"blobs": blobs, "row": range(100)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
+    taken: list[int] = []
+    whole = pyarrow.parquet.ParquetFile.iter_batches
+
+    def iter_batches(file: Any, rows: int) -> Any:
+        taken.append(rows)
+        return whole(file, rows)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", iter_batches)
+    monkeypatch.setattr(files, "_BYTES_AT_A_TIME", 50_500)
+    found = rows(tmp_path / "a.parquet")
+    assert [(fields["row"], len(fields["blobs"][0]["bytes"])) for fields, _ in found] == [
+        (n, 10_000) for n in range(100)
+    ]
+    monkeypatch.setattr(files, "_BYTES_AT_A_TIME", 1)
+    rows(tmp_path / "a.parquet")
+    assert taken[0] in (4, 5)
+    assert taken[1:] == [1]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json", "a.csv", "a.arrow", "a.jsonl.gz", "b.parquet"])
