@@ -71,6 +71,7 @@ def running(
             )
         if checkpoint is not None:
             refuse_other_run(config, checkpoint)
+            warnings += other_rates(config, checkpoint)
         try:
             config = with_stored_rows(config, directory / "data")
         except OSError as error:
@@ -217,6 +218,19 @@ def refuse_other_run(config: RunConfig, checkpoint: Checkpoint) -> None:
                     f"configuration has {now}: with it they are another model",
                     fix=fix,
                 )
+
+
+def other_rates(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
+    """Return what another number of steps changes in a run that goes on: learning rates that fall to the end."""
+    before = yaml.safe_load((checkpoint.path / "config.yaml").read_text()).get("steps")
+    if before in (None, config.total_steps):
+        return []
+    return [
+        f"the run had {before} steps and now has {config.total_steps}: with {section}.optimizer.schedule: "
+        f"{trained.optimizer.schedule} its learning rates from here on are those of a run of {config.total_steps} steps"
+        for section, trained in config.trained.items()
+        if trained.optimizer.schedule != "constant"
+    ]
 
 
 def memory_metrics(held: Mapping[str, RoleMemory]) -> dict[str, Metric]:

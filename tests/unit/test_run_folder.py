@@ -118,6 +118,29 @@ def test_checkpoints_of_another_backend_are_refused_before_a_run(
         assert f"set {section}.backend: fsdp2" in found.message
 
 
+@pytest.mark.parametrize(
+    ("schedule", "steps", "expected"),
+    [
+        (
+            "cosine",
+            40,
+            "the run had 30 steps and now has 40: with training.optimizer.schedule: cosine its learning rates",
+        ),
+        ("cosine", 30, None),
+        ("constant", 40, None),
+    ],
+)
+def test_another_number_of_steps_changes_rates_and_says_so(
+    schedule: str, steps: int, expected: str | None, tmp_path: Path
+) -> None:
+    optimizer = {"lr": 1e-6, "schedule": schedule}
+    before = RLVRConfig.model_validate(changed(MINIMAL, steps=30, training__optimizer=optimizer))
+    (tmp_path / "config.yaml").write_text(dump_config(before))
+    now = RLVRConfig.model_validate(changed(MINIMAL, steps=steps, training__optimizer=optimizer))
+    said = launch.other_rates(now, checkpoint.Checkpoint(path=tmp_path, step=20, state={}))
+    assert [text[: len(expected or "")] for text in said] == ([expected] if expected else [])
+
+
 @pytest.fixture
 def resumed(tmp_path: Path) -> tuple[RLVRConfig, Path]:
     """A run with checkpoints of steps 10 and 20, and their folder."""
