@@ -281,6 +281,15 @@ CHECKS = (
         )
     ),
     Check(
+        "states",
+        300,  # five engines start, one after the other
+        "vLLM with gated delta layers, Mamba 2 and short convolutions: samples against the trainer's model before and "
+        "after an update by CUDA IPC, and what can be read back",
+        tests_of("test_states"),
+        figures_of_tests,
+        needs=("torch", "vllm", "transformers", "pytest"),
+    ),
+    Check(
         "attention",
         240,  # most of it goes into compiling flex attention
         "the kernels of the output layer against float64; flash, cuDNN's and flex attention over joined rows against "

@@ -144,6 +144,7 @@ HYBRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             "hidden_size": 128,
             "layer_types": ["conv", "full_attention"],
+            "tie_word_embeddings": True,  # released models are so, and vLLM takes all for such
             "block_auto_adjust_ff_dim": False,
             "block_dim": 128,  # released models have these two, and vLLM reads them
             "conv_dim": 128,

@@ -35,7 +35,7 @@ from roll_like.models.vision import ImageProcessor, image_processor, is_vision_m
 from roll_like.registry import INFERENCE_ENGINES, TRAINING_BACKENDS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 TEMPLATE = "model.chat_template"
 
@@ -79,7 +79,7 @@ def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
     """Yield layers that rows of several samples are not for, or that the engine computes in another way."""
     try:
         model = load_model_config(path, trust_remote_code=config.model.trust_remote_code)
-        yield from _engine_computes_as_training(config, model.get_text_config())
+        yield from _engine_computes_as_training(config, model)
         layers = AttentionLayers.of(model)
         layers.refuse_sharing(config.row_sharing)
         for key, section in config.trained.items():
@@ -102,10 +102,11 @@ def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
         yield failed("model.path", error)
 
 
-def _engine_computes_as_training(config: RunConfig, model: Any) -> Iterator[Finding]:
+def _engine_computes_as_training(config: RunConfig, whole: PretrainedConfig) -> Iterator[Finding]:
     """Yield samples that are too long for an engine whose layers would see other tokens than the trainer's."""
     if not isinstance(config, SamplingRunConfig) or config.replay is not None:
         return
+    model: Any = whole.get_text_config()
     window, longest = getattr(model, "sliding_window", None), config.longest_sample
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     # of compressed keys (kv_lora_rank) the engine makes heads of another width
@@ -120,7 +121,7 @@ def _engine_computes_as_training(config: RunConfig, model: Any) -> Iterator[Find
             )
     if AttentionLayers.of(model).recurrent:
         dtype, device = config.model.dtype, config.resources.device
-        yield from plugin.states_findings(config.inference, model, dtype=dtype, device=device)
+        yield from plugin.states_findings(config.inference, whole, dtype=dtype, device=device)
     obstacle = plugin.length_obstacle(str(model.model_type), window, longest)
     if obstacle is not None:
         yield Finding(

@@ -138,7 +138,7 @@ class EnginePlugin:
 
         Args:
             config: The `inference` section.
-            model: Configuration of a language model with such layers.
+            model: Configuration of a model with such layers.
             dtype: Precision of the model.
             device: `cpu` or `cuda`.
         """

@@ -109,7 +109,7 @@ def _answer(family: str, directory: Path, settings: Mapping[str, Any]) -> NoRetu
         os._exit(code)
 
 
-def _compare(family: str, directory: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+def _compare(family: str, directory: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each next stage, and what the one before has found."""
     import numpy as np
     import torch
@@ -142,8 +142,8 @@ def _compare(family: str, directory: Path, settings: Mapping[str, Any]) -> Itera
     llm = _engine(exported, settings.get("engine", {}))
     yield "compute", {"spread": float(first[1].std())}
     yield "update", {"exported": _difference(llm, prompt, first)}
-    _update(llm, model)
-    yield "end", {"updated": _difference(llm, prompt, second)}
+    found = _update(llm, model)
+    yield "end", {"updated": _difference(llm, prompt, second), **found}
 
 
 def _change(model: Any, zero: tuple[str, ...], seed: int) -> None:
@@ -214,9 +214,12 @@ def _difference(llm: Any, prompt: list[int], expected: tuple[list[int], torch.Te
     return float((asked - found).abs().max().nan_to_num(1e9))
 
 
-def _update(llm: Any, model: Any) -> None:
-    """Send a model's weights, as a training rank does."""
+def _update(llm: Any, model: Any) -> dict[str, list[str]]:
+    """Send a model's weights, as a training rank does; return which are held with other numbers, or not read back."""
+    from roll_like.inference.interface import Fingerprints
+    from roll_like.inference.weight_transfer.fingerprint import fingerprint
     from roll_like.inference.weight_transfer.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
+    from roll_like.inference.weight_transfer.sync import compare_fingerprints
     from roll_like.models.checkpoint_names import checkpoint_tensors, tensor_groups
     from roll_like.models.modules import persistent_buffers
 
@@ -228,6 +231,8 @@ def _update(llm: Any, model: Any) -> None:
         for group in tensor_groups(model, shapes)
         for pair in checkpoint_tensors(model, group, {name: parameters[name] for name in group.parameters})
     ]
+    dtype = llm.llm_engine.model_config.dtype  # what a run sends them in
+    tensors = [(name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in tensors]
     memory = SharedMemory(bucket_size(tensors))
     bucket = as_payload(fill_bucket(memory, tensors))
     for method, arguments in (
@@ -239,6 +244,10 @@ def _update(llm: Any, model: Any) -> None:
     ):
         llm.collective_rpc(method, args=arguments)
     memory.close()
+    sent = {name: fingerprint(tensor, 1) for name, tensor in tensors}
+    (held,) = llm.collective_rpc("weight_fingerprints", args=(list(sent), 1))
+    drifted, unchecked = compare_fingerprints(sent, Fingerprints(tensors=held["tensors"], tied=held["tied"]))
+    return {"drifted": drifted, "unchecked": unchecked}
 
 
 if __name__ == "__main__":

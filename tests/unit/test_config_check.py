@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import shutil
@@ -11,8 +12,12 @@ from typing import Any
 
 import pytest
 from config_files import changed, write
+from model_families import UNDIVIDED
+from model_families import make_family as make_stateful
 from rich.console import Console
 from tiny_families import make_family
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from roll_like import Reward, cli, register_reward
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
@@ -20,6 +25,8 @@ from roll_like.check import Finding, Report, check, refuse_errors, show
 from roll_like.check.data import prompt_findings
 from roll_like.check.disk import DiskUse
 from roll_like.errors import ConfigError
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.registry import REWARDS
 from roll_like.rewards.trial import Trial
 
@@ -258,6 +265,53 @@ def test_layers_with_a_state_that_vllm_does_not_compute_so(make: Make, tmp_path:
     assert make(model=gated, resources=one, inference={"type": "vllm"}).errors == []
     message = only(make(model=mamba, resources=one, inference={"type": "vllm", "deterministic": True}))
     assert "inference.deterministic: vLLM has no kernels of layers with a state that do not depend on" in message
+    guessing = {"type": "vllm", "speculative": {"method": "ngram"}}
+    for resources in ({"resources": one}, {}):
+        message = only(make(model=mamba, **resources, inference=guessing))
+        assert message.startswith("error: inference.speculative: nemotron_h has layers with a state, which vLLM does")
+
+
+#: A family with layers of a state → what vLLM says of it on a CPU, and on a GPU.
+STATES_IN_VLLM = {
+    "falcon_h1": ("", ""),
+    "granitemoehybrid": ("", ""),
+    "lfm2": ("", ""),
+    "jamba": ("vLLM on a CPU has no kernel of Mamba 1's scan, which jamba needs; set inference.type: hf, or", ""),
+    "kimi_linear": ("vLLM on a CPU has no gated delta layers without Triton, which kimi_linear needs", ""),
+    "olmo_hybrid": ("vLLM on a CPU has no gated delta layers without Triton, which olmo_hybrid needs", ""),
+    "nemotron_h": ("vLLM on a CPU has no experts without a gate, which nemotron_h needs", ""),
+    "lfm2 with an output layer": ("vLLM computes the output layer of lfm2 with the embedding, and this model has one",)
+    * 2,
+    "bamba": ("the installed vLLM has no BambaForCausalLM; set inference.type: hf",) * 2,
+    "minimax": ("the installed vLLM has no MiniMaxForCausalLM; set inference.type: hf",) * 2,
+}
+
+
+@pytest.mark.parametrize("family", STATES_IN_VLLM)
+def test_layers_with_a_state_that_vllm_lacks(family: str) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("the models of the installed vLLM are looked up")
+    kind, *own = family.split()
+    config = CONFIG_MAPPING[kind](architectures=[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]])
+    config.tie_word_embeddings = not own
+    for device, expected in zip(("cpu", "cuda"), STATES_IN_VLLM[family], strict=True):
+        found = VLLMPlugin.states_findings(VLLMConfig(), config, dtype="bfloat16", device=device)
+        assert [finding.message[: len(expected)] for finding in found] == [expected] * bool(expected)
+
+
+def test_a_state_that_runs_through_a_row_is_said_before_the_run(make: Make, files: Path, tiny_model: Path) -> None:
+    other = shutil.copytree(tiny_model, files / "other")
+    make_stateful(UNDIVIDED, vocab_size=512).save_pretrained(other)
+
+    def found(share: bool, **changes: Any) -> list[str]:
+        report = make(model={"path": str(other)}, inference={"type": "hf"}, training__share_prompts=share, **changes)
+        return [str(finding) for finding in report.errors if "runs through a row" in finding.message]
+
+    (message,) = found(True)
+    assert message.endswith(
+        "and training.share_prompts puts several samples into one row; set training.share_prompts: false"
+    )
+    assert found(False) == []
 
 
 def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path: Path) -> None:

@@ -52,13 +52,18 @@ def test_the_cache_has_a_share_of_a_gpu_or_a_size_on_cpu() -> None:
     assert "gpu_memory_utilization" not in on_cpu
 
 
-def test_beginnings_of_prompts_are_kept_but_for_layers_with_a_state_on_cpu(tmp_path: Path) -> None:
-    """vLLM keeps their states where prompts may come in parts, which kills it on a CPU."""
+def test_beginnings_of_prompts_are_kept_but_for_layers_with_a_state(tmp_path: Path) -> None:
+    """vLLM keeps their states where prompts may come in parts, which kills it on a CPU; states are in float32."""
     LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path / "llama")
     GraniteMoeHybridConfig(num_hidden_layers=1).save_pretrained(tmp_path / "granite")
-    for name, device, kept in (("llama", "cpu", True), ("granite", "cpu", False), ("granite", "cuda", True)):
-        spec = dataclasses.replace(SPEC, model_path=str(tmp_path / name), device=device)
-        assert engine_arguments(VLLMConfig(), spec)["enable_prefix_caching"] is kept
+    for name, kept, dtype in (("llama", True, None), ("granite", False, "float32")):
+        for device in ("cpu", "cuda"):
+            spec = dataclasses.replace(SPEC, model_path=str(tmp_path / name), device=device)
+            arguments = engine_arguments(VLLMConfig(), spec)
+            assert arguments["enable_prefix_caching"] is kept
+            assert arguments.get("mamba_ssm_cache_dtype") == dtype
+        chosen = VLLMConfig(engine_args={"mamba_ssm_cache_dtype": "bfloat16"})
+        assert engine_arguments(chosen, spec)["mamba_ssm_cache_dtype"] == "bfloat16"
 
 
 def test_processes_on_gpus_are_never_forked() -> None:

@@ -200,12 +200,16 @@ class FakeGPUSharing:
         self.pushed = True
         weights.version += 1
         self.said.append(f"push {weights.version} of {policy}")
-        return SimpleNamespace(metrics={"time/sync_check": Last(0.0)}, version=weights.version)
+        metrics = {"time/sync_check": Last(0.0)}
+        return SimpleNamespace(metrics=metrics, version=weights.version, checked=1, unchecked=("A_log", "D"))
 
 
 def test_engines_get_weights_when_they_are_behind_and_sleep_between_samplings() -> None:
     gpu_sharing: Any = FakeGPUSharing()
-    state: Any = SimpleNamespace(timer=lambda _: nullcontext(), interruptible=nullcontext, finished=0)
+    told: list[str] = []
+    state: Any = SimpleNamespace(
+        timer=lambda _: nullcontext(), interruptible=nullcontext, finished=0, metrics=SimpleNamespace(warn=told.append)
+    )
     nothing: Any = None
     workers = Workers(state=state, model=nothing, runner=nothing, engines=nothing, gpu_sharing=gpu_sharing)
     policy: Any = "the policy"
@@ -223,6 +227,10 @@ def test_engines_get_weights_when_they_are_behind_and_sleep_between_samplings() 
         *("wake", "sample 0", "sleep"),
         *("sleep", "sleep", "sleep"),
         *("push 2 of the policy", "wake", "sample", "sleep"),
+    ]
+    assert told == [
+        "the engine cannot read back 2 of 3 tensors (A_log, D): weight syncs compare log-probabilities in their place "
+        "(sync/probe)"
     ]
 
 

@@ -256,7 +256,9 @@ def test_a_fingerprint_sees_every_row_of_the_columns_it_looks_at() -> None:
     vector = torch.zeros(9)
     assert fingerprint(-vector, 1) == fingerprint(vector, 1)
     assert fingerprint(vector + 1, 1) != fingerprint(vector, 1)
-    assert fingerprint(vector.bfloat16(), 1) != fingerprint(vector, 1)
+    assert fingerprint(vector.bfloat16(), 1) == fingerprint(vector, 1), "the same numbers, held in another precision"
+    assert fingerprint((vector + 0.1).bfloat16(), 1) != fingerprint(vector + 0.1, 1)
+    assert fingerprint(vector.reshape(3, 3), 1) != fingerprint(vector, 1)
 
 
 def test_drift_is_named_also_in_a_copy_that_only_the_engine_has() -> None:

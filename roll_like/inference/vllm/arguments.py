@@ -136,13 +136,15 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
     }
     if is_vision_model(Path(spec.model_path)):
         arguments["limit_mm_per_prompt"] = {"video": 0}
+    if keeps_states(Path(spec.model_path), trust_remote_code=spec.trust_remote_code):
+        # vLLM keeps states of a beginning where prompts come in parts, which kills it on CPU (see below), and does not
+        # clear those it gives to another request (vllm#56524). Training computes states in float32.
+        arguments |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
     if spec.tensor_parallel_size > 1:
         # in an actor vLLM would choose Ray, which takes the first bundles of the run's placement group: others' GPUs
         arguments["distributed_executor_backend"] = "mp"
     if spec.device != "cpu":
         return {**arguments, "gpu_memory_utilization": config.gpu_memory_utilization}
-    if keeps_states(Path(spec.model_path), trust_remote_code=spec.trust_remote_code):
-        arguments["enable_prefix_caching"] = False  # vLLM keeps states of a beginning where prompts come in parts only
     return {
         **arguments,
         "block_size": CPU_BLOCK_TOKENS,

@@ -22,6 +22,11 @@ from roll_like.inference.weight_transfer.fingerprint import checked_columns, dig
 
 #: Every number below this is exact in bfloat16.
 _EXACT = 128
+#: Experts of a layer that have other names in checkpoints (Granite 4).
+_OTHER_NAMES = {
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+}
 _PLAIN_BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 
 
@@ -63,6 +68,8 @@ class ExpertLayers:
             name: `….experts.3.gate_proj.weight` (or w1, w2, w3), `….experts.gate_up_proj`, `….experts.down_proj_bias`.
             seed: Chooses the columns.
         """
+        for theirs, usual in _OTHER_NAMES.items():
+            name = name.removesuffix(theirs) + usual if name.endswith(theirs) else name
         path = next((path for path in self._layers if name.startswith(f"{path}.")), None)
         if path is None:
             return None

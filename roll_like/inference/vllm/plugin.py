@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roll_like.config.base import Finding
 from roll_like.config.inference import DRAFT_KEY, IPC, NCCL, SEEDS_KEY, EngineConfig, JudgeConfig
@@ -21,7 +21,7 @@ from roll_like.inference.vllm.config import (
     VLLMSettings,
 )
 from roll_like.inference.vllm.images import torchvision_missing
-from roll_like.inference.vllm.served import adapter_layers
+from roll_like.inference.vllm.served import adapter_layers, knows
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 #: The same of its gated delta layers.
 CPU_DELTA = 128
+#: `model_type`s whose output layer is the embedding in vLLM (0.32), whatever config.json says.
+ALWAYS_TIED = ("lfm2", "lfm2_moe")
+#: `model_type`s with layers of a state that vLLM does not compute on a CPU, and what is missing.
+CPU_MISSING = {
+    "jamba": "no kernel of Mamba 1's scan",
+    "kimi_linear": "no gated delta layers without Triton",
+    "olmo_hybrid": "no gated delta layers without Triton",
+}
 
 
 @INFERENCE_ENGINES.register("vllm")
@@ -120,25 +128,34 @@ class VLLMPlugin(EnginePlugin):
     def states_findings(
         cls, config: EngineConfig, model: PretrainedConfig, *, dtype: str, device: str
     ) -> Iterator[Finding]:
-        """Yield that vLLM has no batch-invariant kernels of such layers, and on CPU one of gated delta layers."""
+        """Yield what of such layers vLLM does not have: a model, a kernel on CPU, or one that goes back."""
         assert isinstance(config, VLLMConfig)
+        family = model.get_text_config().model_type
         if config.deterministic:
             yield Finding(
                 "error",
                 SEEDS_KEY,
-                f"vLLM has no kernels of layers with a state that do not depend on the batch, and {model.model_type} "
+                f"vLLM has no kernels of layers with a state that do not depend on the batch, and {family} "
                 "has such layers; remove it",
             )
-        widths = {getattr(model, name, CPU_DELTA) for name in ("linear_key_head_dim", "linear_value_head_dim")}
-        gated = hasattr(model, "linear_num_value_heads")
-        if device == "cpu" and gated and (dtype != "bfloat16" or widths != {CPU_DELTA}):
+        if config.speculates:
             yield Finding(
                 "error",
-                "inference.type",
-                f"vLLM computes gated delta layers on CPU in bfloat16 and with heads of {CPU_DELTA} numbers only, and "
-                f"found {dtype} and {', '.join(map(str, sorted(widths)))}; set model.dtype: bfloat16 for a model with "
-                "such heads, or inference.type: hf",
+                "inference.speculative",
+                f"{family} has layers with a state, which vLLM does not take back exactly when guessed tokens are "
+                "rejected: samples would not be the policy's; remove it",
             )
+        obstacle = states_obstacle(model, dtype) if device == "cpu" else None
+        if family in ALWAYS_TIED and not model.tie_word_embeddings:
+            obstacle = (
+                f"vLLM computes the output layer of {family} with the embedding, and this model has one of its own "
+                "(tie_word_embeddings: false); set inference.type: hf"
+            )
+        unknown = [name for name in model.architectures or () if knows(name) is False]
+        if unknown:
+            obstacle = f"the installed vLLM has no {unknown[0]}; set inference.type: hf"
+        if obstacle is not None:
+            yield Finding("error", "inference.type", obstacle)
 
     @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
@@ -185,6 +202,24 @@ class VLLMPlugin(EnginePlugin):
                 f"inference.{unused}",
                 f"has no effect: on {resources.device} the cache is sized by inference.{used}; remove the key",
             )
+
+
+def states_obstacle(model: PretrainedConfig, dtype: str) -> str | None:
+    """Return what keeps vLLM on a CPU from computing a model whose layers have a state, with a way out."""
+    text: Any = model.get_text_config()
+    missing = CPU_MISSING.get(text.model_type)
+    if text.model_type == "nemotron_h" and "moe" in (text.layer_types or ()):
+        missing = "no experts without a gate"
+    if missing is not None:
+        return f"vLLM on a CPU has {missing}, which {text.model_type} needs; set inference.type: hf, or use a GPU"
+    widths = {getattr(text, name, CPU_DELTA) for name in ("linear_key_head_dim", "linear_value_head_dim")}
+    if hasattr(text, "linear_num_value_heads") and (dtype != "bfloat16" or widths != {CPU_DELTA}):
+        return (
+            f"vLLM computes gated delta layers on CPU in bfloat16 and with heads of {CPU_DELTA} numbers only, and "
+            f"found {dtype} and {', '.join(map(str, sorted(widths)))}; set model.dtype: bfloat16 for a model with "
+            "such heads, or inference.type: hf"
+        )
+    return None
 
 
 def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Which adapters the installed vLLM can serve, read from its source: importing it takes many seconds."""
+"""Which models and adapters the installed vLLM can serve, read from its source: importing it takes many seconds."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def adapter_layers(architecture: str) -> frozenset[str] | None:
         return None
     parts = [module, *(found[0] for each in _language_models(module) if (found := _registered().get(each)) is not None)]
     return frozenset(name for part in parts for each in _with_imported(part) for name in _layer_names(each))
+
+
+def knows(architecture: str) -> bool | None:
+    """Return whether vLLM has a model of an architecture; None where it is not installed."""
+    registered = _registered()
+    return architecture in registered if registered else None
 
 
 @cache

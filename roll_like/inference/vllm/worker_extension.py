@@ -9,9 +9,8 @@ also lets the watchdog see the process.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,22 +27,28 @@ from vllm.model_executor.layers.quantization.online.fp8 import OnlineLinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-from vllm.model_executor.utils import get_packed_modules_mapping
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import STOPPING, WeightSyncError
-from roll_like.inference.vllm.adapters import HeldAdapters, compute_adapters_on_cpu, without_wrappers
+from roll_like.inference.vllm.adapters import HeldAdapters, compute_adapters_on_cpu
 from roll_like.inference.vllm.arguments import ADAPTER_ID
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.vllm.int8 import Int8Linear
 from roll_like.inference.vllm.kept import tell_kept_tokens
+from roll_like.inference.vllm.places import HEAD, LayerPlace, LayerPlaces, plain_parameter
 from roll_like.inference.vllm.rotary import rotate_every_head
 from roll_like.inference.vllm.speculative import check_guesses_as_sampled
+from roll_like.inference.vllm.states import (
+    ChangedOnLoad,
+    convolution,
+    convolves,
+    remember_decay_rates,
+    renew_convolutions,
+)
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
 
 BACKEND = "shared_memory"
-HEAD = "lm_head.weight"
 
 
 @dataclass
@@ -77,6 +82,7 @@ class SharedMemoryWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Close the reload."""
         finalize_layerwise_reload(self.model, self.model_config)
         repack_head(self.model)
+        renew_convolutions(self.model)
 
     def shutdown(self) -> None:
         """Do nothing: nothing is held."""
@@ -89,6 +95,7 @@ compute_adapters_on_cpu()
 rotate_every_head()
 tell_kept_tokens()
 check_guesses_as_sampled()
+remember_decay_rates()
 PROGRESS.open()
 
 
@@ -185,27 +192,18 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         tensors: dict[str, str] = {}
         tied: dict[str, str] = {}
-        layers, experts = _Layers(model), ExpertLayers(model)
-        pieces: dict[str, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
+        layers, experts, quantized = LayerPlaces(model), ExpertLayers(model), []
+        pieces: dict[nn.Module, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
         for name in names:
             found = experts.fingerprint(name, seed)
+            place = None if found is not None else layers.locate(name)
+            if place is not None:
+                pieces = pieces if place.layer in pieces else {}
+                found = _held_fingerprint(place, name, seed, pieces)
+                if place.leaf == "weight" and _is_int8(place.layer):
+                    quantized.append(name)
             if found is not None:
                 tensors[name] = found
-                continue
-            place = layers.locate(name)
-            if place is None or name.endswith(".A_log"):  # of a state-space layer: vLLM keeps −exp of it
-                continue
-            layer, leaf, index = place.layer, place.leaf, place.part
-            if isinstance(layer, LinearBase) and leaf == "weight" and not _convolves(layer):
-                if place.path not in pieces:
-                    pieces = {place.path: linear_columns(layer, seed)}
-                own = pieces[place.path] if index is None else pieces[place.path][index : index + 1]
-                if own:
-                    tensors[name] = digest(torch.cat(own))
-            elif isinstance(layer, VocabParallelEmbedding) and leaf == "weight":
-                tensors[name] = digest(embedding_columns(layer, seed))
-            elif (parameter := _plain(layer, leaf, index)) is not None:
-                tensors[name] = fingerprint(parameter, seed)
         if self._adapters is not None:
             tensors.update(self._adapters.fingerprints(adapter, names, seed))
         head = output_head(model)
@@ -217,62 +215,31 @@ class WorkerExtension:
             if HEAD not in names:
                 tied.update((HEAD, name) for name in names if layers.is_input(name))
         PROGRESS.note_memory()  # once a sync
-        return {"tensors": tensors, "tied": tied, "quantized": [name for name in tensors if layers.is_int8(name)]}
+        return {"tensors": tensors, "tied": tied, "quantized": [name for name in quantized if name in tensors]}
 
 
-class _Place(NamedTuple):
-    """Where a checkpoint's tensor is: a parameter of a layer, or one of several that the layer computes as one."""
-
-    layer: nn.Module
-    path: str
-    leaf: str
-    part: int | None
-
-
-class _Layers:
-    """A model's layers by the names of a checkpoint. vLLM computes some as one (q, k and v), and renames others."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = without_wrappers(model)
-        self._fused_into = {
-            part: (whole, index)
-            for whole, parts in get_packed_modules_mapping(model).items()
-            for index, part in enumerate(parts)
-            if whole != part
-        }
-        mapper = getattr(model, "hf_to_vllm_mapper", None)
-        self._renamed: Callable[[str], str | None] = lambda name: None
-        if mapper is not None:
-            self._renamed = mapper.get_rename_mapper().map_name
-
-    def locate(self, name: str) -> _Place | None:
-        """Return where vLLM has a checkpoint's tensor; None if that is unknown."""
-        return self._locate(name) or self._locate(self._renamed(name) or "")
-
-    def is_input(self, name: str) -> bool:
-        """Return whether a tensor is the model's input embedding."""
-        place = self.locate(name)
-        return place is not None and isinstance(place.layer, VocabParallelEmbedding) and name != HEAD
-
-    def is_int8(self, name: str) -> bool:
-        """Return whether a tensor is a matrix that is held in 8 bits."""
-        place = self.locate(name)
-        return place is not None and place.leaf == "weight" and _is_int8(place.layer)
-
-    def _locate(self, name: str) -> _Place | None:
-        path, _, leaf = name.rpartition(".")
-        parent, _, own = path.rpartition(".")
-        index = None
-        if path not in self._modules and own in self._fused_into:
-            whole, index = self._fused_into[own]
-            path = f"{parent}.{whole}" if parent else whole
-        layer = self._modules.get(path)
-        return None if layer is None or not leaf else _Place(layer, path, leaf, index)
-
-
-def _convolves(layer: Any) -> bool:
-    """Return whether a layer holds a short convolution, whose weight has 3 dimensions, and is no matrix to multiply."""
-    return bool(getattr(getattr(layer, "weight", None), "ndim", 2) > 2)
+def _held_fingerprint(place: LayerPlace, name: str, seed: int, pieces: dict[nn.Module, list[Tensor]]) -> str | None:
+    """Return the fingerprint of a tensor, where it can be read back; `pieces` keeps the columns of a fused layer."""
+    layer = place.layer
+    if isinstance(layer, LinearBase) and place.leaf == "weight" and convolves(layer):
+        weight = convolution(layer, place.owner)
+        return None if weight is None else fingerprint(weight, seed)
+    if isinstance(layer, LinearBase) and place.leaf == "weight":
+        if layer not in pieces:
+            pieces[layer] = linear_columns(layer, seed)
+        found = pieces[layer]
+        if place.parts is not None and found:
+            found = [found[part] for part in place.parts]
+        return digest(torch.cat(found)) if found else None
+    if isinstance(layer, VocabParallelEmbedding) and place.leaf == "weight":
+        return digest(embedding_columns(layer, seed))
+    loader = getattr(getattr(layer, place.leaf), "weight_loader", None)
+    if isinstance(loader, ChangedOnLoad):
+        return loader.fingerprint(getattr(layer, place.leaf))
+    if name.endswith(".A_log") and place.leaf != "A_log":
+        return None  # decay rates of Mamba 1, which cannot be told from what is held
+    parameter = plain_parameter(place)
+    return None if parameter is None else fingerprint(parameter, seed)
 
 
 def _is_int8(layer: Any) -> bool:
@@ -337,16 +304,3 @@ def head_columns(layer: VocabParallelEmbedding, seed: int) -> Tensor:
     if layer.tp_size > 1:
         logits = tensor_model_parallel_all_gather(logits.contiguous(), dim=-1)
     return logits[:, : layer.org_vocab_size].T
-
-
-def _plain(layer: nn.Module, leaf: str, index: int | None) -> Tensor | None:
-    """Return a parameter that is kept as it is (norms, biases), or None; of a fused one, its share."""
-    parameter = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}.get(leaf)
-    if parameter is None or parameter.numel() == 0:
-        return None
-    if getattr(layer, "tp_size", 1) > 1 and isinstance(layer, LinearBase):
-        return None
-    if index is None:
-        return parameter
-    sizes = list(getattr(layer, "output_partition_sizes", []))
-    return parameter[sum(sizes[:index]) : sum(sizes[: index + 1])] if index < len(sizes) else None

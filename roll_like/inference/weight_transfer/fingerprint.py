@@ -1,6 +1,6 @@
 """Fingerprints of weight tensors: what a sync compares between trainer and inference engine.
 
-A fingerprint hashes some columns of a matrix, bit by bit, and the whole of a vector. Columns, because an
+A fingerprint hashes some columns of a matrix, number by number, and the whole of a vector. Columns, because an
 engine that keeps a matrix packed in a layout of its own can still compute a column, by multiplying it
 with a unit vector, and in any precision that gives the column's numbers exactly. So the fingerprint is of
 the numbers that the engine computes with, not of a copy beside them. The columns change with the seed:
@@ -37,9 +37,15 @@ def fingerprint(tensor: Tensor, seed: int) -> str:
 
 
 def digest(numbers: Tensor) -> str:
-    """Return a hash of shape, precision and bits; 0 and −0 are the same number."""
-    plain = (numbers.detach() + 0.0).cpu().contiguous()
-    head = f"{tuple(plain.shape)} {plain.dtype} "
+    """Return a hash of shape and numbers, whatever precision they are held in; 0 and −0 are the same number.
+
+    Engines hold some vectors in float32 that are sent in bfloat16.
+
+    >>> digest(torch.tensor([0.5, -0.0])) == digest(torch.tensor([0.5, 0.0], dtype=torch.bfloat16))
+    True
+    """
+    plain = numbers.detach().to("cpu", torch.promote_types(numbers.dtype, torch.float32)).contiguous() + 0.0
+    head = f"{tuple(plain.shape)} "
     return xxhash.xxh3_64_hexdigest(head.encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
