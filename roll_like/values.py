@@ -48,7 +48,7 @@ class Max:
     value: float
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(max(self.value, other.value))
+        return type(self)(float(np.maximum(self.value, other.value)))  # NaN stays, where Python's depends on the order
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Min:
     value: float
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(min(self.value, other.value))
+        return type(self)(float(np.minimum(self.value, other.value)))
 
 
 @dataclass(frozen=True, slots=True)

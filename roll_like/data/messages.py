@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,12 +25,16 @@ _SHAREGPT_ROLES = {
 }
 
 
+#: How a text begins that is a list of messages, of JSON or as Python writes it.
+_LISTED = re.compile(r"""\s*\[\s*\{\s*(["'])(role|content|from|value)\1\s*:""")
+
+
 def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = False) -> list[ChatMessage]:
     """Return the messages in a field of a row; a content with images is a list of parts (`roll_like.data.images`).
 
     Args:
         row: The row; has the field.
-        field: Holds a list of messages, or a text.
+        field: Holds a list of messages (as JSON text too, where a text would be the user's message), or a text.
         role: Whose message a text is.
         key: The configuration key that names the field, for messages.
         plain: Whether messages have a role and a content, and nothing else.
@@ -38,6 +43,13 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
         DataError: It holds neither; names file and line.
     """
     value = row.fields[field]
+    if role == "user" and isinstance(value, str) and _LISTED.match(value):
+        value = _parsed(value)  # a table's cell has no other form of a list
+        if isinstance(value, str):
+            raise DataError(
+                f"{row.origin}: {field!r} is the text of a list of messages, and no JSON: {short(value)}",
+                fix="write such a list with json.dumps, or as a list in a file of JSON lines",
+            )
     if isinstance(value, str):
         return placed([{"role": role, "content": value}], row)
     if isinstance(value, Mapping):

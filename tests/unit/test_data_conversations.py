@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 from pathlib import Path
@@ -62,6 +63,24 @@ def test_messages_and_prompt_with_completion_are_the_same_sample(tmp_path: Path,
 
 
 LONGER = {"messages": [HI, HELLO, {"role": "user", "content": "How?"}, {"role": "assistant", "content": "Well"}, HI]}
+
+
+def test_conversations_of_a_table_are_json_text(tmp_path: Path, render: Renderer) -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    with (tmp_path / "talk.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["messages"], [json.dumps(said)]])
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    (table,), (lines,) = (load(tmp_path / name, render).samples for name in ("talk.csv", "talk.jsonl"))
+    assert table.token_ids.tolist() == lines.token_ids.tolist()
+    assert table.loss_mask.tolist() == lines.loss_mask.tolist()
+    (tmp_path / "repr.jsonl").write_text(json.dumps({"messages": str(said)}) + "\n")
+    with pytest.raises(DataError, match="'messages' is the text of a list of messages, and no JSON"):
+        load(tmp_path / "repr.jsonl", render)
+    # an answer may be such a text, and a prompt may show one
+    row = {"prompt": f"Say it: {json.dumps(said)}", "completion": json.dumps(said)}
+    (tmp_path / "shown.jsonl").write_text(json.dumps(row) + "\n")
+    (shown,) = load(tmp_path / "shown.jsonl", render).samples
+    assert render.decode(shown.token_ids[shown.loss_mask]) == json.dumps(said) + "<|im_end|>"
 
 
 def test_all_turns_or_the_last(tmp_path: Path, render: Renderer) -> None:

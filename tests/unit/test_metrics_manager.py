@@ -24,7 +24,7 @@ from roll_like.metrics.names import metric_info
 from roll_like.metrics.sinks import Sink
 from roll_like.registry import TRACKERS
 from roll_like.run.launch import memory_metrics
-from roll_like.values import Last, Max, Mean, Sum
+from roll_like.values import Last, Max, Mean, Metrics, Min, Sum, merge, reduce
 
 PARAMS = {"pipeline": "rlvr", "steps": 4}
 
@@ -156,6 +156,14 @@ def test_figures_of_several_roles_reduce_each_by_its_own_rule(tmp_path: Path) ->
     assert MemoryTracker.runs == {"run0": [(1, values)]}
     assert MemoryTracker.statuses == {"run0": "finished"}
     assert {"curves.png", "summary.json"} <= set(MemoryTracker.artifacts)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_not_finite_on_one_rank_is_not_hidden_by_others(order: int) -> None:
+    """Python's `max(3.0, nan)` is 3, and `max(nan, 3.0)` is NaN."""
+    parts: list[Metrics] = [{"a": Max(3.0), "b": Min(3.0)}, {"a": Max(math.nan), "b": Min(math.nan)}]
+    assert all(math.isnan(value) for value in reduce(merge(parts[::order])).values())
+    assert reduce(merge([{"a": Max(3.0), "b": Min(math.inf)}, {"a": Max(4.0), "b": Min(2.0)}])) == {"a": 4.0, "b": 2.0}
 
 
 def test_what_each_role_holds_is_asked_for_once_a_step(tmp_path: Path) -> None:
