@@ -258,7 +258,11 @@ class CurriculumOrder:
         """Return where the sequence stands, and what is known of the tasks."""
         return {
             **self._order.state(),
-            "curriculum": {"rates": dict(self._rates), "own": self._curriculum.state()},
+            "curriculum": {
+                "rates": dict(self._rates),
+                "own": self._curriculum.state(),
+                "since": [self._seen, self._attempted, self._known, self._known_rates],
+            },
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -273,6 +277,9 @@ class CurriculumOrder:
             self._rates = {str(task_id): float(rate) for task_id, rate in kept.get("rates", {}).items()}
             if kept:
                 self._curriculum.load_state(kept["own"])
+            *counts, rates = kept.get("since", (0, 0, 0, 0.0))  # not in older checkpoints
+            self._seen, self._attempted, self._known = map(int, counts)
+            self._known_rates = float(rates)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint's curriculum is another one, or damaged: {error!r}",

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.benchmarks import FOLDER, BenchmarkUse
+from roll_like.config.benchmarks import FOLDER, BenchmarkUse, benchmark_names, read_benchmark
 from roll_like.config.explain import explain
 from roll_like.config.load import load_config
 from roll_like.config.sampling import PromptRunConfig
@@ -214,10 +214,11 @@ def _in_its_form(config: PromptRunConfig, model: str) -> PromptRunConfig:
         return config
     for_chats = [use.label for use in config.benchmarks if use.asked_form == "chat"]
     if for_chats:
+        others = [name for name in benchmark_names() if read_benchmark(name).form != "chat"]
         raise ConfigError(
             f"{model} has no chat template, and {', '.join(for_chats)} asks in a chat",
             fix="add --form completion to ask by plain text, set model.chat_template to a Jinja file, or leave "
-            "these benchmarks out (minerva_math500, humaneval, mbpp and gsm8k work with plain text)",
+            f"these benchmarks out ({', '.join(others)} work with plain text)",
         )
     plain = config.model.model_copy(update={"chat_template": _PLAIN})
     changed = _asking(config, [use.model_copy(update={"form": "completion"}) for use in config.benchmarks])

@@ -14,6 +14,8 @@ from benchmark_protocols import ROWS
 from hygiene import nothing_left
 from run_config import command_here, read_lines, run_here, write_run
 
+from roll_like.config.benchmarks import benchmark_names
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.usefixtures("warm_ray")]
 
 VLLM = {"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32}
@@ -24,6 +26,33 @@ PUBLISHED: dict[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "math500": {"test": [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]},
     "aime24": {"train": [{"Problem": f"What is {n} + 1?", "Answer": n + 1} for n in range(3)]},
     "aime25": {"test": [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]},
+    **{
+        key: {"train": [{"problem_idx": n, "problem": f"What is {n} + 1?", "answer": n + 1} for n in range(2)]}
+        for key in ("aime26", "brumo25", "hmmt_feb25", "hmmt_feb26", "hmmt_nov25")
+    },
+    **{
+        key: {"test": [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(2)]}
+        for key in ("amc23", "minervamath")
+    },
+    "olympiadbench": {
+        "train": [
+            {
+                "question": "What is $x$ in $x^2 = 1$?",
+                "final_answer": ["$1$", "$-1$"],
+                "answer_type": "Numerical",
+                "is_multiple_answer": True,
+                "unit": None,
+            }
+        ]
+    },
+    "mmlu": {
+        "test": [
+            {"question": "2+2?", "subject": "algebra", "choices": ["3", "4", "5", "6"], "answer": n} for n in (1, 2)
+        ]
+    },
+    "supergpqa": {
+        "train": [{"question": "Which?", "options": ["red", "blue"], "answer": "blue", "answer_letter": "B"}]
+    },
     "gpqa": {
         "train": [
             {
@@ -109,7 +138,7 @@ def test_every_benchmark_at_once_and_two_models_compared(
     tmp_path: Path, wide_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")  # where the table has each figure in one line
-    names = sorted(PUBLISHED)
+    names = benchmark_names()
     places = [f"--data={name}={write_rows(tmp_path / 'rows', name)}" for name in names]
     other = shutil.copytree(wide_model, tmp_path / "other")
     for model in (wide_model, other):

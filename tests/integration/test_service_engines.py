@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -142,10 +143,14 @@ def test_prometheus_reads_the_service_and_what_vllm_counts(client: Console, serv
     while not wanted <= samples.keys() or samples["roll_like_service_sessions"].value < 1:
         time.sleep(0.5)
         with urlopen(f"http://{target['targets'][0]}/metrics", timeout=60) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
+            text = answer.read().decode()
+        families = text_string_to_metric_families(text)
         samples = {sample.name: sample for family in families for sample in family.samples}
     generated = samples["vllm:generation_tokens_total"]
     assert generated.value >= 7
+    ended = re.search(r'^vllm:request_success_total\{.*finished_reason="length".*\} (\S+)$', text, re.MULTILINE)
+    assert ended is not None
+    assert float(ended[1]) >= 1
     assert (generated.labels["run"], generated.labels["replica"]) == ("service", "0")
 
 

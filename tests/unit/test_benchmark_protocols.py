@@ -163,7 +163,6 @@ def test_gpqa_is_read_as_by_simple_evals(answer: str, value: float, tmp_path: Pa
         ("math500", "test", {"problem": "1+1?", "answer": "2"}),
         ("aime24", "train", {"Problem": "1+1?", "Answer": "2"}),
         ("aime25", "test", {"problem": "1+1?", "answer": "2"}),
-        ("aime26", "train", {"problem_idx": 1, "answer": 2, "problem": "1+1?"}),
         ("amc23", "test", {"id": 0, "question": "1+1?", "answer": "2", "url": ""}),
         ("minervamath", "test", {"question": "1+1?", "answer": "2"}),
     ],
@@ -177,11 +176,12 @@ def test_mathematics_is_asked_in_deepseek_s_words(name: str, split: str, row: di
     assert template_of(answer).render(**found.fields) == "2"
 
 
-@pytest.mark.parametrize("name", ["hmmt_feb25", "hmmt_nov25", "hmmt_feb26", "brumo25"])
+@pytest.mark.parametrize("name", ["aime26", "hmmt_feb25", "hmmt_nov25", "hmmt_feb26", "brumo25"])
 def test_contests_are_asked_in_matharena_s_words(name: str, tmp_path: Path) -> None:
     row = {"problem_idx": 1, "answer": "\\frac{1}{2}", "problem": "Half of 1?", "problem_type": ["Algebra"]}
     [prompt] = benchmark_prompts(use_of(name, tmp_path, {"train": [row]}))
-    asked = "Put your final answer within \\boxed{}.\n\nHalf of 1?"
+    whole = "The answer is an integer between 0 and 999 inclusive.\n" if name == "aime26" else ""
+    asked = f"Put your final answer within \\boxed{{}}.\n{whole}\nHalf of 1?"
     assert turns(prompt) == [{"role": "user", "content": asked}]
 
 

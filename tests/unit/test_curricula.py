@@ -120,6 +120,7 @@ def test_a_run_that_continues_draws_what_it_would_have_drawn(name: str) -> None:
     draw.bit_generator.state = random_state
     assert [attempt(again, draw) for _ in range(60)] == expected
     assert again.state() == whole.state()
+    assert again.figures() == whole.figures()
 
 
 def test_a_run_may_begin_a_curriculum_and_drop_it() -> None:

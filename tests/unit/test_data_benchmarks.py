@@ -49,6 +49,13 @@ def test_the_page_says_what_the_files_say(name: str) -> None:
         REWARDS.get(grader.type)(grader).close()
 
 
+def test_the_command_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["eval", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").replace(";", " ").split()
+    assert set(benchmark_names()) <= set(words)
+
+
 def test_a_chat_and_a_plain_text(own: Path) -> None:
     question = "What is the capital of France?\nIt is Paris.\n\nWhat is the capital of Chad?\n"
     tokens = renderer()
