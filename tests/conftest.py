@@ -73,6 +73,12 @@ def _catch_at_the_root(catching: catching_logs[Any]) -> logging.Handler:
     return catching.handler
 
 
+@pytest.fixture
+def plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a run draws `curves.png`, a third of a second; the summary's own tests look at it."""
+    monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
+
+
 @pytest.fixture(scope="session")
 def warm_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One small Ray for all tests of a session that need one, with workers that are used again."""

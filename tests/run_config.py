@@ -291,3 +291,8 @@ def exported(checkpoint: Path, directory: Path) -> None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses(run: Path) -> list[float]:
+    """Return the training loss of each step of a run."""
+    return [line["train/loss"] for line in read_lines(run / "metrics.jsonl")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,3 +67,9 @@ def sent_adapters(cluster: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]
     again: Any = cluster.everywhere(TrainingRank.send_weights, 0)[0].fingerprints
     adapters = {name: torch.tensor(array) for name, array in again.items()}
     return adapters, {name: value for name, value in first.items() if name not in again}
+
+
+def largest_difference(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> float:
+    """Return how far two models' weights are apart at most."""
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import evaluated, kill_run, labelled_rows, read_lines, run_here, write_dpo_run
+from run_config import evaluated, kill_run, labelled_rows, losses, read_lines, run_here, write_dpo_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["train/loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
 def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path: Path, tiny_model: Path) -> None:

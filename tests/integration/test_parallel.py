@@ -21,6 +21,7 @@ from rank_specs import cpu_rank
 from test_tensor_parallel import OPTIMIZER, Case, objective_of, shards, step_of
 from tiny_families import ALTERNATING, COMMON, FAMILIES, make_family
 from torch import Tensor
+from trained_weights import largest_difference
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster.address import free_port
@@ -185,11 +186,6 @@ def alone(models: dict[str, str]) -> dict[Case, Learned]:
     return dict(zip(DENSE + EXPERTS, found, strict=True))
 
 
-def apart(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
-
-
 @pytest.mark.parametrize(
     ("ranks", "backend"),
     [
@@ -214,7 +210,9 @@ def test_every_layout_learns_what_one_rank_learns(
             abs(reduce(merge(of_update))[f"{prefix}/loss"] - reduce(wanted)[f"{prefix}/loss"])
             for of_update, wanted in zip(updates, expected.metrics, strict=True)
         ]
-        assert all(apart(each.weights, of_ranks[0].weights) == 0 for each in of_ranks), "ranks have other weights"
+        assert all(largest_difference(each.weights, of_ranks[0].weights) == 0 for each in of_ranks), (
+            "ranks have other weights"
+        )
         largest = max(float(each.abs().max()) for each in expected.gradients.values())
         cell = Cell(
             layout=name,
@@ -222,8 +220,8 @@ def test_every_layout_learns_what_one_rank_learns(
             family=case.family,
             objective=case.kind,
             loss=max(losses),
-            gradient=apart(of_ranks[0].gradients, expected.gradients) / max(1.0, largest),
-            weights=apart(of_ranks[0].weights, expected.weights),
+            gradient=largest_difference(of_ranks[0].gradients, expected.gradients) / max(1.0, largest),
+            weights=largest_difference(of_ranks[0].weights, expected.weights),
             synced=None if of_ranks[0].synced is None else float(of_ranks[0].synced.max()),
         )
         print(cell)
@@ -252,7 +250,10 @@ def test_other_families_in_bfloat16(models: dict[str, str]) -> None:
         losses, norms = [[each[name] for each in updates] for name in ("train/loss", "train/grad_norm")]
         assert losses == pytest.approx(figures[0], abs=0.02), (case, options)
         assert norms == pytest.approx(figures[1], rel=0.03), (case, options)
-        assert apart(of_ranks[0].weights, wanted.weights) <= 2**-6, (case, options)  # two numbers on, of those near 1
+        assert largest_difference(of_ranks[0].weights, wanted.weights) <= 2**-6, (
+            case,
+            options,
+        )  # two numbers on, of those near 1
         # a token whose scores of two experts are nearly equal has others: few are far apart
         synced = of_ranks[0].synced
         assert synced is not None

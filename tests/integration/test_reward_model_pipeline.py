@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 from hygiene import nothing_left
 from reward_support import completion
-from run_config import evaluated, exported, kill_run, read_lines, run_here, write_reward_model_run
+from run_config import evaluated, exported, kill_run, losses, read_lines, run_here, write_reward_model_run
 
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["train/loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
 def scores(model: Path) -> list[float]:

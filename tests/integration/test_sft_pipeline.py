@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import evaluated, kill_run, read_lines, run_here, write_sft_run
+from run_config import evaluated, kill_run, losses, run_here, write_sft_run
 from transformers import AutoModelForCausalLM
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["train/loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from tensor_memory import NewTensors
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from torch import Tensor
+from trained_weights import largest_difference
 
 from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, TopKAnswers
@@ -293,17 +294,12 @@ def divided(models: Path) -> list[Trained]:
     return together(on_ranks(train, models, 2, models / "divided"))
 
 
-def apart(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
-
-
 def together(ranks: list[list[Trained]]) -> list[Trained]:
     """What all ranks tell of each case: pairs that divide matrices tell the same metrics, and all the same weights."""
     found = []
     for of_case in zip(*ranks, strict=True):
         for each in of_case:
-            assert apart(each.weights, of_case[0].weights) == 0
+            assert largest_difference(each.weights, of_case[0].weights) == 0
         metrics = [merge(parts) for parts in zip(*(each.metrics for each in of_case[::2]), strict=True)]
         found.append(replace(of_case[0], metrics=metrics))
     return found
@@ -315,8 +311,8 @@ def compare(found: list[Trained], expected: list[Trained], cases: tuple[Case, ..
             assert reduce(own) == pytest.approx(reduce(figures), rel=TOLERANCE, abs=TOLERANCE), case
         largest = max(float(each.abs().max()) for each in theirs.gradients.values())
         rounding = ROUNDING.get(case.family, TOLERANCE)
-        assert apart(mine.gradients, theirs.gradients) < rounding * max(1.0, largest), case
-        assert apart(mine.weights, theirs.weights) < TOLERANCE, case
+        assert largest_difference(mine.gradients, theirs.gradients) < rounding * max(1.0, largest), case
+        assert largest_difference(mine.weights, theirs.weights) < TOLERANCE, case
 
 
 def test_two_ranks_compute_what_one_does(divided: list[Trained], alone: list[Trained]) -> None:
@@ -340,7 +336,9 @@ def test_every_family_is_computed_as_on_one_rank(models: Path) -> None:
     compare(found, expected, EVERY)
     for case, mine, theirs in zip(EVERY, found, expected, strict=True):
         logprobs = max(float(abs(a - b).max()) for a, b in zip(mine.logprobs, theirs.logprobs, strict=True))
-        gradients, weights = (apart(getattr(mine, each), getattr(theirs, each)) for each in ("gradients", "weights"))
+        gradients, weights = (
+            largest_difference(getattr(mine, each), getattr(theirs, each)) for each in ("gradients", "weights")
+        )
         losses = max(
             abs(a["train/loss"].value - b["train/loss"].value)
             for a, b in zip(mine.metrics, theirs.metrics, strict=True)
@@ -365,17 +363,17 @@ def test_other_layouts_go_on_from_a_checkpoint(
     expected = {"divided": divided, "alone": alone}[written]
     found = on_ranks(resume, models, tensor_parallel, models / written, ranks=ranks)[0]
     for index, (loaded, after) in zip(KEPT, found, strict=True):
-        assert apart(loaded, expected[index].saved) == 0
-        assert apart(after, expected[index].weights) < TOLERANCE
+        assert largest_difference(loaded, expected[index].saved) == 0
+        assert largest_difference(after, expected[index].weights) < TOLERANCE
 
 
 def test_engines_are_sent_whole_tensors(divided: list[Trained], alone: list[Trained]) -> None:
     for index in KEPT:
         found = divided[index]
-        assert apart(found.sent, alone[index].sent) < TOLERANCE
+        assert largest_difference(found.sent, alone[index].sent) < TOLERANCE
         if not any("experts" in name for name in found.weights):  # those are fused in memory
             assert found.sent.keys() == found.weights.keys() >= {"model.layers.1.mlp.down_proj.weight"}
-            assert apart(found.sent, found.weights) == 0
+            assert largest_difference(found.sent, found.weights) == 0
 
 
 def stream(rank: int, ranks: int, address: Any, model: Path, tensor_parallel: int) -> dict[str, int]:
@@ -413,4 +411,4 @@ def test_an_export_from_a_checkpoint_has_the_same_bits(models: Path, divided: li
         saved = divided[index].saved
         named = {name.removeprefix("causal_lm."): merged[name] for name in merged if name.startswith("causal_lm.")}
         assert saved.keys() <= named.keys()
-        assert apart({name: named[name] for name in saved}, saved) == 0
+        assert largest_difference({name: named[name] for name in saved}, saved) == 0

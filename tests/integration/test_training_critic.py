@@ -14,7 +14,7 @@ from dequantised import dequantised
 from peft import LoraConfig, get_peft_model
 from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
-from trained_weights import trained_weights
+from trained_weights import largest_difference, trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
@@ -58,11 +58,6 @@ def learn(critic: Critic, seed: int = 0) -> dict[str, float]:
 
 def parameters(critic: Critic) -> dict[str, torch.Tensor]:
     return trained_weights(critic.engine.cluster)
-
-
-def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
 class PlainCritic:

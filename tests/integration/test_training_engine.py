@@ -15,7 +15,7 @@ from rank_specs import cpu_rank
 from tensor_memory import tensor_bytes
 from tests_support import policy_sample  # type: ignore[import-not-found]
 from tests_support import ragged_policy_samples as batch
-from trained_weights import trained_weights
+from trained_weights import largest_difference, trained_weights
 from transformers import AutoModelForCausalLM
 from warm_workers import HOSTS
 
@@ -65,11 +65,6 @@ def engine(
 
 def weights(trainer: TrainingEngine[Any]) -> dict[str, torch.Tensor]:
     return trained_weights(trainer.cluster)
-
-
-def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
 #: A loss and a correction over turns, away from the policy that sampled: what is put together wrongly shows.

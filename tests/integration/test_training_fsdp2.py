@@ -17,6 +17,7 @@ from tests_support import (
     ragged_policy_samples,  # type: ignore[import-not-found]
 )
 from tiny_families import make_family
+from trained_weights import largest_difference
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
@@ -107,11 +108,6 @@ def plain_loop(model: Path) -> tuple[list[float], list[float], Weights]:
         losses.append(float(loss.detach()))
     tensors = converted(policy, [*policy.named_parameters(), *persistent_buffers(policy)])
     return losses, norms, {name: tensor.detach().clone() for name, tensor in tensors}
-
-
-def largest_difference(left: Weights, right: Weights) -> float:
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
 def close(left: Sequence[float], right: Sequence[float]) -> bool:

@@ -26,6 +26,8 @@ from roll_like.registry import TRACKERS
 from roll_like.run.launch import memory_metrics
 from roll_like.values import Last, Max, Mean, Metrics, Min, Sum, merge, reduce
 
+pytestmark = pytest.mark.usefixtures("plain_curves")
+
 PARAMS = {"pipeline": "rlvr", "steps": 4}
 
 
@@ -70,12 +72,6 @@ class MemoryTracker:
 
     def close(self, status: str) -> None:
         self.statuses[self.run_id] = status
-
-
-@pytest.fixture(autouse=True)
-def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes a third of a second; the summary's own tests look at the figure."""
-    monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
 
 
 @pytest.fixture(autouse=True)

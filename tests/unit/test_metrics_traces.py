@@ -21,13 +21,10 @@ from roll_like.registry import TRACKERS
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.values import Mean
 
+pytestmark = pytest.mark.usefixtures("plain_curves")
+
 PARAMS: dict[str, Any] = {"pipeline": "agentic"}
 ROWS = rows([episode(["left", "right"], sample=sample) for sample in range(2)])
-
-
-@pytest.fixture(autouse=True)
-def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
 
 
 @pytest.fixture(scope="module")

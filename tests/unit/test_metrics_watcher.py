@@ -23,11 +23,7 @@ from roll_like.metrics.runs import is_running
 from roll_like.metrics.watcher import LAST_LINES, Tail, watch
 from roll_like.run.folder import locked
 
-
-@pytest.fixture(autouse=True)
-def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a run draws `curves.png`; these tests look at lines."""
-    monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
+pytestmark = pytest.mark.usefixtures("plain_curves")
 
 
 def step(number: int, **values: Any) -> dict[str, Any]:

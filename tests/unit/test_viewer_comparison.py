@@ -14,11 +14,7 @@ from roll_like.errors import ConfigError, DataError
 from roll_like.viewer.comparison import RunComparison, compare
 from roll_like.viewer.page import report_page
 
-
-@pytest.fixture(autouse=True)
-def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a run draws `curves.png`; these tests look at comparisons."""
-    monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
+pytestmark = pytest.mark.usefixtures("plain_curves")
 
 
 def printed(comparison: RunComparison, width: int) -> list[list[str]]:

@@ -19,11 +19,7 @@ from roll_like.viewer.comparison import read_runs
 from roll_like.viewer.events import sentence
 from roll_like.viewer.page import MOST_EVENTS, MOST_FILES, report_page
 
-
-@pytest.fixture(autouse=True)
-def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a run draws `curves.png`; these tests look at pages."""
-    monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
+pytestmark = pytest.mark.usefixtures("plain_curves")
 
 
 def page_of(*folders: Path) -> dict[str, Any]:
