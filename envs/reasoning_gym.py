@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from roll_like.builtin.envs.extras import need
 from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
 from roll_like.errors import EnvError
+from roll_like.registry import did_you_mean
 
 ENV_ID = "roll_like/ReasoningGym-v0"
 PACKAGE = "reasoning-gym==0.1.25"
@@ -40,8 +40,7 @@ class ReasoningGym(SingleTurn):
         self._make = need("reasoning_gym", PACKAGE, ENV_ID).create_dataset
         known = need("reasoning_gym.factory", PACKAGE, ENV_ID).DATASETS
         if task not in known:
-            near = difflib.get_close_matches(task, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(known)}"
+            hint = did_you_mean(task, known, f"it has {len(known)}", count=3)
             raise EnvError(f"reasoning-gym has no task {task!r}; {hint}", fix="correct `task` of the kwargs")
         self._task, self._config = task, dict(config or {})
         self._data, self._entry = self._item(0)

@@ -6,7 +6,6 @@ own for both, put in place while the game moves, so that episodes do not disturb
 
 from __future__ import annotations
 
-import difflib
 import random
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from gymnasium.error import ResetNeeded
 from roll_like.builtin.envs.extras import need
 from roll_like.envs import FreeText, answer_of
 from roll_like.errors import EnvError
+from roll_like.registry import did_you_mean
 
 ENV_ID = "roll_like/TextArena-v0"
 PACKAGE = "textarena==0.7.4"
@@ -49,8 +49,7 @@ class TextArena(gymnasium.Env[str, str]):
         arena = need("textarena", PACKAGE, ENV_ID)
         known = need("textarena.envs.registration", PACKAGE, ENV_ID).ENV_REGISTRY
         if game not in known:
-            near = difflib.get_close_matches(game, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(known)}"
+            hint = did_you_mean(game, known, f"it has {len(known)}", count=3)
             raise EnvError(f"TextArena has no game {game!r}; {hint}", fix="correct `game` of the kwargs")
         self.observation_space = FreeText()
         self.action_space = FreeText()

@@ -31,6 +31,12 @@ def likely(word: str, known: Collection[str], *, count: int = 1, cutoff: float =
     return same[:1] or difflib.get_close_matches(word, known, n=count, cutoff=cutoff)
 
 
+def did_you_mean(word: str, known: Collection[str], otherwise: str | None = None, *, count: int = 1) -> str:
+    """Return a question that names what an unknown word resembles; else `otherwise`, or all that is known."""
+    near = likely(word, known, count=count, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise or f"known: {', '.join(known)}"
+
+
 def _letters(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold()
 
@@ -97,8 +103,7 @@ class Registry(Generic[T]):
             if other.setting and other is not self and name in other.names():
                 article = "an" if other.kind[0] in "aeiou" else "a"
                 return f"{name!r} is {article} {other.kind}: {other.setting.format(name)}"
-        near = likely(name, self._plugins, count=3, cutoff=0.5)
-        return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names())}"
+        return did_you_mean(name, self.names(), count=3)
 
     def names(self) -> list[str]:
         """Return every registered name, sorted; without those in what could not be imported."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from roll_like.config.base import (
 from roll_like.config.data import DataSource
 from roll_like.config.resources import DeviceRange, ResourcesConfig
 from roll_like.config.rollout import GroupRolloutConfig
-from roll_like.registry import REWARDS
+from roll_like.registry import REWARDS, did_you_mean
 
 #: The pool of all rewards that no other pool has.
 DEFAULT_POOL = "rewards"
@@ -88,7 +87,7 @@ class RewardsConfig(ConfigModel):
             for index, reward in enumerate(settings.rewards):
                 path = ("rewards", "pools", pool, "rewards", index)
                 if reward not in self.named:
-                    yield Violation(path, f"no reward is called {reward!r}; {_nearest(reward, list(self.named))}")
+                    yield Violation(path, f"no reward is called {reward!r}; {did_you_mean(reward, list(self.named))}")
                 elif reward in owners:
                     yield Violation(
                         path, f"the reward {reward!r} is in the pool {owners[reward]!r} already; name it once"
@@ -190,12 +189,12 @@ class DomainConfig(ConfigModel):
         """Yield names that mean nothing, and groups that cannot be replaced."""
         path, domains = ("domains", name), list(dict.fromkeys(source.domain_label for source in sources))
         if name not in domains:
-            yield Violation(path, f"no data source is of this domain; {_nearest(name, domains)}")
+            yield Violation(path, f"no data source is of this domain; {did_you_mean(name, domains)}")
         for index, reward in enumerate(self.rewards):
             if reward not in rewards.named:
                 yield Violation(
                     (*path, "rewards", index),
-                    f"no reward is called {reward!r}; {_nearest(reward, list(rewards.named))}",
+                    f"no reward is called {reward!r}; {did_you_mean(reward, list(rewards.named))}",
                 )
             elif getattr(rewards.named[reward], "sources", None) is not None:
                 yield Violation(
@@ -224,8 +223,3 @@ def _judges(rewards: Sequence[Any], path: tuple[str | int, ...]) -> Iterator[tup
         parts = getattr(reward, "use", ())
         if isinstance(parts, tuple):
             yield from _judges(parts, (*path, index, "use"))
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

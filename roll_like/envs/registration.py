@@ -20,6 +20,7 @@ from gymnasium.spaces import Discrete, Text
 
 from roll_like.envs.wrappers import AnyEnv
 from roll_like.errors import FOREIGN_ERRORS, EnvError, PluginError, RollLikeError, describe_error
+from roll_like.registry import did_you_mean
 
 GROUP = "gymnasium.envs"
 #: How many ids a message suggests.
@@ -204,8 +205,7 @@ def _check_options(spec: EnvSpec, kwargs: dict[str, Any]) -> None:
     for name in kwargs:
         # Gymnasium's own: of `gymnasium.make`, not of the environment
         if name not in {*known, "max_episode_steps"}:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known) or 'none'}"
+            hint = did_you_mean(name, known, f"it takes {', '.join(known) or 'none'}")
             raise EnvError(
                 f"environment {spec.id!r} has no option {name!r}; {hint}", fix=f"correct the key {name!r} of its kwargs"
             )

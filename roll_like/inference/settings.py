@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from roll_like.config.base import ConfigModel, Finding, Violation
 from roll_like.config.inference import EngineConfig, engines_share_gpus
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import ConfigError
+from roll_like.registry import did_you_mean
 
 #: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
 MOST_KEPT = 0.6
@@ -106,12 +106,7 @@ def unknown_arguments(chosen: Iterable[str], known: Collection[str], documented:
     >>> unknown_arguments(["seed", "sead", "x"], ["seed"], "the manual")
     {'sead': "did you mean 'seed'?", 'x': 'see the manual'}
     """
-    hints = {}
-    for name in chosen:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hints[name] = f"did you mean {near[0]!r}?" if near else f"see {documented}"
-    return hints
+    return {name: did_you_mean(name, known, f"see {documented}") for name in chosen if name not in known}
 
 
 def require_known(section: str, library: str, chosen: Iterable[str], known: Collection[str], documented: str) -> None:
