@@ -13,13 +13,13 @@ from roll_like.check.disk import DiskUse
 from roll_like.check.findings import Finding, failed
 from roll_like.check.plan import GIB, Plan, bytes_per_value
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.inference import DEFAULT_ENGINE, SEEDS_KEY, engines_share_gpus
+from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.rollout import AsyncSchedule, ReplaySchedule
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.training import CriticConfig, OptimizerConfig, TrainerConfig
 from roll_like.errors import ConfigError
-from roll_like.inference.plugin import EnginePlugin
+from roll_like.inference.plugin import SEEDS_KEY, EnginePlugin
 from roll_like.metrics.trackers import TraceTracker
 from roll_like.models.precision import bfloat16_speed, slow_bfloat16
 from roll_like.registry import INFERENCE_ENGINES, LOSSES, TRACKERS

@@ -13,7 +13,6 @@ from roll_like.check.findings import Finding, failed
 from roll_like.check.hub import localised
 from roll_like.check.plan import DRAFT, GIB, bytes_per_value
 from roll_like.config.algorithm import ROUTER_REPLAY
-from roll_like.config.inference import ADAPTERS_KEY, DRAFT_KEY
 from roll_like.config.model import ModelConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
@@ -21,7 +20,7 @@ from roll_like.config.training import JOINING, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.kept import refuse_untold_kept
-from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
+from roll_like.inference.plugin import ADAPTERS_KEY, DRAFT_KEY, EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import MODEL, TOKENIZER, cached_copy, load_tokenizer, resolve_model

@@ -25,8 +25,6 @@ POLICY, BASE = "policy", "base"
 GPU_BUCKET_BYTES = 256 << 20
 #: The engine of a section without `type`.
 DEFAULT_ENGINE = "vllm"
-#: Keys of some engines' sections that messages beside their own name.
-ADAPTERS_KEY, DRAFT_KEY, SEEDS_KEY = "inference.lora", "inference.speculative.model", "inference.deterministic"
 
 
 @dataclass(frozen=True, slots=True)

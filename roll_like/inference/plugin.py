@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from roll_like.inference.interface import AdapterSpec, EngineSpec, InferenceEngine, JudgeServer
     from roll_like.inference.weight_transfer.interface import WeightTransfer
 
+#: Keys of some engines' sections that findings beside an engine's own name.
+ADAPTERS_KEY, DRAFT_KEY, SEEDS_KEY = "inference.lora", "inference.speculative.model", "inference.deterministic"
+
 
 class EnginePlugin:
     """Base of what is registered in `INFERENCE_ENGINES`. Its module imports neither torch nor the engine.

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.progress import PROGRESS, shared_phase
-from roll_like.config.inference import ADAPTERS_KEY
 from roll_like.config.load import import_plugins
 from roll_like.config.model import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
+from roll_like.inference.plugin import ADAPTERS_KEY
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, expert_tensors, tensor_groups

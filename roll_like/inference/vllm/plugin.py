@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.base import Finding
-from roll_like.config.inference import DRAFT_KEY, IPC, NCCL, SEEDS_KEY, EngineConfig, JudgeConfig
+from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
 from roll_like.config.resources import ResourcesConfig
-from roll_like.inference.plugin import EnginePlugin
+from roll_like.inference.plugin import DRAFT_KEY, SEEDS_KEY, EnginePlugin
 from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.vllm.arguments import DOCUMENTED, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import (
