@@ -315,7 +315,9 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
         shown, state = stepped.messages, stepped.state
         if stepped.terminated or stepped.truncated:
             success = stepped.success
-            stop = StopReason.STOP if stepped.terminated else StopReason.LENGTH
+            # of a turn that was cut the environment has seen a part: like a single answer that was cut
+            whole = stepped.terminated and generation.stop_reason is not StopReason.LENGTH
+            stop = StopReason.STOP if whole else StopReason.LENGTH
             break
         if stepped.fresh:
             conversations.append(Conversation(renderer))

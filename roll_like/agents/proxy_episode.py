@@ -194,6 +194,14 @@ class ProxyEpisode:
         self.rewarded = True
         self._success = self._success if success is None else success
 
+    @property
+    def _last_turn_cut(self) -> bool:
+        """Whether the run's limits cut the last answer; one that the agent asked to be as short is whole."""
+        turn, settings = self.recorder.turns[-1], self.settings
+        tokens = len(turn.generation.token_ids)
+        at_limit = tokens >= settings.sampling.max_tokens or turn.prompt_tokens + tokens >= settings.limits.tokens
+        return at_limit and turn.generation.stop_reason is StopReason.LENGTH
+
     def scored(self) -> Scored:
         """Return the episode with its reward.
 
@@ -221,7 +229,7 @@ class ProxyEpisode:
             self.recorder.segments(),
             records,
             text="\n".join(record.text for record in records),
-            stop=StopReason.LENGTH if self.truncated else StopReason.STOP,
+            stop=StopReason.LENGTH if self.truncated or self._last_turn_cut else StopReason.STOP,
             details={
                 "cuts": float(self.recorder.cuts),
                 "conversations": float(self.recorder.conversations),

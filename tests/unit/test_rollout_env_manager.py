@@ -60,7 +60,7 @@ class Speaker(Unqueued):
             logprobs=np.full(len(ids), -0.5, np.float32),
             segments=(Segment(start=0, end=len(ids), policy_version=4),),
             text=self._word,
-            stop_reason=StopReason.STOP,
+            stop_reason=StopReason.STOP if len(ids) == len(self._ids) else StopReason.LENGTH,
         )
 
 
@@ -195,6 +195,16 @@ def test_turns_and_tokens_are_limited() -> None:
     assert len(group.samples[0].trajectory.token_ids) <= 150
     cut = collect(Pool(lambda number: Walk(cut=True))).groups[0].samples[0]
     assert cut.trajectory.stop_reason is StopReason.LENGTH
+
+
+def test_an_episode_that_ends_with_a_turn_that_was_cut_is_truncated() -> None:
+    """Its mask, its share and its evaluation are those of a single answer; earlier turns may be cut."""
+    short = {"sampling": Sampling(max_tokens=1)}
+    (group,) = collect(Pool(), **short).groups
+    assert {one.trajectory.stop_reason for one in group.samples} == {StopReason.LENGTH}
+    assert [one.reward for one in group.samples] == pytest.approx([1.2, 1.2])
+    (whole,) = collect(Pool()).groups
+    assert {one.trajectory.stop_reason for one in whole.samples} == {StopReason.STOP}
 
 
 def once(error: Exception) -> Callable[[], Exception | None]:

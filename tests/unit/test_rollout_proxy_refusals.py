@@ -16,6 +16,7 @@ from proxy_rig import CHATML, HELLO, TOOL, rig, until
 from roll_like.agents import proxy
 from roll_like.agents.proxy import Proxy
 from roll_like.errors import EnvError, GenerationError
+from roll_like.inference.interface import Sampling
 from roll_like.rollout.router import SampleLost
 from roll_like.types import StopReason
 
@@ -34,6 +35,15 @@ async def test_no_more_turns_than_the_run_allows() -> None:
         scored = one.episode.scored()
     assert scored.trajectory.stop_reason is StopReason.LENGTH
     assert len(scored.record) == 2
+
+
+@pytest.mark.parametrize(("asked", "reason"), [({}, StopReason.LENGTH), ({"max_tokens": 2}, StopReason.STOP)])
+async def test_a_last_answer_that_the_run_cut_makes_an_episode_truncated(asked: Any, reason: StopReason) -> None:
+    """One that the agent asked to be no longer is what it wanted."""
+    async with rig("fox", sampling=Sampling(max_tokens=3)) as one:
+        await one.ask("hello", **asked)
+        await one.reward(1)
+        assert one.episode.scored().trajectory.stop_reason is reason
 
 
 async def test_turns_that_are_being_sampled_count() -> None:
