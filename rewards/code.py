@@ -20,6 +20,7 @@ from roll_like.builtin.rewards.code_asserts import resolve_entry_points
 from roll_like.builtin.rewards.code_block import last_program
 from roll_like.builtin.rewards.code_tests import read_tests
 from roll_like.errors import ConfigError, DataError, RewardError, SandboxError
+from roll_like.rewards.base import refusing_row
 from roll_like.sandbox import CodeEvaluator, CodeResult, Limits, StdioTest, TestStatus, self_test
 from roll_like.sandbox.compare import Comparison, short_repr
 from roll_like.sandbox.evaluator import check_tests
@@ -167,12 +168,8 @@ class Code(Reward):
         Raises:
             DataError: It has none, or in a shape that is not known.
         """
-        try:
+        with refusing_row(task, "correct the row, or `tests_field` or `entry_point_field` of the reward"):
             tests = self._tests(task.metadata)
-        except ValueError as error:
-            raise DataError(
-                f"{task.origin}: {error}", fix="correct the row, or `tests_field` or `entry_point_field` of the reward"
-            ) from error
         if "python" not in self.config.languages and not all(isinstance(test, StdioTest) for test in tests):
             raise DataError(
                 f"{task.origin}: calls and assertions need Python, and `languages` is {list(self.config.languages)}",

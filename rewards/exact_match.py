@@ -19,7 +19,8 @@ from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Rew
 from roll_like.builtin.rewards.patterns import check_pattern, find_match, without_matches
 from roll_like.data.answers import answer_words, drop_unit_signs
 from roll_like.data.boxed import last_boxed
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import RewardError
+from roll_like.rewards.base import refusing_row
 from roll_like.types import Task
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -79,12 +80,8 @@ class _Compared(Reward, ABC):
         Raises:
             DataError: It has none, or one of which normalisation leaves nothing.
         """
-        try:
+        with refusing_row(task, "correct the row, `answer_field` of its source or `answers_field`"):
             self._gold(task.answer, task.metadata)
-        except ValueError as error:
-            raise DataError(
-                f"{task.origin}: {error}", fix="correct the row, `answer_field` of its source or `answers_field`"
-            ) from error
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return a value from 0 to 1 for each completion; a `RewardError` where a pattern took too long."""

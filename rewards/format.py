@@ -18,7 +18,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.patterns import check_pattern, matches_whole
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import RewardError
+from roll_like.rewards.base import refusing_row
 from roll_like.types import Task
 
 if TYPE_CHECKING:
@@ -82,12 +83,8 @@ class Format(Reward):
         """
         if self.config.schema_field is None:
             return
-        try:
+        with refusing_row(task, "correct the row, or `schema_field` of the reward"):
             _validator(_schema_of(task.metadata, self.config.schema_field))
-        except ValueError as error:
-            raise DataError(
-                f"{task.origin}: {error}", fix="correct the row, or `schema_field` of the reward"
-            ) from error
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return a value from 0 to 1 for each completion; a `RewardError` where a pattern took too long."""

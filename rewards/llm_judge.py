@@ -24,7 +24,8 @@ from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Rew
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_answer import MalformedError
 from roll_like.builtin.rewards.jury import Jury, JuryConfig, judged_text, object_schema, read_score
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import RewardError
+from roll_like.rewards.base import refusing_row
 from roll_like.types import Task
 
 if TYPE_CHECKING:
@@ -99,12 +100,8 @@ class LLMJudge(Reward):
         Raises:
             DataError: It has none.
         """
-        try:
+        with refusing_row(task, "correct the row, or `rubric_field` of the reward"):
             self._rubric(task.metadata)
-        except ValueError as error:
-            raise DataError(
-                f"{task.origin}: {error}", fix="correct the row, or `rubric_field` of the reward"
-            ) from error
 
     def cases(self) -> Sequence[RewardCase]:
         """Return an easy question; none where a rubric of one's own, a template or pairs decide what counts."""

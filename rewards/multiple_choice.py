@@ -14,7 +14,8 @@ from pydantic import Field
 from roll_like import Completion, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.choice import choice
 from roll_like.data.answers import answer_words
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import RewardError
+from roll_like.rewards.base import refusing_row
 from roll_like.types import Task
 
 
@@ -48,12 +49,8 @@ class MultipleChoice(Reward):
         Raises:
             DataError: It is not, or the options are no list of texts.
         """
-        try:
+        with refusing_row(task, "correct the row, or `letters` or `options_field` of the reward"):
             self._gold(task.answer, task.metadata)
-        except ValueError as error:
-            raise DataError(
-                f"{task.origin}: {error}", fix="correct the row, or `letters` or `options_field` of the reward"
-            ) from error
 
     def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return 1 or 0 for each completion."""

@@ -29,7 +29,8 @@ from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_answer import MalformedError
 from roll_like.builtin.rewards.jury import Jury, JuryConfig, judged_text, object_schema, read_score
 from roll_like.config.base import ConfigModel, repeated
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import RewardError
+from roll_like.rewards.base import refusing_row
 from roll_like.types import Task
 
 if TYPE_CHECKING:
@@ -154,12 +155,8 @@ class Rubric(Reward):
         Raises:
             DataError: It has none, or one cannot be read.
         """
-        try:
+        with refusing_row(task, "correct the row, or `rubric_field` of the reward"):
             self._criteria(task.metadata)
-        except ValueError as error:
-            raise DataError(
-                f"{task.origin}: {error}", fix="correct the row, or `rubric_field` of the reward"
-            ) from error
 
     async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return a value for each completion; a `RewardError` where a judge failed."""

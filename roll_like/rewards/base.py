@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -26,7 +27,7 @@ from pydantic import Field
 
 from roll_like.config.base import PluginConfig
 from roll_like.data.reasoning import split_reasoning
-from roll_like.errors import FOREIGN_ERRORS, PluginError, RewardError, describe_error
+from roll_like.errors import FOREIGN_ERRORS, DataError, PluginError, RewardError, describe_error
 from roll_like.registry import REWARDS
 from roll_like.types import THINK, Message, Picture, ReasoningTags, StopReason, Task, TurnRecord
 
@@ -37,6 +38,15 @@ class RewardConfig(PluginConfig):
     name: str | None = Field(default=None, description="Name in metrics; default: its `type`.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor in the sum of all rewards.")
     sources: tuple[str, ...] | None = Field(default=None, description="Data sources it scores; default: all.")
+
+
+@contextmanager
+def refusing_row(task: Task, fix: str) -> Iterator[None]:
+    """Raise a `ValueError` about a row as a `DataError` that says which row it is."""
+    try:
+        yield
+    except ValueError as error:
+        raise DataError(f"{task.origin}: {error}", fix=fix) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
