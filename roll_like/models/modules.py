@@ -135,6 +135,7 @@ def load_for_training(
     refuse_further_layers(path, model, info["unexpected_keys"])
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # scaled-dot-product attention would drop the bound
+    _keep_time_steps(model)
     # transformers only warns about these and goes on with random numbers
     absent = sorted(info["missing_keys"])
     absent += sorted(
@@ -145,6 +146,20 @@ def load_for_training(
     mark(model, unread)
     loaded: PreTrainedModel = model
     return loaded, absent
+
+
+def _keep_time_steps(model: Any) -> None:
+    """Bound the time steps of Mamba layers as config.json says.
+
+    transformers 5.19 lets no step of Nemotron-H be below `time_step_min` (0.001), which is for new models; the
+    model's own code and engines have `time_step_limit` (transformers#48989).
+    """
+    limit = getattr(model.config.get_text_config(), "time_step_limit", None)
+    if limit is None:
+        return
+    for mixer in model.modules():
+        if hasattr(mixer, "time_step_limit"):
+            mixer.time_step_limit = tuple(map(float, limit))
 
 
 def refuse_absent(path: Path, absent: Sequence[str]) -> None:

@@ -269,6 +269,8 @@ def test_layers_with_a_state_that_vllm_does_not_compute_so(make: Make, tmp_path:
     for resources in ({"resources": one}, {}):
         message = only(make(model=mamba, **resources, inference=guessing))
         assert message.startswith("error: inference.speculative: nemotron_h has layers with a state, which vLLM does")
+    drafting = make(inference={"type": "vllm", "speculative": {"method": "draft", "model": mamba["path"]}})
+    assert any("has layers with a state, and vLLM guesses with other" in found.message for found in drafting.errors)
 
 
 #: A family with layers of a state → what vLLM says of it on a CPU, and on a GPU.
@@ -280,6 +282,8 @@ STATES_IN_VLLM = {
     "kimi_linear": ("vLLM on a CPU has no gated delta layers without Triton, which kimi_linear needs", ""),
     "olmo_hybrid": ("vLLM on a CPU has no gated delta layers without Triton, which olmo_hybrid needs", ""),
     "nemotron_h": ("vLLM on a CPU has no experts without a gate, which nemotron_h needs", ""),
+    "falcon_h1 with limits": ("vLLM bounds no time steps of Mamba layers, and config.json has time_step_limit: [0.01",)
+    * 2,
     "lfm2 with an output layer": ("vLLM computes the output layer of lfm2 with the embedding, and this model has one",)
     * 2,
     "bamba": ("the installed vLLM has no BambaForCausalLM; set inference.type: hf",) * 2,
@@ -293,7 +297,8 @@ def test_layers_with_a_state_that_vllm_lacks(family: str) -> None:
         pytest.skip("the models of the installed vLLM are looked up")
     kind, *own = family.split()
     config = CONFIG_MAPPING[kind](architectures=[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]])
-    config.tie_word_embeddings = not own
+    config.tie_word_embeddings = own != ["with", "an", "output", "layer"]
+    config.time_step_limit = (0.01, 0.1) if own == ["with", "limits"] else (0.0, float("inf"))
     for device, expected in zip(("cpu", "cuda"), STATES_IN_VLLM[family], strict=True):
         found = VLLMPlugin.states_findings(VLLMConfig(), config, dtype="bfloat16", device=device)
         assert [finding.message[: len(expected)] for finding in found] == [expected] * bool(expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from roll_like.config.run import ALWAYS_SHARED
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
 from roll_like.models.logits import logit_transform, refuse_other_logits
+from roll_like.models.modules import load_causal_lm
 from roll_like.training import flex, sequences, varlen
 from roll_like.training.attention import explicit_attention, use_dense_attention
 from roll_like.training.backbone import joins_rows, probe_attention, use_row_attention
@@ -532,3 +534,21 @@ def test_logits_that_cannot_be_compared_are_refused() -> None:
     ):
         refuse_other_logits(model)
     assert model.base_model(torch.zeros(1, 2).long()).last_hidden_state.shape == (1, 2, 32)
+
+
+@torch.no_grad()
+def test_time_steps_are_bounded_as_the_configuration_says(tmp_path: Path) -> None:
+    """transformers bounds those of Nemotron-H by `time_step_min`; engines do not (transformers#48989)."""
+    model = make_family("nemotron_h")
+    for name, parameter in model.named_parameters():
+        if name.endswith("dt_bias"):
+            parameter.fill_(-9.0)  # steps of about 0.0001
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(3, 23)[None]
+    theirs = model(tokens).logits
+    for mixer in model.modules():
+        if hasattr(mixer, "time_step_limit"):
+            mixer.time_step_limit = (0.0, float("inf"))
+    ours = load_causal_lm(tmp_path, "float32")(tokens).logits
+    torch.testing.assert_close(ours, model(tokens).logits)
+    assert float((ours - theirs).abs().max()) > 1e-3

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.base import Finding
 from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
 from roll_like.config.resources import ResourcesConfig
+from roll_like.errors import ConfigError
 from roll_like.inference.plugin import DRAFT_KEY, SEEDS_KEY, EnginePlugin
 from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.vllm.arguments import DOCUMENTED, known_arguments, vllm_environment
@@ -22,6 +25,7 @@ from roll_like.inference.vllm.config import (
 )
 from roll_like.inference.vllm.images import torchvision_missing
 from roll_like.inference.vllm.served import adapter_layers, knows
+from roll_like.models.attention import keeps_states
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
@@ -151,6 +155,12 @@ class VLLMPlugin(EnginePlugin):
                 f"vLLM computes the output layer of {family} with the embedding, and this model has one of its own "
                 "(tie_word_embeddings: false); set inference.type: hf"
             )
+        limit = getattr(model.get_text_config(), "time_step_limit", None)
+        if limit is not None and tuple(map(float, limit)) != (0.0, math.inf):
+            obstacle = (
+                f"vLLM bounds no time steps of Mamba layers, and config.json has time_step_limit: {list(limit)}; set "
+                "inference.type: hf"
+            )
         unknown = [name for name in model.architectures or () if knows(name) is False]
         if unknown:
             obstacle = f"the installed vLLM has no {unknown[0]}; set inference.type: hf"
@@ -230,6 +240,13 @@ def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:
             DRAFT_KEY,
             f"{speculation.model} has no config.json; write the local directory of a model",
         )
+    elif speculation.model is not None and _has_states(Path(speculation.model)):
+        yield Finding(
+            "error",
+            DRAFT_KEY,
+            f"{speculation.model} has layers with a state, and vLLM guesses with other models only; use one without "
+            "such layers, or method: ngram",
+        )
     if speculation.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
         yield Finding(
             "error",
@@ -237,6 +254,12 @@ def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:
             "suffix needs the package arctic-inference, which is not installed here; install it (pip install "
             "--no-deps arctic-inference), or use ngram",
         )
+
+
+def _has_states(draft: Path) -> bool:
+    with suppress(ConfigError):  # of files that cannot be read, others say so
+        return keeps_states(draft, trust_remote_code=False)
+    return False
 
 
 def _crowded_passes(config: VLLMConfig) -> Iterator[Finding]:
