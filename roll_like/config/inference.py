@@ -158,6 +158,11 @@ class EngineConfig(PluginConfig):
         return None
 
     @property
+    def approximates(self) -> str | None:
+        """What the engine computes with in fewer bits than the trainer, for messages; None if nothing."""
+        return f"weights in {self.quantizes}" if self.quantizes else None
+
+    @property
     def tokens_per_pass(self) -> int:
         """Most tokens of one request in a decoding pass: the one that was sampled last, and those that are guessed."""
         return 1

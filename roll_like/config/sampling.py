@@ -454,10 +454,11 @@ class PolicyGradientConfig(SamplingRunConfig):
         if self.compares_groups:
             yield from self.rollout.comparison_violations(algorithm.advantage.type)
         yield from self.rollout.ratio_violations()
-        if self.inference.quantizes and algorithm.correction.type == "none" and algorithm.old_logprobs != "behaviour":
+        fewer_bits = self.inference.approximates
+        if fewer_bits and algorithm.correction.type == "none" and algorithm.old_logprobs != "behaviour":
             yield Violation(
                 ("algorithm", "correction", "type"),
-                f"the engine samples with weights in {self.inference.quantizes}, which is another policy than the one "
+                f"the engine samples with {fewer_bits}, which is another policy than the one "
                 "that is trained, and `none` treats its samples as the trained policy's own, which is biased; set "
                 "truncated (or masked), or algorithm.old_logprobs: behaviour",
             )

@@ -20,6 +20,10 @@ from roll_like.registry import did_you_mean
 MOST_KEPT = 0.6
 
 
+#: `kv_cache_dtype` of vLLM and SGLang where keys and values stay as they were computed, or are rounded to 16 bits.
+WHOLE_CACHES = ("auto", "float16", "bfloat16", "bf16")
+
+
 class PassedThrough(ConfigModel):
     """A section with a key `engine_args`, whose names must not be those that other keys set."""
 
@@ -54,6 +58,12 @@ class SleepingEngineConfig(EngineConfig):
         description="For mixtures of experts on several GPUs for each engine: each expert is whole on one of them, in "
         "place of a slice on all. `--check` refuses it where there is nothing to divide (docs/moe.md).",
     )
+
+    @property
+    def approximates(self) -> str | None:
+        """Weights, or keys and values (`engine_args`), in fewer bits than the trainer's."""
+        kept = getattr(self, "engine_args", {}).get("kv_cache_dtype", "auto")
+        return super().approximates or (None if kept in WHOLE_CACHES else f"keys and values in {kept}")
 
     def sleeps(self, *, shares_gpus: bool) -> bool:
         """Return whether the engine frees its GPU memory while the trainer works."""

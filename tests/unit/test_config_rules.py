@@ -579,3 +579,12 @@ def test_8_bits_are_those_that_the_hardware_has() -> None:
         changed(inference={"type": "vllm", "quantization": "int8"}, algorithm__correction={"type": "none"})
     )
     assert "set truncated (or masked)" in found["algorithm.correction.type"]
+    for kind, kept, wrong in (("vllm", "fp8", True), ("sglang", "fp8_e5m2", True), ("vllm", "auto", False)):
+        engine = {"type": kind, "replicas": 2, "engine_args": {"kv_cache_dtype": kept}}
+        assert RLVRConfig.from_values(changed(CUDA, inference=engine)).inference.quantizes is None
+        values = changed(CUDA, inference=engine, algorithm__correction={"type": "none"})
+        if wrong:
+            message = problems(values)["algorithm.correction.type"]
+            assert f"the engine samples with keys and values in {kept}, which is another policy" in message
+        else:
+            RLVRConfig.from_values(values)
