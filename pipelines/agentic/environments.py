@@ -21,7 +21,7 @@ from roll_like.agents.episode_order import EpisodeOrder, SeedRange
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.verifiers_episodes import VerifiersEnvironments
-from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, ProxyConfig
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig, ContainerConfig, EnvironmentConfig, ProxyConfig
 from roll_like.cluster import Cluster, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.data.chat import Renderer
@@ -196,7 +196,7 @@ def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
             command=program.command,
             env=program.env,
             directory=program.directory,
-            container=None if program.runtime is None else ContainerSpec(**dict(program.runtime)),
+            container=_container_of(program.runtime),
             timeout_seconds=program.timeout_seconds,
             max_programs=program.max_programs,
             environment=hosted,
@@ -204,6 +204,20 @@ def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
         )
     assert hosted is not None, "refused by a rule"
     return hosted
+
+
+def _container_of(runtime: ContainerConfig | None) -> ContainerSpec | None:
+    if runtime is None:
+        return None
+    return ContainerSpec(
+        type=runtime.type,
+        image=runtime.image,
+        mounts=runtime.mounts,
+        network=runtime.network,
+        memory_gib=runtime.memory_gib,
+        cpus=runtime.cpus,
+        options=runtime.options,
+    )
 
 
 def specs_of(environments: Sequence[EnvironmentConfig]) -> list[EpisodeSpec]:
