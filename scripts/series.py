@@ -41,7 +41,8 @@ OFFLINE = ("epochs=null", "evaluation.every=2")
 SAMPLED: Mapping[str, Sequence[str]] = {
     "rlvr_quickstart": (*ANSWERS, REWARD, "rollout.samples_per_step=32"),
     "agentic_frozenlake": EPISODES,
-    "agentic_tools": EPISODES,
+    # one request at a time: what else is in a batch, which tools decide by when they answer, changes the last bits
+    "agentic_tools": (*EPISODES, "inference.max_running=1"),
     "on_policy_distill": (*ANSWERS, "rollout.samples_per_prompt=2", "model.keep_layers=[0]", TEACHER),
     "online_dpo_quickstart": (
         *SHORT,
