@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dying_runs import SYNCS, record_syncs, run_and_die, syncs_of
 from engine_options import OPTIONS, only_changes_travel
 from faults import at, kill
@@ -293,6 +296,35 @@ def test_engine_and_driver_are_killed_whatever_is_sampled_and_trained_with(
         both = expected.keys() & found.keys()
         assert len(both) >= 4, "those of the first step"
         assert {task: found[task] for task in both} == {task: expected[task] for task in both}
+
+
+@pytest.mark.slow
+def test_a_curriculum_goes_on_after_engine_and_driver_were_killed(tmp_path: Path, model: Path) -> None:
+    """Several passes: in the first each task is attempted, in the others half of those that are not solved."""
+    steps = 16
+    config = write(tmp_path, model, steps=steps, inference=TWO_GROUPS_AT_A_TIME)
+    values = yaml.safe_load(config.read_text())
+    values["data"]["curriculum"] = {"type": "difficulty", "keep": 0.5}
+    config.write_text(yaml.safe_dump(values))
+    with nothing_left():
+        run_and_die(config, engine=3, driver=12)
+        code, output = run_here(config, "--resume")
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    trained = [group.task.origin for step in range(1, steps + 1) for group in read_groups(tokens_stem(run, step))]
+    assert len(set(trained[:44])) == 32, "the first pass comes first, at most three steps late"
+    attempted = sum(line["curriculum/attempted"] for line in lines)
+    turns = [line["curriculum/attempted"] / (1 - line.get("curriculum/passed_by", 0)) for line in lines]
+    drawn = round(sum(turns))
+    # besides what was trained there is what ran as the last step was logged: two versions of staleness, and the step
+    assert len(trained) == 4 * steps <= attempted <= 4 * steps + 12
+    assert drawn > attempted
+    assert max(Counter(trained).values()) <= math.ceil(drawn / 32), "none comes twice in a pass"
+    measured = [line["curriculum/measured"] for line in lines]
+    assert measured == sorted(measured)
+    assert measured[-1] == 1
 
 
 def test_an_engine_that_dies_is_sent_all_weights_and_then_changes_of_what_muon_trains(
