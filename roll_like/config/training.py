@@ -75,7 +75,9 @@ class OptimizerConfig(ConfigModel):
     lr: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-6, description="Peak learning rate; below 1.")
     betas: tuple[DecayRate, DecayRate] = Field(default=(0.9, 0.999), description="Adam's decay rates; below 1.")
     eps: PositiveFloat = Field(default=1e-8, description="Adam's denominator term.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled weight decay.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="Decoupled weight decay of all that is trained, biases and norms included."
+    )
     schedule: Literal["constant", "cosine", "linear"] = Field(default="constant", description="After the warm-up.")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="Optimizer steps of linear warm-up.")
     min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate as a share of `lr`.")

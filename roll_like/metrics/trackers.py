@@ -177,6 +177,8 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
+#: Most metrics of a request: MLflow's own limit is 1,000, that of Azure's servers 200.
+MLFLOW_BATCH = 200
 #: How long another run may take to create the store. Seconds.
 LOCK_SECONDS = 120.0
 #: What is logged a second time, under a name that MLflow's pages show first: they sort charts by the part of a name
@@ -289,14 +291,14 @@ class MLflowTracker:
             self._client.log_batch(self._run_id, params=new[part], tags=changed[part])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step's values, 1,000 a batch; `MLFLOW_FIRST` under both names."""
+        """Log one step's values, `MLFLOW_BATCH` at a time; `MLFLOW_FIRST` under both names."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         values = {**{first: values[name] for name, first in MLFLOW_FIRST.items() if name in values}, **values}
         metrics = [Metric(self._key(name), value, now, step) for name, value in values.items()]
-        for start in range(0, len(metrics), 1000):
-            self._client.log_batch(self._run_id, metrics=metrics[start : start + 1000])
+        for start in range(0, len(metrics), MLFLOW_BATCH):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + MLFLOW_BATCH])
 
     def trace(self, step: int, kind: RolloutKind, rows: Sequence[RolloutRow]) -> None:
         """Write each rollout as a trace of the run: about 20 ms for an episode of ten turns, 8 ms for an answer."""

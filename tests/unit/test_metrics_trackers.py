@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -96,6 +97,14 @@ MLFLOW_NAMES = {
     "//": "_",
     "eval/avg/" + "x" * 300: "eval/avg/" + "x" * 232 + "_492c504d",
 }
+
+
+def test_requests_to_mlflow_are_as_small_as_any_server_takes() -> None:
+    sizes: list[int] = []
+    tracker = MLflowTracker(MLflowConfig())
+    tracker._client = SimpleNamespace(log_batch=lambda _, metrics: sizes.append(len(metrics)))
+    tracker.log(1, {f"train/{number}": 1.0 for number in range(450)})
+    assert sizes == [200, 200, 50]
 
 
 def test_any_name_reaches_mlflow(runs: Path) -> None:
