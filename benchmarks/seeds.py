@@ -77,9 +77,9 @@ def mean_of(curves: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return mean and sample standard deviation as text."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.2f} ± {deviation:.2f}"
+    """Return mean and sample standard deviation as text; of one value itself."""
+    mean = f"{statistics.fmean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
 def table(name: str, runs: Sequence[Run]) -> dict[str, Any]:

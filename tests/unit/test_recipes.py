@@ -37,6 +37,13 @@ def test_every_two_recipes_have_different_gradients(monkeypatch: pytest.MonkeyPa
         assert matrix[one, other] > 1e-3, f"{names[one]} and {names[other]} move the policy alike"
 
 
+def test_every_recipe_is_a_row_of_the_documentation() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    names = {path.stem for path in (ROOT / "configs" / "recipes").glob("*.yaml")}
+    assert {"cross_tokenizer", "echo", "sdft"} <= names
+    assert [name for name in sorted(names) if f"| `{name}` | `" not in page] == []
+
+
 def test_the_same_algorithm_moves_the_same_way() -> None:
     assert np.array_equal(train_two_steps(AlgorithmConfig()).movement, train_two_steps(AlgorithmConfig()).movement)
 
