@@ -11,6 +11,8 @@ import pytest
 from nbclient import NotebookClient
 from run_config import command_here
 
+from examples.reverse_text.reverse_text import main
+
 ROOT = Path(__file__).resolve().parents[2]
 #: What the notebooks of the other pipelines measure on rows that they do not train on, and its least change.
 LEARNS = {
@@ -69,7 +71,7 @@ def run_example(config: str, name: str, tiny_model: Path, tmp_path: Path, **more
         "checkpoint.export": "false",
         **more,
     }
-    changes = (f"{key}={value}" for key, value in overrides.items())
+    changes = (f"{key}={value}" for key, value in overrides.items() if value is not None)
     code, output = command_here(ROOT, "run", "--config", config, *changes)
     assert code == 0, output
     steps = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -83,6 +85,25 @@ def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> N
         total = step["rollout/reward/brief"] + 0.5 * step["rollout/reward/uses_word"]
         assert step["rollout/reward/mean"] == pytest.approx(total)
         assert 0 <= step["rollout/uses_word/copied"] <= 1
+
+
+@pytest.mark.slow
+def test_text_written_backwards_is_shown_then_tried(tiny_model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    main(["--characters", "8", "12", "--tasks", "40", "--evaluate", "8", str(data)])
+    shown: dict[str, object] = {"data.sources": [{"path": str(data / "sft.jsonl")}]}
+    shown["evaluation.sources"] = [{"path": str(data / "eval.jsonl")}]
+    name = "reverse_text_sft"
+    more = {"epochs": "null", "inference.type": None, "checkpoint.export": "true", "checkpoint.at_end": "true"}
+    run_example("examples/reverse_text/sft.yaml", name, tiny_model, tmp_path, **shown, **more)
+    tried = {
+        f"{section}.sources": [{"path": str(data / f"{rows}.jsonl"), "answer_field": "answer"}]
+        for section, rows in (("data", "train"), ("evaluation", "eval"))
+    }
+    model = tmp_path / name / "model"
+    for step in run_example("examples/reverse_text/rl.yaml", "reverse_text_rl", model, tmp_path, **tried):
+        assert step["rollout/failures"] == 0
+        assert 0 <= step["rollout/reward/backwards"] <= 1
 
 
 @pytest.mark.slow
