@@ -166,11 +166,11 @@ def test_the_readme_maps_every_folder() -> None:
     inner = [line.strip().split("  ")[0] for line in block.splitlines() if line.startswith("  ")]
     named = [*top, *(f"roll_like/{name}" for line in inner for name in line.split())]
     assert [name for name in named if not (ROOT / name).exists()] == []
-    made = {"runs", "build", "dist", "mlruns", "wandb", "vision_quickstart", "search_data"}
+    made = {"runs", "build", "dist", "mlruns", "wandb", "vision_quickstart"}
     folders = {
         f"{path.name}/"
         for path in ROOT.iterdir()
-        if path.is_dir() and path.name not in made and not re.search(r"^\.|^__|egg-info$", path.name)
+        if path.is_dir() and path.name not in made and not re.search(r"^\.|^__|egg-info$|_data$", path.name)
     }
     assert folders <= set(top)
     ours = [path for path in (ROOT / "roll_like").iterdir() if path.name[0] not in "._" and path.suffix != ".typed"]
