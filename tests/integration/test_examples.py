@@ -11,8 +11,6 @@ import pytest
 from nbclient import NotebookClient
 from run_config import command_here
 
-from examples.reverse_text.reverse_text import main
-
 ROOT = Path(__file__).resolve().parents[2]
 #: What the notebooks of the other pipelines measure on rows that they do not train on, and its least change.
 LEARNS = {
@@ -88,7 +86,12 @@ def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_text_written_backwards_is_shown_then_tried(tiny_model: Path, tmp_path: Path) -> None:
+def test_text_written_backwards_is_shown_then_tried(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from examples.reverse_text.reverse_text import main
+
     data = tmp_path / "data"
     main(["--characters", "8", "12", "--tasks", "40", "--evaluate", "8", str(data)])
     shown: dict[str, object] = {"data.sources": [{"path": str(data / "sft.jsonl")}]}

@@ -394,7 +394,7 @@ def test_engines_of_an_evaluation_have_started_before_a_judge_on_their_gpus(
     monkeypatch.setattr(workers, "start_inference", lambda *_, **__: Order(told, "engine"))
     monkeypatch.setattr(workers, "resolve_model", lambda model: model)
     judge: Any = SimpleNamespace(
-        start=lambda: told.append("judge"), wait=lambda: None, connect=lambda *_: None, evaluator=lambda: None
+        start=lambda: told.append("judge"), wait=lambda: None, connect=lambda *_: None, evaluator=lambda _: None
     )
     with ExitStack() as stack:
         workers.start_evaluator(config, create_autospec(ResourceManager), stack, judge)
