@@ -112,6 +112,7 @@ class Renderer:
             self.template_options,
             date.isoformat() if (date := self._run_date) else None,
             self.vocabulary,
+            sorted(self._stated_ends),
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
 

@@ -210,6 +210,13 @@ def test_a_damaged_entry_is_made_anew(damage: str, tmp_path: Path, render: Rende
     assert len(calls) == before + 2  # and what was made is kept
 
 
+def test_what_ends_a_response_by_the_models_files_is_part_of_a_renderers_fingerprint(render: Renderer) -> None:
+    one, two, same = (Renderer(make_tiny_tokenizer(), stated_ends=ends) for ends in ([5], [5, 7], [7, 5]))
+    assert None not in (one.fingerprint, two.fingerprint)
+    assert len({render.fingerprint, one.fingerprint, two.fingerprint}) == 3
+    assert two.fingerprint == same.fingerprint
+
+
 def test_a_file_written_in_place_with_its_old_time_is_read_again(tmp_path: Path, render: Renderer) -> None:
     file = write(tmp_path / "rows.jsonl", completion="old")
     data, times = data_of(file, tmp_path / "cache"), file.stat()
