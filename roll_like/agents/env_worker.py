@@ -8,15 +8,12 @@ again. Each episode has a thread of its own: a browser or a connection to SQLite
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from roll_like.agents.env_manager import EnvironmentLost
@@ -26,7 +23,16 @@ from roll_like.cluster.worker_restarts import PoolRestarts, RestartCallback, to_
 from roll_like.config.load import import_plugins
 from roll_like.content.unicode import whole_text, whole_texts
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
-from roll_like.envs.registration import RESET, STEP, returned
+from roll_like.envs.returns import (
+    RESET,
+    STEP,
+    info_flag,
+    info_tool_calls,
+    returned,
+    shown_messages,
+    turn_flag,
+    turn_reward,
+)
 from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error, whole_call
 
 P = ParamSpec("P")
@@ -52,29 +58,33 @@ class EnvWorker:
         import_plugins(imports)
         gymnasium.registry.update({spec.id: spec for spec in specs})
         self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._calls: dict[str, Future[Any]] = {}  # the latest of each thread
         self._environments: dict[str, HostedEnvironment] = {}
+        self._ending: set[Future[Any]] = set()
 
     async def reset(self, episode: str, spec: EnvironmentSpec, seed: int) -> Started | Crashed:
         """Make an environment and begin its episode."""
         self._threads[episode] = ThreadPoolExecutor(1, thread_name_prefix=f"environment-{episode}")
-        return await self._guarded(episode, self._begin, episode, spec, seed)
+        return await asyncio.wrap_future(self._submit(episode, self._begin, episode, spec, seed))
 
     async def step(self, episode: str, text: str) -> Stepped | Crashed:
         """Take a turn in an episode that has begun."""
-        return await self._guarded(episode, self._environments[episode].step, text)
+        return await asyncio.wrap_future(self._submit(episode, self._environments[episode].step, text))
 
     async def close(self, episode: str) -> None:
-        """Close an episode's environment, if there is one."""
-        hosted = self._environments.pop(episode, None)
-        if hosted is not None:
-            await self._guarded(episode, hosted.close)
-        if (thread := self._threads.pop(episode, None)) is not None:
-            thread.shutdown(wait=False)
+        """Close an episode's environment, if there is one; behind a call that is still running, without waiting."""
+        if episode not in self._threads:
+            return
+        idle = self._calls[episode].done()
+        ending = self._end(episode)
+        if idle:
+            await asyncio.wrap_future(ending)
 
     async def shut_down(self) -> None:
-        """Close every environment."""
-        for episode in list(self._environments):
-            await self.close(episode)
+        """Close every environment, each behind the call that is still running in it."""
+        for episode in list(self._threads):
+            self._end(episode)
+        await asyncio.gather(*map(asyncio.wrap_future, list(self._ending)))
 
     async def hosted(self) -> int:
         """Return how many environments are open here."""
@@ -85,12 +95,29 @@ class EnvWorker:
         self._environments[episode] = hosted
         return hosted.reset(seed)
 
-    async def _guarded(self, episode: str, work: Callable[..., T], *arguments: Any) -> T | Crashed:
-        thread = self._threads[episode]
-        try:
-            return await asyncio.get_running_loop().run_in_executor(thread, whole_call, work, *arguments)
-        except FOREIGN_ERRORS as error:  # it becomes a failure
-            return Crashed(error.message if isinstance(error, EnvError) else describe_error(error))
+    def _end(self, episode: str) -> Future[Crashed | None]:
+        """Have an episode's thread close the environment, and end."""
+        ending = self._submit(episode, self._close, episode)
+        self._threads.pop(episode).shutdown(wait=False)
+        del self._calls[episode]
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        return ending
+
+    def _close(self, episode: str) -> None:
+        if (hosted := self._environments.pop(episode, None)) is not None:
+            hosted.close()
+
+    def _submit(self, episode: str, work: Callable[..., T], *arguments: Any) -> Future[T | Crashed]:
+        call = self._calls[episode] = self._threads[episode].submit(_result_of, work, *arguments)
+        return call
+
+
+def _result_of(work: Callable[..., T], *arguments: Any) -> T | Crashed:
+    try:
+        return whole_call(work, *arguments)
+    except FOREIGN_ERRORS as error:  # it becomes a failure
+        return Crashed(error.message if isinstance(error, EnvError) else describe_error(error))
 
 
 def notebook_environments(ids: Iterable[str]) -> list[EnvSpec]:
@@ -124,18 +151,17 @@ class HostedEnvironment:
     def step(self, text: str) -> Stepped:
         """Take the policy's turn."""
         observation, reward, terminated, truncated, info = returned("step", self._env.step(text), STEP)
-        success = info.get("success")
-        fresh = _flag('info["fresh"]', info.get("fresh", False))
+        fresh = bool(info_flag(info, "fresh"))
         return Stepped(
             messages=self._messages(observation, info, begins=fresh),
-            reward=_number("the reward", reward),
-            terminated=_flag("terminated", terminated),
-            truncated=_flag("truncated", truncated),
-            success=None if success is None else _flag('info["success"]', success),
+            reward=turn_reward(reward),
+            terminated=turn_flag("terminated", terminated),
+            truncated=turn_flag("truncated", truncated),
+            success=info_flag(info, "success"),
             state=_state(observation, info),
             fresh=fresh,
-            tool_calls=tuple(whole_texts(dict(call)) for call in info.get("tool_calls", ())),
-            invalid=_flag('info["invalid_action"]', info.get("invalid_action", False)),
+            tool_calls=tuple(map(whole_texts, info_tool_calls(info))),
+            invalid=bool(info_flag(info, "invalid_action")),
         )
 
     def close(self) -> None:
@@ -148,50 +174,13 @@ class HostedEnvironment:
         Their texts are such that tokenizers and files take them, whatever a policy made the environment say.
         """
         prompt = system_prompt_of(self._env) if begins else None
-        shown = [
-            whole_texts(_message(one)) for one in info.get("messages") or [{"role": "user", "content": observation}]
-        ]
+        shown = [whole_texts(one) for one in shown_messages(observation, info)]
         if not prompt:
             return shown
         prompt = whole_text(prompt)
         if shown[0].get("role") == "system":  # of the task; templates take one
             prompt = f"{shown.pop(0)['content']}\n\n{prompt}"
         return [{"role": "system", "content": prompt}, *shown]
-
-
-def _message(shown: Any) -> dict[str, Any]:
-    """Return a message that an environment shows: of any role, with a text or with tool calls.
-
-    Raises:
-        EnvError: It is none. Templates would write another value as Python does: `{'image': …}`, `None`.
-    """
-    message = dict(shown) if isinstance(shown, Mapping) else {}
-    content = message.get("content")
-    if isinstance(message.get("role"), str) and (
-        isinstance(content, str) or (content is None and message.get("tool_calls"))
-    ):
-        return message
-    raise EnvError(
-        f"expected messages with a role and a text, found {str(shown)[:80]}",
-        fix='return a text as observation, or {"role": …, "content": text} in info["messages"]',
-    )
-
-
-def _number(what: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise EnvError(f"{what} is {value!r}", fix="return a finite number")
-    return number
-
-
-def _flag(what: str, value: Any) -> bool:
-    """Return a flag; `"False"` and 0.5 would be true to Python."""
-    if isinstance(value, bool | np.bool_ | Real) and value in (0, 1):
-        return bool(value)
-    raise EnvError(f"{what} is {value!r}", fix="return True or False")
 
 
 def _state(observation: Any, info: Mapping[str, Any]) -> str:

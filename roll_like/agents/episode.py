@@ -337,7 +337,7 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
         settings.sample_index,
         segments,
         turns,
-        text="\n".join(str(one.get("content", "")) for one in messages if one["role"] == "assistant"),
+        text="\n".join(str(one.get("content") or "") for one in messages if one["role"] == "assistant"),
         stop=stop,
         details={"cuts": float(sum(one.cuts for one in conversations))},
         success=success,
@@ -346,7 +346,7 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
 
 def started_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Return an episode's first messages as the messages of its task."""
-    return tuple(Message(role=str(one["role"]), content=str(one.get("content", ""))) for one in messages)
+    return tuple(Message(role=str(one["role"]), content=str(one.get("content") or "")) for one in messages)
 
 
 def scored_episode(

@@ -10,19 +10,29 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, SupportsFloat, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from jsonschema import Draft202012Validator, SchemaError
 
-from roll_like.envs.registration import RESET, STEP, non_text_spaces, returned
+from roll_like.envs.registration import non_text_spaces
+from roll_like.envs.returns import (
+    INFO_FLAGS,
+    RESET,
+    STEP,
+    info_flag,
+    info_tool_calls,
+    returned,
+    shown_messages,
+    turn_flag,
+    turn_reward,
+)
 from roll_like.envs.scripts import system_prompt_of, tools_of
 from roll_like.envs.wrappers import AnyEnv, Info
 from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
 
 #: What a policy might say where an action is expected.
 GARBAGE = ("", " ", "I do not know.", "<action></action>", "<action>fly</action>", '{"action": 3}', "🙂 äß\n" * 50)
-ROLES = ("system", "user", "assistant", "tool")
 #: Seeds whose starts are compared.
 _STARTS = 8
 _SHOWN = 80  # characters of a value in a message
@@ -59,6 +69,13 @@ class EnvFindings:
     def _add(self, finding: EnvFinding) -> None:
         if finding not in self.found:
             self.found.append(finding)
+
+    def read(self, check: str, reader: Callable[..., object], *parts: Any) -> None:
+        """Add an error found by `check` where a run would refuse what an environment returned."""
+        try:
+            reader(*parts)
+        except EnvError as error:
+            self.error(check, error.message, error.fix)
 
     @contextmanager
     def no_exception(self, check: str, doing: str, fix: str | None = None) -> Iterator[None]:
@@ -192,7 +209,7 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
     """Play one episode and check each turn of it."""
     episode = Episode()
     observation, info = env.reset(seed=seed)
-    _check_turn(env, "reset", observation, 0.0, info, findings)
+    _check_shown(env, "reset", observation, info, findings)
     episode.turns.append((observation, 0.0, False, False, info.get("messages"), info.get("state")))
     while not episode.ended and len(episode.actions) < max_turns:
         action = policy(observation, info)
@@ -201,8 +218,10 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
         began = time.perf_counter()
         observation, reward, terminated, truncated, info = env.step(action)
         episode.seconds.append(time.perf_counter() - began)
-        _check_turn(env, "step", observation, reward, info, findings)
-        _check_flags(terminated, truncated, findings)
+        _check_shown(env, "step", observation, info, findings)
+        findings.read("reward", turn_reward, reward)
+        findings.read("flags", turn_flag, "terminated", terminated)
+        findings.read("flags", turn_flag, "truncated", truncated)
         episode.actions.append(action)
         episode.turns.append((observation, reward, terminated, truncated, info.get("messages"), info.get("state")))
         episode.success = info.get("success", episode.success)
@@ -216,43 +235,18 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
     return episode
 
 
-def _check_turn(
-    env: AnyEnv, method: str, observation: Any, reward: SupportsFloat, info: Any, found: EnvFindings
-) -> None:
+def _check_shown(env: AnyEnv, method: str, observation: Any, info: Any, found: EnvFindings) -> None:
     if not isinstance(observation, str):
         found.error("observation", f"{method}() should return text, found {type(observation).__name__}")
     elif observation not in env.observation_space:
         found.error("observation", f"{method}() returned {_short(observation)}, which observation_space does not hold")
-    if not isinstance(info, dict):
+    if not isinstance(info, Mapping):
         found.error("info", f"{method}() should return a dict as info, found {type(info).__name__}")
         return
-    try:
-        finite = math.isfinite(float(reward))
-    except (TypeError, ValueError):
-        finite = False
-    if not finite:
-        found.error("reward", f"{method}() returned the reward {reward!r}", "return a finite number")
-    if not isinstance(info.get("success", False), bool):
-        found.error("info", f'info["success"] should be True or False, found {info["success"]!r}')
-    _check_messages(method, info.get("messages"), found)
-
-
-def _check_messages(method: str, messages: Any, found: EnvFindings) -> None:
-    if messages is None:
-        return
-    fix = f"give a list of {{'role': one of {', '.join(ROLES)}, 'content': text}}"
-    valid = isinstance(messages, list) and all(
-        isinstance(each, dict) and each.get("role") in ROLES and isinstance(each.get("content"), str)
-        for each in messages
-    )
-    if not valid or not messages:
-        found.error("messages", f'{method}() returned info["messages"] {_short(messages)}', fix)
-
-
-def _check_flags(terminated: Any, truncated: Any, found: EnvFindings) -> None:
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if type(flag).__name__ not in {"bool", "bool_"}:
-            found.error("flags", f"step() should return {name} as bool, found {type(flag).__name__}")
+    found.read("messages", shown_messages, "", info)
+    found.read("tool_calls", info_tool_calls, info)
+    for name in INFO_FLAGS:
+        found.read("info", info_flag, info, name)
 
 
 def probe_replay(env: AnyEnv, seed: int, episode: Episode, which: str, findings: EnvFindings) -> None:

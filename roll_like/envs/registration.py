@@ -10,7 +10,6 @@ import difflib
 import functools
 import inspect
 import types
-from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -25,8 +24,6 @@ from roll_like.registry import did_you_mean
 GROUP = "gymnasium.envs"
 #: How many ids a message suggests.
 _NEAREST = 3
-#: What an environment's methods return, by the names that Gymnasium's documentation gives it.
-RESET, STEP = ("observation", "info"), ("observation", "reward", "terminated", "truncated", "info")
 
 
 def make_env(env_id: str, /, **kwargs: Any) -> AnyEnv:
@@ -167,24 +164,6 @@ def non_text_spaces(env: AnyEnv) -> list[tuple[str, str]]:
             fix = "read the action out of the policy's answer, in a gymnasium.wrappers.TransformAction"
         found.append((f"the action space {env.action_space}", fix))
     return found
-
-
-def returned(method: str, result: Any, parts: Sequence[str]) -> Any:
-    """Return what an environment's method returned, which has the parts that Gymnasium asks for.
-
-    Raises:
-        EnvError: It has not.
-    """
-    if isinstance(result, tuple) and len(result) == len(parts):
-        if not isinstance(result[-1], Mapping):
-            raise EnvError(f"{method}() should return a dict as info, found {result[-1]!r}", fix="return {}")
-        return result
-    count = f" of {len(result)}" if isinstance(result, tuple) else ""
-    expected = ", ".join(parts)
-    raise EnvError(
-        f"{method}() should return {expected}, found {type(result).__name__}{count}: {str(result)[:80]}",
-        fix=f"end it with `return {expected}`",
-    )
 
 
 def _nearest(name: str) -> list[str]:

@@ -7,6 +7,7 @@ import threading
 from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from rich.console import Console
@@ -133,12 +134,13 @@ class SaysNothingOfSuccess(Guess):
 
 class SaysMaybe(Guess):
     def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        return "The end.", 0.0, True, False, {"success": "maybe"}
+        return "The end.", 0.0, True, False, {"success": "maybe", "fresh": 2, "invalid_action": "no"}
 
 
 class StrangeMessages(Guess):
     def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        return "The end.", 0.0, True, False, {"success": False, "messages": [{"role": "narrator", "content": "x"}]}
+        info = {"success": False, "messages": [{"role": "tool", "content": 4}], "tool_calls": ["look"]}
+        return "The end.", 0.0, True, False, info
 
 
 class StrangeTool(Guess):
@@ -155,7 +157,18 @@ class StrangePrompt(Guess):
 
 class StrangeFlags(Guess):
     def step(self, action: str) -> tuple[str, Any, Any, Any, dict[str, Any]]:
-        return "The end.", 0.0, 1, False, {"success": False}
+        return "The end.", 0.0, "yes", None, {"success": False}
+
+
+class ShowsCalls(Guess):
+    """What a run takes: numbers of NumPy, any role, a call without a text."""
+
+    def step(self, action: str) -> Any:
+        _, reward, terminated, truncated, info = super().step(action)
+        call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
+        info = {key: np.bool_(value) for key, value in info.items()}
+        info |= {"messages": [call, {"role": "ipython", "content": "4"}], "invalid_action": np.bool_(False)}
+        return "The end.", np.float32(reward), np.bool_(terminated), truncated, info
 
 
 class ClosesOnce(Guess):
@@ -192,8 +205,9 @@ class Mute(Guess):
     scripted_action = None  # type: ignore[assignment]
 
 
-def test_a_right_environment_has_no_findings_and_figures() -> None:
-    report = check_env(Guess)
+@pytest.mark.parametrize("right", [Guess, ShowsCalls])
+def test_a_right_environment_has_no_findings_and_figures(right: type[Guess]) -> None:
+    report = check_env(right)
     assert report.findings == ()
     assert report.ok
     assert report.first_observation.startswith("Say ")
@@ -211,20 +225,24 @@ def test_a_right_environment_has_no_findings_and_figures() -> None:
         (ConstantStart, "warning", "seed", "all of 8 seeds start from the same state"),
         (StepsAtRandom, "error", "seed", "seed 0 and the same answers gave another turn 1 in the same instance"),
         (KeepsACounter, "error", "seed", "in another instance"),
-        (InfiniteReward, "error", "reward", "the reward inf"),
-        (WordsAsReward, "error", "reward", "the reward 'much'"),
+        (InfiniteReward, "error", "reward", "the reward is inf"),
+        (WordsAsReward, "error", "reward", "the reward is 'much'"),
         (RaisesOnNonsense, "error", "actions", "step('') raised ValueError"),
         (GoesOn, "warning", "end", "after its end the environment goes on"),
         (NeverEnds, "warning", "end", "the random policy played 200 turns without end"),
         (HoldsALock, "warning", "pickle", "cannot pickle '_thread.lock' object"),
         (SaysNumbers, "error", "observation", "step() should return text, found int"),
         (SaysNothingOfSuccess, "warning", "success", "missing at the end"),
-        (SaysMaybe, "error", "info", "found 'maybe'"),
-        (StrangeMessages, "error", "messages", "'narrator'"),
+        (SaysMaybe, "error", "info", "info[\"success\"] is 'maybe'"),
+        (SaysMaybe, "error", "info", 'info["fresh"] is 2'),
+        (SaysMaybe, "error", "info", "info[\"invalid_action\"] is 'no'"),
+        (StrangeMessages, "error", "messages", "expected messages with a role and a text, found {'role': 'tool', "),
+        (StrangeMessages, "error", "tool_calls", "info[\"tool_calls\"] is ['look']"),
         (StrangeTool, "error", "tools", "'look' are no JSON schema: 'objekt'"),
         (NamelessTool, "error", "tools", "tools[0] is no function schema: look"),
         (StrangePrompt, "error", "prompt", "found int"),
-        (StrangeFlags, "error", "flags", "terminated as bool, found int"),
+        (StrangeFlags, "error", "flags", "terminated is 'yes'"),
+        (StrangeFlags, "error", "flags", "truncated is None"),
         (ClosesOnce, "error", "close", "called twice, raised AttributeError"),
         (FailsAtReset, "error", "episode", "raised OSError: no such file"),
         (ExitsAtReset, "error", "episode", "raised SystemExit: no key"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,19 @@ def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
     assert group.task.messages[1]["content"] == "start 0"
     assert group.task.prompt_ids.tolist() == prompts[0].tolist()
     assert all(one.closed == 1 for one in pool.made)
+
+
+def test_a_call_without_a_text_says_nothing() -> None:
+    class Shown(Walk):
+        async def reset(self, seed: int) -> Started:
+            started = await super().reset(seed)
+            call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {}}]}
+            return replace(started, messages=[*started.messages, call, {"role": "tool", "content": "4"}])
+
+    (group,) = collect(Pool(lambda number: Shown())).groups
+    sample = group.samples[0].trajectory
+    assert sample.text.split() == ["right"] * 3
+    assert [message["content"] for message in sample.task.messages] == ["Walk.", "start 0", "", "4"]
 
 
 def test_members_of_a_group_share_seed_and_differ_in_sampling_and_turns_share_a_home() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+import threading
 import time
 from typing import Any, ClassVar
 
@@ -201,9 +202,73 @@ def test_a_stop_of_an_iteration_is_an_error_like_others() -> None:
     async def work() -> None:
         worker = EnvWorker()
         await worker.reset("a", EnvironmentSpec(name="notes", env_id="test/Notes-v0", kwargs={}), 0)
-        crashed = await asyncio.wait_for(worker.step("a", "next"), 60)
+        try:
+            crashed = await asyncio.wait_for(worker.step("a", "next"), 60)
+        finally:
+            await worker.close("a")
         assert isinstance(crashed, Crashed)
         assert re.search(r"RuntimeError: StopIteration \(.*`next\(iter\(\(\)\)\)`", crashed.error)
+
+    asyncio.run(work())
+
+
+class Waits(gymnasium.Env[str, str]):
+    """Is as slow, in the method that `kwargs` name, as the test wants."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    observation_space = action_space = FreeText()
+    begun, may_go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def wait(self, method: str) -> None:
+        if method == self.method:
+            self.begun.set()
+            assert self.may_go_on.wait(60)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.wait("reset")
+        return "?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.wait("step")
+        return "!", 0.0, True, False, {}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+gymnasium.register("test/Waits-v0", entry_point=Waits, disable_env_checker=True, order_enforce=False)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize("ended_by", ["close", "shut_down"])
+def test_an_episode_that_is_dropped_in_a_slow_call_is_closed_after_it(method: str, ended_by: str) -> None:
+    """What drops it does not wait for the call; the other environments are closed whatever happens to it."""
+    for event in (Waits.begun, Waits.may_go_on, Waits.closed):
+        event.clear()
+
+    async def work() -> None:
+        worker, spec = EnvWorker(), EnvironmentSpec(name="w", env_id="test/Waits-v0", kwargs={"method": method})
+        await worker.reset("other", SPEC, 0)
+        slow = asyncio.create_task(worker.reset("a", spec, 0))
+        if method == "step":
+            await slow
+            slow = asyncio.create_task(worker.step("a", "go"))
+        assert await asyncio.to_thread(Waits.begun.wait, 60)
+        slow.cancel()
+        if ended_by == "close":
+            await worker.close("a")
+            await worker.close("a")
+            assert not Waits.closed.is_set()
+        ended = asyncio.create_task(worker.shut_down())
+        await asyncio.sleep(0)
+        Waits.may_go_on.set()
+        await asyncio.wait_for(ended, 60)
+        assert Waits.closed.is_set()
+        assert await worker.hosted() == 0
 
     asyncio.run(work())
 

@@ -1,0 +1,113 @@
+"""What `reset` and `step` of an environment return, read as a run and `check_env` take it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from roll_like.errors import EnvError
+
+#: What an environment's methods return, by the names that Gymnasium's documentation gives it.
+RESET, STEP = ("observation", "info"), ("observation", "reward", "terminated", "truncated", "info")
+#: What is true or false in `info`, where it is there.
+INFO_FLAGS = ("success", "fresh", "invalid_action")
+
+
+def returned(method: str, result: Any, parts: Sequence[str]) -> Any:
+    """Return what an environment's method returned, which has the parts that Gymnasium asks for.
+
+    Raises:
+        EnvError: It has not.
+    """
+    if isinstance(result, tuple) and len(result) == len(parts):
+        if not isinstance(result[-1], Mapping):
+            raise EnvError(f"{method}() should return a dict as info, found {result[-1]!r}", fix="return {}")
+        return result
+    count = f" of {len(result)}" if isinstance(result, tuple) else ""
+    expected = ", ".join(parts)
+    raise EnvError(
+        f"{method}() should return {expected}, found {type(result).__name__}{count}: {str(result)[:80]}",
+        fix=f"end it with `return {expected}`",
+    )
+
+
+def shown_messages(observation: Any, info: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a policy is shown: the messages in `info`, else the observation as a user's message.
+
+    Raises:
+        EnvError: They are no messages.
+    """
+    shown = info.get("messages") or [{"role": "user", "content": observation}]
+    return [_message(one) for one in (shown if isinstance(shown, list | tuple) else [shown])]
+
+
+def _message(shown: Any) -> dict[str, Any]:
+    """Return a message that an environment shows: of any role, with a text or with tool calls.
+
+    Raises:
+        EnvError: It is none. Templates would write another value as Python does: `{'image': …}`, `None`.
+    """
+    message = dict(shown) if isinstance(shown, Mapping) else {}
+    content = message.get("content")
+    if isinstance(message.get("role"), str) and (
+        isinstance(content, str) or (content is None and message.get("tool_calls"))
+    ):
+        return message
+    raise EnvError(
+        f"expected messages with a role and a text, found {str(shown)[:80]}",
+        fix='return a text as observation, or {"role": …, "content": text} in info["messages"]',
+    )
+
+
+def turn_reward(value: Any) -> float:
+    """Return a reward.
+
+    Raises:
+        EnvError: It is no finite number.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvError(f"the reward is {value!r}", fix="return a finite number")
+    return number
+
+
+def turn_flag(what: str, value: Any) -> bool:
+    """Return a flag; `"False"` and 0.5 would be true to Python.
+
+    Raises:
+        EnvError: It is neither true nor false.
+    """
+    if isinstance(value, bool | np.bool_ | Real) and value in (0, 1):
+        return bool(value)
+    raise EnvError(f"{what} is {value!r}", fix="return True or False")
+
+
+def info_flag(info: Mapping[str, Any], name: str) -> bool | None:
+    """Return a flag in `info`; None where it is not there.
+
+    Raises:
+        EnvError: It is neither true nor false.
+    """
+    value = info.get(name)
+    return None if value is None else turn_flag(f'info["{name}"]', value)
+
+
+def info_tool_calls(info: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return what a turn called.
+
+    Raises:
+        EnvError: They are no mappings.
+    """
+    calls = info.get("tool_calls", ())
+    if isinstance(calls, list | tuple) and all(isinstance(call, Mapping) for call in calls):
+        return tuple(map(dict, calls))
+    raise EnvError(
+        f'info["tool_calls"] is {str(calls)[:80]}', fix="give a list of mappings with name, arguments, result, error"
+    )
