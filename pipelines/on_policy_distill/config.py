@@ -143,16 +143,18 @@ class OnPolicyDistillConfig(PromptConfig):
 
     def _reward_violations(self) -> Iterator[Violation]:
         weight, algorithm = self.distillation.reward_weight, self.algorithm
-        for name, shaping in (
-            ("reward_shaping", algorithm.reward_shaping),
-            ("advantage_shaping", algorithm.advantage_shaping),
-        ):
-            if not weight and shaping != type(shaping)():
-                yield Violation(
-                    ("algorithm", name),
-                    "it changes the advantages of rewards, and distillation.reward_weight is 0: only teachers train "
-                    "the policy; remove it, or set reward_weight",
-                )
+        of_rewards: dict[tuple[str, ...], bool] = {
+            ("algorithm", "reward_shaping"): algorithm.reward_shaping != type(algorithm.reward_shaping)(),
+            ("algorithm", "advantage_shaping"): algorithm.advantage_shaping != type(algorithm.advantage_shaping)(),
+            ("algorithm", "kl", "use"): algorithm.kl.use == "reward",
+            ("critic",): self.critic is not None,
+        }
+        for path in (path for path, is_set in of_rewards.items() if is_set and not weight):
+            yield Violation(
+                path,
+                "it changes the advantages of rewards, and distillation.reward_weight is 0: only teachers train the "
+                "policy; remove it, or set reward_weight",
+            )
         if self.rewards.use:
             return
         if weight:
@@ -160,9 +162,6 @@ class OnPolicyDistillConfig(PromptConfig):
                 ("distillation", "reward_weight"),
                 f"{weight:g} of the advantages of rewards, and there are none; add `rewards.use`, or set it to 0",
             )
-        if self.critic is not None or self.algorithm.kl.use == "reward":
-            path = ("critic",) if self.critic is not None else ("algorithm", "kl", "use")
-            yield Violation(path, "it belongs to rewards, and this run has none; remove it, or add `rewards.use`")
         filtering = [("domains", name) for name, domain in self.domains.items() if domain.drop_zero_variance_groups]
         if self.rollout.drop_zero_variance_groups:
             filtering.append(("rollout", "drop_zero_variance_groups"))

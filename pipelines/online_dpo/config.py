@@ -140,7 +140,6 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
                 ("rollout", "temperature"),
                 "0 is greedy: all answers to a prompt are equal, so there is no pair; use 1.0",
             )
-        yield from rollout.flight_violations()
         for name, domain in self.domains.items():
             if domain.difficulty is not None:
                 yield Violation(

@@ -143,12 +143,19 @@ class GroupRolloutConfig(SamplingConfig):
     )
 
     def replacement_violations(self, domains: Iterable[bool]) -> Iterator[Violation]:
-        """Yield room for further groups where no group is ever turned down.
+        """Yield room for further groups where no group is ever turned down, and none where every group is.
 
         Args:
             domains: Which domains replace groups by a setting of their own.
         """
-        if self.max_oversampling != 1.0 and not (self.drop_zero_variance_groups or any(domains)):
+        replaces = self.drop_zero_variance_groups or any(domains)
+        if self.samples_per_group == 1 and replaces:
+            yield Violation(
+                ("rollout", self.samples_key),
+                "a group of one always has equal rewards, so drop_zero_variance_groups would drop every group; set "
+                f"{self.samples_key} to 2 or more, or drop_zero_variance_groups: false",
+            )
+        if self.max_oversampling != 1.0 and not replaces:
             yield Violation(
                 ("rollout", "max_oversampling"),
                 f"{self.max_oversampling:g} makes room for groups that replace others, and no filter turns one down; "
@@ -183,19 +190,12 @@ class GroupRolloutConfig(SamplingConfig):
                 f"{'one' if size == 1 else size} has nothing to compare with: every advantage would be 0; set "
                 f"{key} to {least} or more (8 is usual), or use algorithm.advantage: reinforce_plus_plus",
             )
-        if size == 1 and self.drop_zero_variance_groups:
-            yield Violation(
-                ("rollout", "drop_zero_variance_groups"),
-                f"a group of one always has equal rewards, so every group would be dropped; set {key} to 2 or "
-                "more, or drop_zero_variance_groups: false",
-            )
         if self.temperature == 0:
             yield Violation(
                 ("rollout", "temperature"),
                 "0 is greedy: nothing is explored and all samples of a prompt are equal, so every advantage would be "
                 "0; use 1.0 for training (evaluation.temperature may be 0)",
             )
-        yield from self.flight_violations()
 
     def flight_violations(self) -> Iterator[Violation]:
         """Yield a limit of samples at a time that is less than one group."""

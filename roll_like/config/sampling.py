@@ -148,6 +148,7 @@ class SamplingRunConfig(RunConfig):
         yield from super().violations()
         domains = getattr(self, "domains", {}).values()
         yield from self.rollout.replacement_violations(bool(domain.drop_zero_variance_groups) for domain in domains)
+        yield from self.rollout.flight_violations()
         if self.replay is None:
             engine, lora, window = self.inference, self.training.lora, self.inference.max_model_len
             yield from window_violations(window, self.longest_sample, self.longest_sample_terms, "sample")

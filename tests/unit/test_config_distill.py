@@ -145,7 +145,21 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
             {"evaluation": {"sources": [{"path": "eval.jsonl"}], "temperature": 0.5}},
             "teachers score at the temperature that training samples at",
         ),
-        ({"critic": {}}, "it belongs to rewards"),
+        ({"critic": {}}, "critic: it changes the advantages of rewards"),
+        (
+            {"rewards": {"use": [{"type": "ifeval"}]}, "algorithm__kl__use": "reward", "reference": {}},
+            "algorithm.kl.use: it changes the advantages of rewards",
+        ),
+        (
+            {
+                "rewards": {"use": [{"type": "ifeval"}]},
+                "rollout__samples_per_prompt": 1,
+                "rollout__drop_zero_variance_groups": True,
+                "rollout__max_oversampling": 2.0,
+            },
+            "rollout.samples_per_prompt: a group of one always has equal rewards",
+        ),
+        ({"rollout__samples_per_prompt": 4, "rollout__max_in_flight": 3}, "cannot hold one group of 4"),
         ({"teachers": {"a": {"path": "x", "domains": ["other"]}}}, "no teacher covers the domains train"),
         (
             {"teachers__large__other_tokenizer": True, "distillation__use": "loss"},
