@@ -26,6 +26,7 @@ from roll_like.data.messages import (
     require_fields,
     says_nothing,
     short,
+    with_lists,
     with_system,
 )
 from roll_like.data.reader import Reader
@@ -163,6 +164,7 @@ def read_conversation(row: Row, source: ConversationSource, key: str) -> Convers
         DataError: A field is missing or holds something else.
         BadRow: There is nothing in it.
     """
+    row = with_lists(row, source.messages_field, source.prompt_field, source.completion_field)
     tools = read_tools(row, source, key)
     in_two = source.prompt_field in row.fields or source.completion_field in row.fields
     # a table has every column in every row: what is null there may be told in the other form

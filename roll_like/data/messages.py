@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roll_like.config.data import DataSource, RowSource
@@ -34,7 +36,7 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
 
     Args:
         row: The row; has the field.
-        field: Holds a list of messages (as JSON text too, where a text would be the user's message), or a text.
+        field: Holds a list of messages (as JSON text too), or a text.
         role: Whose message a text is.
         key: The configuration key that names the field, for messages.
         plain: Whether messages have a role and a content, and nothing else.
@@ -42,14 +44,7 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
     Raises:
         DataError: It holds neither; names file and line.
     """
-    value = row.fields[field]
-    if role == "user" and isinstance(value, str) and _LISTED.match(value):
-        value = _parsed(value)  # a table's cell has no other form of a list
-        if isinstance(value, str):
-            raise DataError(
-                f"{row.origin}: {field!r} is the text of a list of messages, and no JSON: {short(value)}",
-                fix="write such a list with json.dumps, or as a list in a file of JSON lines",
-            )
+    value = _listed(row, field)
     if isinstance(value, str):
         return placed([{"role": role, "content": value}], row)
     if isinstance(value, Mapping):
@@ -63,6 +58,36 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
     raise DataError(
         f"{row.origin}: expected a text or a list of messages in {field!r}, found {short(value)}",
         fix=f"correct the row, or set {key} to the field that has it",
+    )
+
+
+def with_lists(row: Row, *fields: str) -> Row:
+    """Return a row with lists of messages in the place of their JSON text: cells of a table have no other form.
+
+    Raises:
+        DataError: A field holds such a list as Python writes it.
+    """
+    found = {field: value for field in fields if (value := _listed(row, field)) is not row.fields.get(field)}
+    return replace(row, fields=row.fields | found) if found else row
+
+
+def _listed(row: Row, field: str) -> Any:
+    """Return what a field holds; the list where that is the JSON text of a list of messages, from end to end."""
+    text = row.fields.get(field)
+    if not isinstance(text, str) or not _LISTED.match(text):
+        return text
+    if _is_conversation(found := _parsed(text)):
+        return found
+    try:
+        found = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+    if not _is_conversation(found):
+        return text
+    raise DataError(
+        f"{row.origin}: {field!r} is the text of a list of messages, and no JSON: {short(text)}",
+        fix="write such a list with json.dumps, or as a list in a file of JSON lines; if the text is meant as it "
+        f'stands, put it into a message: {{"{field}": [{{"role": "user", "content": …}}]}}',
     )
 
 
@@ -167,8 +192,9 @@ def require_fields(row: Row, fields: Mapping[str, str]) -> None:
 
 
 def _is_conversation(value: Any) -> bool:
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, Mapping) and bool(first.keys() & {"role", "from"})
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(each, Mapping) and bool(each.keys() & {"role", "from"}) for each in value)
 
 
 def field_names(fields: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from roll_like.data.bad_rows import BadRow, Problem, RowCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import ConversationRow, read_response, whole
 from roll_like.data.loss_flags import require_trained
-from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
+from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_lists, with_system
 from roll_like.data.reader import Reader
 from roll_like.data.rows import Row
 from roll_like.data.samples import SampleSet, load_samples
@@ -99,6 +99,7 @@ def pair_messages(
     """
     keys = {source.chosen_field: f"{key}.chosen_field", source.rejected_field: f"{key}.rejected_field"}
     require_fields(row, keys)
+    row = with_lists(row, source.prompt_field, *keys)
     if row.fields.get(source.prompt_field) is None:
         prompt, chosen, rejected = _parted(row, source, key)
     else:

@@ -98,8 +98,7 @@ def prompt_messages(row: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """
     origin = str(row["origin"])
     value = field_of(row, name)
-    if not isinstance(value, list | Mapping):
-        return [{"role": "user", "content": str(value)}]
+    value = value if isinstance(value, str | list | Mapping) else str(value)
     messages = read_messages(Row({name: value}, origin), name, "user", "the environment's kwargs: prompt", plain=True)
     for message in messages:
         if not isinstance(message["content"], str):

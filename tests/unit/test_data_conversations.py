@@ -76,11 +76,22 @@ def test_conversations_of_a_table_are_json_text(tmp_path: Path, render: Renderer
     (tmp_path / "repr.jsonl").write_text(json.dumps({"messages": str(said)}) + "\n")
     with pytest.raises(DataError, match="'messages' is the text of a list of messages, and no JSON"):
         load(tmp_path / "repr.jsonl", render)
-    # an answer may be such a text, and a prompt may show one
-    row = {"prompt": f"Say it: {json.dumps(said)}", "completion": json.dumps(said)}
-    (tmp_path / "shown.jsonl").write_text(json.dumps(row) + "\n")
-    (shown,) = load(tmp_path / "shown.jsonl", render).samples
-    assert render.decode(shown.token_ids[shown.loss_mask]) == json.dumps(said) + "<|im_end|>"
+    flagged = json.dumps([{**HI, "weight": 0}, {**HELLO, "weight": 0}, HI, HELLO])
+    (kept,) = load(write_lines(tmp_path / "flags.jsonl", {"messages": flagged}), render).samples
+    assert trained(render, kept) == "Hello<|im_end|>"
+    row = {"prompt": json.dumps([HI]), "completion": json.dumps([HELLO])}
+    (two,) = load(write_lines(tmp_path / "two.jsonl", row), render).samples
+    assert trained(render, two) == "Hello<|im_end|>"
+
+
+@pytest.mark.parametrize("prompt", ["{} Who greets?", "Say: {}", "[{{'role': 'user'}}, 1]", '[{{"role": "user"'])
+def test_a_text_that_quotes_messages_is_a_text(prompt: str, tmp_path: Path, render: Renderer) -> None:
+    said = json.dumps([HI, HELLO])
+    answer = {"role": "assistant", "content": said}
+    row = {"prompt": prompt.format(said), "completion": [answer]}
+    (shown,) = load(write_lines(tmp_path / "shown.jsonl", row), render).samples
+    assert row["prompt"] in render.decode(shown.token_ids)
+    assert trained(render, shown) == said + "<|im_end|>"
 
 
 def test_all_turns_or_the_last(tmp_path: Path, render: Renderer) -> None:

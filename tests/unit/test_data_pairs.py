@@ -52,8 +52,10 @@ def said(render: Renderer, sample: Any) -> str:
         {"chosen": [HI, HELLO], "rejected": [HI, AWAY]},
         {"prompt": None, "chosen": [HI, HELLO], "rejected": [HI, AWAY]},
         {"prompt": "Hi", "chosen": [HELLO], "rejected": "Go away"},
+        {"prompt": json.dumps([HI]), "chosen": json.dumps([HELLO]), "rejected": json.dumps([HI, AWAY])},
+        {"chosen": json.dumps([HI, HELLO]), "rejected": json.dumps([HI, AWAY])},
     ],
-    ids=["texts", "messages", "prompt repeated", "prompt implied", "prompt null", "mixed"],
+    ids=["texts", "messages", "prompt repeated", "prompt implied", "prompt null", "mixed", "JSON", "JSON, implied"],
 )
 def test_rows_of_every_form_are_the_same_pair(tmp_path: Path, render: Renderer, row: Any) -> None:
     file = write_lines(tmp_path / "pairs.jsonl", row)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll_like.envs import TaskRows, make_env, read_task_rows
+from roll_like.envs import TaskRows, make_env, prompt_messages, read_task_rows
 from roll_like.errors import DataError, EnvError
 from roll_like.types import EVALUATION_SEED
 
@@ -67,3 +67,17 @@ def test_environments_hold_rows_out(env_id: str, options: dict[str, str], table:
     assert [env.reset(seed=EVALUATION_SEED + seed)[0] for seed in (0, 3, 4)] == ["6 + 0?", "9 + 0?", "6 + 0?"]
     env.step("<answer>6</answer>")
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        ("7 + 0?", "7 + 0?"),
+        (7, "7"),
+        (json.dumps([{"role": "user", "content": "7 + 0?"}]), "7 + 0?"),
+        ('[{"role": "user"}] is what?', '[{"role": "user"}] is what?'),
+    ],
+)
+def test_a_prompt_is_a_text_or_messages_as_json(prompt: object, shown: str) -> None:
+    row = {"prompt": prompt, "origin": "sums.csv:2"}
+    assert prompt_messages(row, "prompt") == [{"role": "user", "content": shown}]
