@@ -147,7 +147,7 @@ def _columns(path: Path, kind: str) -> Iterator[Record]:
         table: Any
         if kind == "parquet":
             table = pyarrow.parquet.ParquetFile(source)
-            schema, batches = table.schema_arrow, table.iter_batches(_rows_at_a_time(table.metadata))
+            schema, batches = table.schema_arrow, _batches(table)
         elif in_file:
             table = pyarrow.ipc.open_file(source)
             schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
@@ -165,10 +165,29 @@ def _columns(path: Path, kind: str) -> Iterator[Record]:
             yield Record(place, fields if decoded is None else dict(decoded(fields)))
 
 
-def _rows_at_a_time(metadata: Any) -> int:
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    largest = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0)
-    return max(1, min(_AT_A_TIME, int(_BYTES_AT_A_TIME / max(largest, 1))))
+def _batches(table: Any) -> Iterator[Any]:
+    """Yield the rows of Parquet, as many at a time as Arrow takes.
+
+    A file says how large its rows are, and counts a value once that many rows share.
+    """
+    import pyarrow
+
+    for number in range(table.num_row_groups):
+        group = table.metadata.row_group(number)
+        size = int(_BYTES_AT_A_TIME * group.num_rows / max(group.total_byte_size, 1))
+        size, read = max(1, min(_AT_A_TIME, size)), 0
+        while read < group.num_rows:
+            seen = 0
+            try:
+                for batch in table.iter_batches(size, row_groups=[number]):
+                    seen += len(batch)
+                    if seen > read:
+                        yield batch.slice(len(batch) - (seen - read))
+                        read = seen
+            except pyarrow.ArrowNotImplementedError:
+                if size == 1:
+                    raise
+                size //= 2
 
 
 @contextmanager

@@ -294,9 +294,9 @@ def test_large_rows_of_parquet_are_read_few_at_a_time(tmp_path: Path, monkeypatc
     taken: list[int] = []
     whole = pyarrow.parquet.ParquetFile.iter_batches
 
-    def iter_batches(file: Any, rows: int) -> Any:
+    def iter_batches(file: Any, rows: int, **options: Any) -> Any:
         taken.append(rows)
-        return whole(file, rows)
+        return whole(file, rows, **options)
 
     monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", iter_batches)
     monkeypatch.setattr(files, "_BYTES_AT_A_TIME", 50_500)
@@ -308,6 +308,34 @@ def test_large_rows_of_parquet_are_read_few_at_a_time(tmp_path: Path, monkeypatc
     rows(tmp_path / "a.parquet")
     assert taken[0] in (4, 5)
     assert taken[1:] == [1]
+
+
+def test_rows_of_parquet_that_share_a_large_value_are_read_fewer_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file keeps such a value once, and does not say how large its rows are."""
+    blobs = [[{"bytes": b"x" * (1 if row < 50 else 10_000)}] for row in range(100)]
+    table = pyarrow.table({"blobs": blobs, "row": range(100)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=80)
+    whole, most = pyarrow.parquet.ParquetFile.iter_batches, 65_000
+
+    def iter_batches(file: Any, rows: int, **options: Any) -> Any:
+        for batch in whole(file, rows, **options):
+            if batch.nbytes > most:
+                raise pyarrow.ArrowNotImplementedError(
+                    "Nested data conversions not implemented for chunked array outputs"
+                )
+            yield batch
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", iter_batches)
+    monkeypatch.setattr(files, "_AT_A_TIME", 33)
+    found = rows(tmp_path / "a.parquet")
+    assert [(fields["row"], len(fields["blobs"][0]["bytes"])) for fields, _ in found] == [
+        (row, 1 if row < 50 else 10_000) for row in range(100)
+    ]
+    most = 100
+    with pytest.raises(DataError, match="cannot be read: Nested data conversions not implemented"):
+        rows(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json", "a.csv", "a.arrow", "a.jsonl.gz", "b.parquet"])
