@@ -115,7 +115,7 @@ def overlay(axis: Axes, curves: Mapping[str, Sequence[Mapping[int, float]]]) -> 
 def style(axis: Axes, title: str) -> None:
     """Give a panel of figures by step its title and lines, and the limits of shares unless they are none."""
     axis.set(title=title, xlabel="step")
-    if axis.dataLim.y1 <= 1:
+    if axis.dataLim.y0 >= 0 and axis.dataLim.y1 <= 1:
         axis.set_ylim(-0.02, 1.02)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.spines[["top", "right"]].set_visible(False)

@@ -213,7 +213,7 @@ def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str
                 f"{file}:{node.start_mark.line + 1}: {dotted(path)}: YAML reads {node.value} as {other}",
                 fix=f"write {other} if you mean that, or put it in quotes if it is text: '{node.value}'",
             )
-        if node.style is None:
+        if node.style is None and "${" not in node.value:
             written[path] = node.value
 
 
@@ -283,13 +283,11 @@ def _override(source: Source, override: str, beside: Sequence[str]) -> None:
         ) from error
     assert isinstance(value, dict)
     node = yaml.compose(match["value"], Loader=yaml.SafeLoader)
-    written, comment = (
-        match["value"][: (end := node.end_mark.index if node else 0)].strip(),
-        match["value"][end:].strip(),
-    )
-    if comment:
+    end = node.end_mark.index if node else 0
+    written, rest = match["value"][:end].strip(), match["value"][end:].strip()
+    if rest.startswith("#"):
         raise ConfigError(
-            f"the override {override!r}: {key}: YAML reads {comment} as a comment, which leaves {written or 'nothing'}",
+            f"the override {override!r}: {key}: YAML reads {rest} as a comment, which leaves {written or 'nothing'}",
             fix=f"leave the comment out; for text put all of it in quotes: {key}='\"{match['value'].strip()}\"'",
         )
     section = _section_for(source, path, override)

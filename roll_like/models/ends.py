@@ -70,11 +70,14 @@ def state_end(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     from roll_like.data.chat import Renderer
 
     turn_end = Renderer(tokenizer).turn_end if tokenizer.chat_template else None
-    settings = stated_json(path / _GENERATION)
-    known = _ids(settings.get("eos_token_id")) or _ids(tokenizer.eos_token_id)
+    stated = stated_ends(path)
+    known = stated.get(_GENERATION) or _ids(tokenizer.eos_token_id)
     if turn_end is None or turn_end in known:
         return
-    settings["eos_token_id"] = [*known, turn_end]
+    if _GENERATION not in stated:  # engines read config.json's where this file names none
+        known = (*known, *stated.get(_CONFIG, ()))
+    settings = stated_json(path / _GENERATION)
+    settings["eos_token_id"] = list(dict.fromkeys([*known, turn_end]))
     (path / _GENERATION).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 

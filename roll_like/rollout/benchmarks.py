@@ -232,7 +232,7 @@ class BenchmarkEvaluator:
         names = [name for name in self.evaluators if name]
         scores = {name: figures[key] for name in names if (key := f"eval/{PREFIX}{name}/avg") in figures}
         if missing := [name for name in names if name not in scores]:
-            self._warn(f"no eval/benchmarks: all answers to {', '.join(missing)} were lost; see eval/…/failures")
+            self._warn(f"no mean of the benchmarks: all answers to {', '.join(missing)} were lost to failures")
         else:
             metrics["eval/benchmarks"] = Last(float(np.mean(list(scores.values()))))
             if "" not in self.evaluators:

@@ -88,6 +88,17 @@ def test_the_table_of_seeds_names_the_k_of_pass_at_k(load, capsys: pytest.Captur
     assert row == "| 1 | 0.25 | 0.25 | 0.50 → 0.75 | 1 | 60 |"
 
 
+@pytest.mark.parametrize(("values", "limits"), [((0, 1), (-0.02, 1.02)), ((-0.5, 0.5), None), ((0, 3), None)])
+def test_a_panel_has_the_limits_of_shares_if_its_figures_may_be_shares(
+    load, values: tuple[float, ...], limits: tuple[float, float] | None
+) -> None:
+    axis = Figure().subplots()
+    axis.plot(values)
+    load("seeds").style(axis, "toy")
+    low, high = axis.get_ylim()
+    assert (low, high) == limits if limits else (low < min(values) and high > max(values))
+
+
 def test_schedules_are_compared_with_sync_and_drawn(
     load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

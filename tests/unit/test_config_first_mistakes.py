@@ -110,6 +110,8 @@ def test_a_mistake_is_explained_in_a_few_lines(
     [
         ("name: 1.10", "name: found 1.1; expected text; write it in quotes: '1.10' "),
         ("name: 1e5", "name: found 100000.0; expected text; write it in quotes: '1e5' "),
+        ("seed: 7\nname: ${seed}", "name: found 7; expected text; write it in quotes: '7' "),
+        ("rollout: {seeded: yes}\nsteps: ${rollout.seeded}", "steps: found true; expected a whole number "),
         ("training.optimizer.lr: 1e-6", "a key stands below its section: `training: {optimizer: {lr: …}}` "),
         ("training: {optimizer.lr: 1e-6}", "a key stands below its section: `optimizer: {lr: …}` "),
     ],

@@ -38,13 +38,14 @@ def test_minimal_file_and_overrides_of_every_kind(minimal: Path) -> None:
         "training.optimizer.lr=1e-5",
         "data.sources.0.weight=2.5",
         "rollout.stop=[a, 'b c']",
+        "seed=5\n...",
         "evaluation={sources: [{path: eval.jsonl}], every: 2}",
         "evaluation.before=false",
         "model.tokenizer=null",
         "resources.device_mapping.inference=1",
         "resources.device_mapping.training=0",
     )
-    assert config.steps == 3
+    assert (config.steps, config.seed) == (3, 5)
     assert config.training.optimizer.lr == 1e-5
     assert config.data.sources[0].weight == 2.5
     assert config.rollout.stop == ("a", "b c")

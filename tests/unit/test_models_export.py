@@ -199,8 +199,17 @@ def test_generation_settings_of_the_base_model_are_kept(trained, tmp_path):
     assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": [2, 7], "temperature": 0.6}
 
 
-@pytest.mark.parametrize(("stated", "expected"), [('{"eos_token_id": 0, "top_p": 0.9}', [0, 2]), (None, [0, 2])])
-def test_what_ends_a_turn_ends_what_engines_generate(trained, tmp_path, stated, expected):
+@pytest.mark.parametrize(
+    ("stated", "of_config", "expected"),
+    [
+        ('{"eos_token_id": 0, "top_p": 0.9}', 0, [0, 2]),
+        ('{"eos_token_id": 0, "top_p": 0.9}', [0, 7], [0, 2]),
+        ('{"top_p": 0.9}', [7, 0], [0, 7, 2]),
+        (None, 0, [0, 2]),
+        (None, [0, 7], [0, 7, 2]),
+    ],
+)
+def test_what_ends_a_turn_ends_what_engines_generate(trained, tmp_path, stated, of_config, expected):
     """A base model's files name the end of a document; its training on conversations taught the template's end."""
     model, tokenizer = trained
     base = tmp_path / "base"
@@ -211,7 +220,7 @@ def test_what_ends_a_turn_ends_what_engines_generate(trained, tmp_path, stated, 
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(0)
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") == 2
     config = copy.deepcopy(model.config)
-    config.eos_token_id = 0
+    config.eos_token_id = of_config
     out = save_hf_directory(model.state_dict(), config, tokenizer, tmp_path / "out", base_dir=base)
     written = json.loads((out / "generation_config.json").read_text())
     assert written["eos_token_id"] == expected
