@@ -84,6 +84,9 @@ class Whole(nn.Module):
         self.mixer.mixer.D = nn.Parameter(torch.ones(2))
         self.mixer.mixer.A = nn.Parameter(torch.ones(2))
         self.mixer.in_qkvz = nn.Linear(2, 8)
+        self.vision = nn.Module()
+        self.vision.packed_modules_mapping = {"both": ["in_z", "in_a"]}
+        self.vision.both = nn.Linear(2, 8)
 
 
 def test_tensors_are_found_by_the_names_of_checkpoints() -> None:
@@ -107,4 +110,63 @@ def test_tensors_are_found_by_the_names_of_checkpoints() -> None:
         found = places.locate(name)
         assert found is not None
         assert (found.layer, found.parts) == (model.mixer.in_qkvz, parts)
+    found = places.locate("vision.in_z.weight")
+    assert found is not None
+    assert (found.layer, found.parts) == (model.vision.both, (0,))
     assert places.locate("mixer.dt_bias") is None
+
+
+def test_pieces_that_a_layer_does_not_have_are_not_read() -> None:
+    from roll_like.inference.vllm.places import chosen_pieces
+
+    pieces = [torch.zeros(2, 3), torch.ones(1, 3)]
+    assert chosen_pieces(pieces, None).shape == (3, 3)  # type: ignore[union-attr]
+    torch.testing.assert_close(chosen_pieces(pieces, (1,)), pieces[1])
+    assert chosen_pieces(pieces, (1, 2)) is None
+    assert chosen_pieces([], None) is None
+
+
+def test_shares_of_ranks_are_put_together_only_where_their_order_is_known() -> None:
+    from vllm.model_executor.layers import linear
+    from vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn import _KimiGDNMergedColumnParallelLinear
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_v2_sharded_weight_loader
+
+    from roll_like.inference.vllm.places import divided, shares_in_order
+
+    def layer(kind: Any) -> Any:
+        made = kind.__new__(kind)
+        nn.Module.__init__(made)
+        made.tp_size = 2
+        made.weight = nn.Parameter(torch.ones(2, 2))
+        made.weight.weight_loader = made.weight_loader
+        return made
+
+    for kind in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.RowParallelLinear):
+        assert divided(layer(kind))
+        assert shares_in_order(layer(kind))
+    assert not divided(layer(linear.ReplicatedLinear))  # routers of experts
+    assert not shares_in_order(layer(_KimiGDNMergedColumnParallelLinear))
+    mamba = layer(linear.ColumnParallelLinear)
+    mamba.weight.weight_loader = mamba_v2_sharded_weight_loader([(2, 0, False)], 2, 0)
+    assert not shares_in_order(mamba)
+
+
+def test_parameters_that_ranks_may_divide_are_known_by_their_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
+
+    from roll_like.inference.vllm import places
+
+    others = torch.ones(1, 2)
+    monkeypatch.setattr(places, "get_tensor_model_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(places, "tensor_model_parallel_all_gather", lambda own, dim: torch.cat([own, others], dim))
+    module: Any = nn.Module()  # as vLLM's mixer of Mamba 1, it does not say how many ranks there are
+    module.held = nn.Parameter(torch.ones(2))
+    place = places.LayerPlace(module, "held", None, None)
+    torch.testing.assert_close(places.plain_parameter(place), torch.ones(2))
+    others *= 3
+    assert places.plain_parameter(place) is None  # a share, or stale
+    module.held.weight_loader = sharded_weight_loader(0)
+    torch.testing.assert_close(places.plain_parameter(place), torch.tensor([1.0, 1, 3, 3]))
+    module.held.weight_loader = lambda held, given: held.data.copy_(given.chunk(2)[0])
+    others /= 3
+    assert places.plain_parameter(place) is None

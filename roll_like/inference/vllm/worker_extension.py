@@ -35,7 +35,15 @@ from roll_like.inference.vllm.arguments import ADAPTER_ID
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.vllm.int8 import Int8Linear
 from roll_like.inference.vllm.kept import tell_kept_tokens
-from roll_like.inference.vllm.places import HEAD, LayerPlace, LayerPlaces, plain_parameter
+from roll_like.inference.vllm.places import (
+    HEAD,
+    LayerPlace,
+    LayerPlaces,
+    chosen_pieces,
+    divided,
+    plain_parameter,
+    shares_in_order,
+)
 from roll_like.inference.vllm.rotary import rotate_every_head
 from roll_like.inference.vllm.speculative import check_guesses_as_sampled
 from roll_like.inference.vllm.states import (
@@ -227,10 +235,8 @@ def _held_fingerprint(place: LayerPlace, name: str, seed: int, pieces: dict[nn.M
     if isinstance(layer, LinearBase) and place.leaf == "weight":
         if layer not in pieces:
             pieces[layer] = linear_columns(layer, seed)
-        found = pieces[layer]
-        if place.parts is not None and found:
-            found = [found[part] for part in place.parts]
-        return digest(torch.cat(found)) if found else None
+        found = chosen_pieces(pieces[layer], place.parts)
+        return None if found is None else digest(found)
     if isinstance(layer, VocabParallelEmbedding) and place.leaf == "weight":
         return digest(embedding_columns(layer, seed))
     loader = getattr(getattr(layer, place.leaf), "weight_loader", None)
@@ -258,9 +264,12 @@ def unit_vectors(width: int, seed: int, like: Tensor | None, dtype: torch.dtype)
 def linear_columns(layer: LinearBase, seed: int) -> list[Tensor]:
     """Return the checked columns of every matrix of a (fused) layer, as it multiplies, shape [out, C] each.
 
-    None where they cannot be told: what vLLM's own 8-bit layers compute of a unit vector is rounded.
+    None where they cannot be told: what vLLM's own 8-bit layers compute of a unit vector is rounded, and some layers
+    divide their rows among ranks in a way of their own.
     """
     if isinstance(layer.quant_method, OnlineLinearBase) and not _is_int8(layer):
+        return []
+    if divided(layer) and not shares_in_order(layer):
         return []
     weight = next(layer.parameters(), None)
     inputs = unit_vectors(layer.input_size, seed, weight, layer.params_dtype)
@@ -278,7 +287,7 @@ def linear_columns(layer: LinearBase, seed: int) -> list[Tensor]:
 
 def _whole(piece: Tensor, layer: LinearBase, index: int) -> Tensor:
     """Return all ranks' shares of one matrix's outputs, side by side, shape [C, out]."""
-    if getattr(layer, "tp_size", 1) == 1:
+    if not divided(layer):
         return piece
     gathered: Tensor = tensor_model_parallel_all_gather(piece.contiguous(), dim=-1)
     copies = getattr(layer, "num_kv_head_replicas", 1) if index > 0 else 1
