@@ -226,14 +226,19 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
     """
     if shape is None or shape.max_positions is None or config.context_window <= shape.max_positions:
         return
-    evaluated = config.longest_evaluated if isinstance(config, SamplingRunConfig) else None
-    evaluates_more = evaluated is not None and evaluated[0] > config.longest_sample
-    terms = evaluated[1] if evaluated is not None and evaluates_more else config.longest_sample_terms
+    longest, terms, given = config.longest_sample, config.longest_sample_terms, None
+    if isinstance(config, SamplingRunConfig):
+        given = config.inference.max_model_len
+        longest, terms = max((longest, terms), config.longest_evaluated or (0, ""))
+    keys = " or ".join(terms.partition(" = ")[0].split(" + "))
+    if given is not None:
+        terms = f"inference.max_model_len; {terms}"
+        keys = "inference.max_model_len" if longest <= shape.max_positions else f"{keys}, and inference.max_model_len"
     yield Finding(
         "error",
         key,
-        f"{config.context_window} tokens ({terms}) exceed max_position_embeddings ({shape.max_positions}); lower that"
-        + (", or inference.max_model_len" if key == "rollout" else ""),
+        f"{config.context_window} tokens ({terms}) exceed max_position_embeddings ({shape.max_positions}); "
+        f"lower {keys}",
     )
 
 

@@ -106,7 +106,7 @@ class EngineConfig(PluginConfig):
     probe_tolerance: PositiveFloat | None = Field(
         default=None,
         description="Largest mean difference that a probe accepts; a larger one ends the run. Nats; default: 0.01 in "
-        "float32, 0.05 in float16, 0.1 in bfloat16, 0.3 of engines with 8-bit weights.",
+        "float32, 0.05 in float16, 0.1 in bfloat16, 0.3 of engines with 8-bit weights, keys or values.",
     )
 
     weight_sync: Literal["auto", "full", "delta"] = Field(

@@ -62,7 +62,7 @@ class SleepingEngineConfig(EngineConfig):
     @property
     def approximates(self) -> str | None:
         """Weights, or keys and values (`engine_args`), in fewer bits than the trainer's."""
-        kept = getattr(self, "engine_args", {}).get("kv_cache_dtype", "auto")
+        kept = getattr(self, "engine_args", {}).get("kv_cache_dtype") or "auto"
         return super().approximates or (None if kept in WHOLE_CACHES else f"keys and values in {kept}")
 
     def sleeps(self, *, shares_gpus: bool) -> bool:

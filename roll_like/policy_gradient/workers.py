@@ -147,23 +147,14 @@ class Workers:
         assert isinstance(self.weights, WeightSync)
         with self.state.timer("sync"):
             report = self.gpu_sharing.push(self.weights, self.actor)
-        if report.unchecked and not self._told_unchecked:
+        if report.not_read_back is not None and not self._told_unchecked:
             self._told_unchecked = True
-            self.state.metrics.warn(_not_read_back(report))
+            self.state.metrics.warn(report.not_read_back)
         if report.version > self._published:
             self._published = report.version
             for listener in self.on_push:
                 listener(report.version)
         return report
-
-
-def _not_read_back(report: SyncReport) -> str:
-    """Return what is to be known of tensors that have no fingerprints."""
-    names, all_of_them = report.unchecked, report.checked + len(report.unchecked)
-    return (
-        f"the engine cannot read back {len(names)} of {all_of_them} tensors ({', '.join(names[:3])}"
-        f"{', …' if len(names) > 3 else ''}): weight syncs compare log-probabilities in their place (sync/probe)"
-    )
 
 
 @contextmanager

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from roll_like.cluster.worker_restarts import WorkerDied
 from roll_like.inference.interface import EngineDied
-from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.rollout.engine_pool import EnginePool, ReplicaState
 from roll_like.service.snapshots import SnapshotLoad, delete_files, link_files
 from roll_like.service.trainer import ModelsTrainer
+
+_log = logging.getLogger(__name__)
 
 
 class WeightDelivery:
@@ -34,6 +37,7 @@ class WeightDelivery:
         #: them: a checkpoint may be deleted or overwritten while its weights are sampled with.
         self._held: dict[str, Path | None] = {}
         self._unwanted: list[str] = []
+        self._told_unchecked = False
 
     def deliver(self, load: SnapshotLoad, *, model: str | None) -> None:
         """Send weights to all engines. One that dies meanwhile is replaced, and the others get them once more.
@@ -87,7 +91,7 @@ class WeightDelivery:
 
     def _pushed(self, name: str, file: Path | None, model: str | None, *, again: bool = False) -> bool:
         """Send to the engines that are addressed; return False where one died, which is replaced."""
-        push: Callable[[], object] = partial(self._sync.push, again=again)
+        push: Callable[[], SyncReport | None] = partial(self._sync.push, again=again)
         if self._named:
             push = partial(self._sync.push_adapter, name, tuple(self._unwanted))
         died = False
@@ -95,7 +99,10 @@ class WeightDelivery:
         def send() -> None:
             nonlocal died
             try:
-                push()
+                report = push()
+                if report is not None and report.not_read_back is not None and not self._told_unchecked:
+                    self._told_unchecked = True
+                    _log.warning(report.not_read_back)
             except (WorkerDied, EngineDied) as error:
                 self._engines.replace_dead(error)  # raises where it is the trainer that died
                 died = True

@@ -213,7 +213,15 @@ def test_a_tokenizer_of_its_own(make: Make, tiny_model: Path) -> None:
 def test_a_window_longer_than_the_models(make: Make) -> None:
     message = only(make(rollout__max_response_tokens=1000))
     assert "1064 tokens (data.max_prompt_tokens + rollout.max_response_tokens = " in message
-    assert ") exceed max_position_embeddings (1024); lower that" in message
+    assert message.endswith(
+        ") exceed max_position_embeddings (1024); lower data.max_prompt_tokens or rollout.max_response_tokens"
+    )
+    message = only(make(inference__max_model_len=2000))
+    assert message.endswith("exceed max_position_embeddings (1024); lower inference.max_model_len")
+    message = only(make(rollout__max_response_tokens=1000, inference__max_model_len=2000))
+    assert message.endswith(
+        "; lower data.max_prompt_tokens or rollout.max_response_tokens, and inference.max_model_len"
+    )
 
 
 def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
@@ -264,11 +272,15 @@ def test_layers_with_a_state_that_vllm_does_not_compute_so(make: Make, tmp_path:
     }
     assert make(model=gated, resources=one, inference={"type": "vllm"}).errors == []
     message = only(make(model=mamba, resources=one, inference={"type": "vllm", "deterministic": True}))
-    assert "inference.deterministic: vLLM has no kernels of layers with a state that do not depend on" in message
+    assert (
+        "inference.deterministic: vLLM has no batch-invariant kernels for recurrent layers, which nemotron_h" in message
+    )
     guessing = {"type": "vllm", "speculative": {"method": "ngram"}}
     for resources in ({"resources": one}, {}):
         message = only(make(model=mamba, **resources, inference=guessing))
-        assert message.startswith("error: inference.speculative: nemotron_h has layers with a state, which vLLM does")
+        assert message.startswith(
+            "error: inference.speculative: vLLM cannot roll back recurrent states (nemotron_h) after"
+        )
     drafting = make(inference={"type": "vllm", "speculative": {"method": "draft", "model": mamba["path"]}})
     assert any("has layers with a state, and vLLM guesses with other" in found.message for found in drafting.errors)
 

@@ -13,6 +13,7 @@ import pytest
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import EngineDied
+from roll_like.inference.weight_transfer.sync import SyncReport
 from roll_like.rollout.engine_pool import ReplicaState
 from roll_like.service.checkpoints import StoredCheckpoint
 from roll_like.service.delivery import WeightDelivery
@@ -64,8 +65,11 @@ class Sync:
         self.calls = 0
         self.errors: dict[int, Exception] = {}
 
-    def push(self, *, again: bool = False) -> None:
+    def push(self, *, again: bool = False) -> SyncReport:
         self._send("policy", ())
+        return SyncReport(
+            version=1, bytes=8, buckets=1, seconds=0.1, check_seconds=0.1, checked=1, unchecked=("A_log", "D")
+        )
 
     def push_adapter(self, name: str, dropped: Sequence[str] = ()) -> None:
         self._send(name, dropped)
@@ -113,6 +117,16 @@ def load(folder: Path, name: str, *dropped: str) -> SnapshotLoad:
 
 def weights(*names: str) -> dict[str, str]:
     return {name: f"weights of {name}" for name in names}
+
+
+def test_what_engines_cannot_read_back_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    delivery, _, _ = rig(tmp_path, takes_adapters=False)
+    for name in ("a", "b"):
+        delivery.deliver(load(tmp_path, name), model=None)
+    assert [record.message for record in caplog.records] == [
+        "the engine cannot read back 2 of 3 tensors (A_log, D): each sync compares log-probabilities instead "
+        "(sync/probe)"
+    ]
 
 
 def test_all_engines_have_all_adapters_whichever_dies_when(tmp_path: Path) -> None:

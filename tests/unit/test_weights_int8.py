@@ -69,4 +69,6 @@ def test_what_an_engine_holds_in_8_bits_is_compared_in_8_bits() -> None:
 def test_a_probe_of_8_bits_accepts_more_unless_it_is_said() -> None:
     assert tolerance_of(VLLMConfig(), "float32") == 0.01
     assert tolerance_of(VLLMConfig(quantization="int8"), "float32") == 0.3
+    assert tolerance_of(VLLMConfig(engine_args={"kv_cache_dtype": "fp8"}), "bfloat16") == 0.3
+    assert tolerance_of(VLLMConfig(engine_args={"kv_cache_dtype": None}), "bfloat16") == 0.1
     assert tolerance_of(VLLMConfig(quantization="int8", probe_tolerance=0.05), "float32") == 0.05

@@ -139,15 +139,15 @@ class VLLMPlugin(EnginePlugin):
             yield Finding(
                 "error",
                 SEEDS_KEY,
-                f"vLLM has no kernels of layers with a state that do not depend on the batch, and {family} "
-                "has such layers; remove it",
+                f"vLLM has no batch-invariant kernels for recurrent layers, which {family} has; remove "
+                "inference.deterministic",
             )
         if config.speculates:
             yield Finding(
                 "error",
                 "inference.speculative",
-                f"{family} has layers with a state, which vLLM does not take back exactly when guessed tokens are "
-                "rejected: samples would not be the policy's; remove it",
+                f"vLLM cannot roll back recurrent states ({family}) after rejected draft tokens, so samples would not "
+                "follow the policy; remove inference.speculative",
             )
         obstacle = states_obstacle(model, dtype) if device == "cpu" else None
         if family in ALWAYS_TIED and not model.tie_word_embeddings:
@@ -166,6 +166,17 @@ class VLLMPlugin(EnginePlugin):
             obstacle = f"the installed vLLM has no {unknown[0]}; set inference.type: hf"
         if obstacle is not None:
             yield Finding("error", "inference.type", obstacle)
+
+    @classmethod
+    def gpu_obstacle(cls, config: EngineConfig, head_dtype: str | None, capability: tuple[int, int]) -> str | None:
+        """Return that on Ampere and Ada batch invariance leaves out the output layer in float32: see the engine."""
+        assert isinstance(config, VLLMConfig)
+        if not config.deterministic or head_dtype != "float32" or capability[0] != 8:
+            return None
+        return (
+            "with model.head_dtype: float32 vLLM's output layer depends on the batch there, so inference.deterministic "
+            "would not give one sample for one seed"
+        )
 
     @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:

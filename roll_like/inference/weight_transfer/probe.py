@@ -28,7 +28,7 @@ PROBE_TEXT = (
 )
 #: Largest mean difference of a token's log-probability that rounding explains. Nats.
 TOLERANCES: dict[Precision, float] = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
-#: The same of an engine with 8-bit weights and activations, whatever the precision.
+#: The same of an engine with 8-bit weights and activations, or keys and values, whatever the precision.
 QUANTIZED_TOLERANCE = 0.3
 
 
@@ -39,7 +39,7 @@ def tolerance_of(engine: EngineConfig, precision: Precision) -> float:
         engine: The `inference` section.
         precision: Of trainer and engine.
     """
-    return engine.probe_tolerance or (QUANTIZED_TOLERANCE if engine.quantizes else TOLERANCES[precision])
+    return engine.probe_tolerance or (QUANTIZED_TOLERANCE if engine.approximates else TOLERANCES[precision])
 
 
 def probe_tokens(encode: Callable[[str], Sequence[int]], max_model_len: int) -> IntArray:

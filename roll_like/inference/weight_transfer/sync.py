@@ -52,6 +52,17 @@ class SyncReport:
     changed_share: float | None = None
 
     @property
+    def not_read_back(self) -> str | None:
+        """What is to be known of tensors that have no fingerprints; None where all have."""
+        names, all_of_them = self.unchecked, self.checked + len(self.unchecked)
+        if not names:
+            return None
+        return (
+            f"the engine cannot read back {len(names)} of {all_of_them} tensors ({', '.join(names[:3])}"
+            f"{', …' if len(names) > 3 else ''}): each sync compares log-probabilities instead (sync/probe)"
+        )
+
+    @property
     def metrics(self) -> Mapping[str, Metric]:
         """The figures of a step, beside the `time/sync` that the step's clock takes; none where nothing was sent."""
         if not self.buckets:
