@@ -11,8 +11,10 @@ from roll_like.check.plan import GIB
 from roll_like.cluster.resources import Gpu
 from roll_like.config.gpus import gpu_named
 from roll_like.config.run import RunConfig
+from roll_like.config.sampling import SamplingRunConfig
 from roll_like.errors import ResourceError
 from roll_like.models.precision import precision_of
+from roll_like.registry import INFERENCE_ENGINES
 
 #: Oldest compute capability that computes in bfloat16, and that flash attention and Triton support: A100.
 AMPERE = (8, 0)
@@ -37,6 +39,8 @@ def require_capable(config: RunConfig, gpus: Sequence[Gpu]) -> None:
         for number in range(role.devices.start, role.devices.stop):
             _require_precision(config, role.name, number, gpus[number])
             _require_attention(config, role.name, number, gpus[number])
+            if role.name == "inference" and isinstance(config, SamplingRunConfig):
+                _require_engine(config, number, gpus[number])
 
 
 def require_room(config: RunConfig, gpus: Sequence[Gpu]) -> None:
@@ -116,6 +120,15 @@ def _require_attention(config: RunConfig, role: str, number: int, gpu: Gpu) -> N
         raise ResourceError(
             f"{key}: flex is compiled with Triton, and the machine of device {number} has none",
             fix=f"install there what docs/gpu.md names, or set {key}: auto",
+        )
+
+
+def _require_engine(config: SamplingRunConfig, number: int, gpu: Gpu) -> None:
+    plugin, head_dtype = INFERENCE_ENGINES.get(config.inference.type), config.model.head_dtype
+    if (obstacle := plugin.gpu_obstacle(config.inference, head_dtype, gpu.capability)) is not None:
+        raise ResourceError(
+            f"{_named(number, gpu)}: {obstacle}",
+            fix="remove one of the two keys, use inference.type: hf, or use other GPUs",
         )
 
 

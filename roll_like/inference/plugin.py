@@ -149,6 +149,18 @@ class EnginePlugin:
         yield from ()
 
     @classmethod
+    def gpu_obstacle(cls, config: EngineConfig, head_dtype: str | None, capability: tuple[int, int]) -> str | None:
+        """Return what keeps the engine from computing on a GPU what its settings promise; None if nothing.
+
+        Args:
+            config: The `inference` section.
+            head_dtype: `model.head_dtype`.
+            capability: CUDA compute capability, major and minor.
+        """
+        del config, head_dtype, capability
+        return None
+
+    @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
         """Return what keeps the engine from telling the experts of its tokens; None where it can.
 

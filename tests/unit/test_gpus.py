@@ -264,6 +264,14 @@ JUDGE = (
         ),
         (["model.dtype=float32", *JUDGE, "judge.dtype=float16"], [T4], None, ""),
         (["model.dtype=bfloat16", *JUDGE, "judge.dtype=float16"], [H200], None, ""),
+        (
+            ["model.head_dtype=float32", "inference.deterministic=true"],
+            [A100],
+            "device 0 .* capability 8.0: with model.head_dtype: float32 vLLM's output layer depends on the batch",
+            "inference.type: hf",
+        ),
+        (["model.head_dtype=float32", "inference.deterministic=true"], [H200], None, ""),
+        (["model.head_dtype=float32"], [A100], None, ""),
         (["resources.gpu=A100-40GB"], [A100], None, ""),
         (["resources.gpu=L40S"], [H200], None, ""),
         (
