@@ -159,7 +159,7 @@ class PrometheusTracker:
             self._server, _ = client.start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"metrics.trackers: prometheus cannot listen at {host}:{port}: {error}",
+                f"it cannot listen at {host}:{port}: {error}",
                 fix="set its `port` to one that is free, or to 0 for any; several runs on a machine need one each",
             ) from error
         self._labels = {"run": run_name, "pipeline": str(params.get("pipeline", ""))}

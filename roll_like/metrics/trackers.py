@@ -86,10 +86,13 @@ def start_tracker(config: PluginConfig, key: str, start: Callable[[Tracker], str
     except PluginError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{key} ({config.type}) cannot start: {type(error).__name__}: {error}",
-            fix=f"correct its settings, or remove it from {key.rpartition('.')[0]}",
-        ) from error
+        why, fix = (
+            f"{type(error).__name__}: {error}",
+            f"correct its settings, or remove it from {key.rpartition('.')[0]}",
+        )
+        if isinstance(error, ConfigError):
+            why, fix = error.message, error.fix or fix
+        raise ConfigError(f"{key} ({config.type}) cannot start: {why}", fix=fix) from error
 
 
 @runtime_checkable
@@ -204,6 +207,7 @@ class MLflowTracker:
         self._traces: TraceStore | None = None
         self._run_id = ""
         self._keys: dict[str, str] = {}
+        self._begun = (-1, 0)
 
     def start(
         self, *, run_dir: Path, run_name: str, params: Mapping[str, Any], resume_id: str | None, resume_step: int | None
@@ -294,9 +298,10 @@ class MLflowTracker:
         """Log one step's values, `MLFLOW_BATCH` at a time; `MLFLOW_FIRST` under both names."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
+        if self._begun[0] != step:  # a step that comes again has the same time, or its points would be there twice
+            self._begun = (step, int(time.time() * 1000))
         values = {**{first: values[name] for name, first in MLFLOW_FIRST.items() if name in values}, **values}
-        metrics = [Metric(self._key(name), value, now, step) for name, value in values.items()]
+        metrics = [Metric(self._key(name), value, self._begun[1], step) for name, value in values.items()]
         for start in range(0, len(metrics), MLFLOW_BATCH):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + MLFLOW_BATCH])
 

@@ -149,12 +149,12 @@ def serving(
     """
     directory = config.directory
     directory.mkdir(parents=True, exist_ok=True)
-    keys = read_keys(config)
-    if (taken := listening_error(config.host, config.port)) is not None:  # before models are loaded
-        raise _not_listening(config, taken)
-    workers = settled(config.workers)
     with ExitStack() as outer:
         outer.enter_context(locked(directory))
+        keys = read_keys(config)
+        if (taken := listening_error(config.host, config.port)) is not None:  # before models are loaded
+            raise _not_listening(config, taken)
+        workers = settled(config.workers)
         params = config.model_dump(mode="json", by_alias=True)
         writer = outer.enter_context(StatusWriter(directory, config.name, config.trackers, params))
         with starting_ray():

@@ -23,7 +23,7 @@ from roll_like.errors import ConfigError
 from roll_like.metrics import prometheus
 from roll_like.metrics.names import METRICS
 from roll_like.metrics.prometheus import TARGETS, PrometheusConfig, PrometheusTracker, prometheus_name
-from roll_like.metrics.trackers import shows_systems
+from roll_like.metrics.trackers import shows_systems, start_tracker
 from roll_like.registry import TRACKERS
 
 GRAFANA = ROOT / "examples" / "grafana"
@@ -169,6 +169,10 @@ def test_a_port_in_use_is_named(tracker: PrometheusTracker, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=rf"cannot listen at 127.0.0.1:{port}: .*in use") as raised:
         PrometheusTracker(PrometheusConfig(port=port)).start(run_dir=tmp_path, **START)
     assert "to 0 for any" in str(raised.value)
+    config = PrometheusConfig(port=port)
+    with pytest.raises(ConfigError, match=r"^trackers\.2 \(prometheus\) cannot start: it cannot listen at ") as raised:
+        start_tracker(config, "trackers.2", lambda made: made.start(run_dir=tmp_path, **START))
+    assert str(raised.value).count("fix:") == 1
 
 
 def test_nothing_is_served_after_the_end(tmp_path: Path) -> None:

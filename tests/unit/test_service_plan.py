@@ -15,8 +15,9 @@ from rich.console import Console
 
 from roll_like.check.gpu_memory import gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus
-from roll_like.errors import ConfigError
+from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.shape import ModelShape, load_model_shape
+from roll_like.run.folder import locked
 from roll_like.service.config import load_service_config
 from roll_like.service.service import check_service, serving
 
@@ -116,6 +117,10 @@ def test_a_port_in_use_is_named_before_models_are_loaded(tmp_path: Path) -> None
         config = service(tmp_path, port=port, output_dir=str(tmp_path / "runs"))
         named = pytest.raises(ConfigError, match=rf"127.0.0.1:{port} cannot be listened on: .*in use")
         with named as raised, serving(config):
+            pass
+        # the same service once more
+        again = pytest.raises(CheckpointError, match="another process is running in")
+        with locked(config.directory), again, serving(config):
             pass
     assert "`port` to one that is free" in str(raised.value)
     assert not (tmp_path / "runs" / "service" / "logs").exists()
