@@ -233,7 +233,7 @@ class BenchmarkEvaluator:
         scores = {name: figures[key] for name in names if (key := f"eval/{PREFIX}{name}/avg") in figures}
         if missing := [name for name in names if name not in scores]:
             self._warn(f"no mean of the benchmarks: all answers to {', '.join(missing)} were lost to failures")
-        else:
+        elif names:
             metrics["eval/benchmarks"] = Last(float(np.mean(list(scores.values()))))
             if "" not in self.evaluators:
                 metrics["eval/avg"] = metrics["eval/benchmarks"]

@@ -220,11 +220,14 @@ def test_adapters_come_by_name_while_others_generate(engine: EngineThread, float
         models[name] = copy.deepcopy(trainer.merged)
         if number:
             running = list(models)[number - 1]
-            engine.run(engine.engine.submit([request(f"{running}-long", tokens=200, seed=5, adapter=running)]))
-            wait_for_tokens(engine, f"{running}-long", 8)
+            engine.run(engine.engine.submit([request(f"{running}-long", tokens=430, seed=5, adapter=running)]))
+            before = wait_for_tokens(engine, f"{running}-long", 8)
         sync.push_adapter(name, dropped)
         if number:
+            wait_for_tokens(engine, f"{running}-long", before + 1)  # nobody waited for its end
+            engine.run(engine.engine.abort([f"{running}-long"]))
             generation = engine.collect(1)[f"{running}-long"]
+            assert generation.stop_reason is StopReason.ABORTED
             assert error(trainer, [generation], models[running]) < TOLERANCE
     # one whose abort was lost ends before its adapter goes
     engine.run(engine.engine.submit([request("orphan", tokens=300, adapter="two")]))
@@ -265,18 +268,20 @@ def assert_top(top: Any, tokens: np.ndarray, model: Any, places: int, count: int
     assert (top.token_ids == indices.numpy()).mean() > 0.98  # where two are as likely, either is first
 
 
-def wait_for_tokens(engine: EngineThread, name: str, count: int) -> None:
-    """Return when a request has so many tokens and goes on."""
+def wait_for_tokens(engine: EngineThread, name: str, count: int) -> int:
+    """Return how many tokens a request has, as soon as these are `count` or more and it goes on."""
 
-    async def sampled() -> bool:
+    async def sampled() -> int:
         states = engine.engine._engine.output_processor.request_states
         while own := [each for each in states.values() if each.external_req_id == name]:
-            if own[0].detokenizer.num_output_tokens() >= count:
-                return True
+            if (found := int(own[0].detokenizer.num_output_tokens())) >= count:
+                return found
             await asyncio.sleep(0)
-        return False
+        return 0
 
-    assert engine.run(sampled()), f"{name} ended before it had {count} tokens"
+    found = engine.run(sampled())
+    assert found, f"{name} ended before it had {count} tokens"
+    return found
 
 
 @pytest.mark.parametrize("sleeps", [False, True], ids=["while it serves", "after sleep"])
