@@ -1,4 +1,4 @@
-"""`inference.type: hf_by_value`: transformers' engine, which is sent weights as one on another machine is."""
+"""`inference.type: hf_by_value` and `vllm_by_value`: engines that are sent weights as on another machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 from roll_like.config.inference import OBJECT_STORE, EngineCapabilities
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.plugin import HFPlugin
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.registry import INFERENCE_ENGINES
 
 
@@ -24,3 +26,18 @@ class ByValuePlugin(HFPlugin):
     """The engine itself is the same."""
 
     Config = ByValueConfig
+
+
+class VLLMByValueConfig(VLLMConfig):
+    """The settings of vLLM."""
+
+    capabilities: ClassVar[EngineCapabilities] = replace(VLLMConfig.capabilities, weight_transports=(OBJECT_STORE,))
+
+    type: Literal["vllm_by_value"] = "vllm_by_value"  # type: ignore[assignment]
+
+
+@INFERENCE_ENGINES.register("vllm_by_value")
+class VLLMByValuePlugin(VLLMPlugin):
+    """The engine itself is the same."""
+
+    Config = VLLMByValueConfig

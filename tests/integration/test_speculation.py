@@ -244,7 +244,8 @@ def test_a_head_in_float32_checks_guesses(tiny_model: Path, tmp_path: Path, meth
     config = VLLMConfig(kv_cache_gib=0.1, max_running=16, speculative=speculation(method, tmp_path))
     spec = replace(float_spec(tiny_model), dtype="bfloat16", float32_head=True)
     with EngineThread(VLLMEngine(config, spec)) as engine:
-        found = follows(engine, trainer, sync_of(trainer, engine), {POLICY: trainer.logits_of}, error=0.01)
+        sync = sync_of(trainer, engine, by_value=True, sync="delta", full_every=5)
+        found = follows(engine, trainer, sync, {POLICY: trainer.logits_of}, error=0.01)
     # logits of this size would be multiples of 1 / 512 in bfloat16
     tops = [each.top.logprobs for each in found if each.request_id == "10" and each.top is not None]
     steps = np.concatenate([512 * (top[:, 0] - top[:, 1]) for top in tops])
