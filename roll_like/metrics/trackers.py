@@ -207,7 +207,8 @@ class MLflowTracker:
         self._traces: TraceStore | None = None
         self._run_id = ""
         self._keys: dict[str, str] = {}
-        self._begun = (-1, 0)
+        #: What is being logged, and how many of its metrics MLflow has.
+        self._under_way: tuple[Mapping[str, float] | None, int] = (None, 0)
 
     def start(
         self, *, run_dir: Path, run_name: str, params: Mapping[str, Any], resume_id: str | None, resume_step: int | None
@@ -295,15 +296,20 @@ class MLflowTracker:
             self._client.log_batch(self._run_id, params=new[part], tags=changed[part])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step's values, `MLFLOW_BATCH` at a time; `MLFLOW_FIRST` under both names."""
+        """Log one step's values, `MLFLOW_BATCH` at a time; `MLFLOW_FIRST` under both names.
+
+        The same values that come again after a failure go on from there: MLflow keeps points of another time twice, and
+        its databases may refuse those of the same time (mlflow#24612).
+        """
         from mlflow.entities import Metric
 
-        if self._begun[0] != step:  # a step that comes again has the same time, or its points would be there twice
-            self._begun = (step, int(time.time() * 1000))
-        values = {**{first: values[name] for name, first in MLFLOW_FIRST.items() if name in values}, **values}
-        metrics = [Metric(self._key(name), value, self._begun[1], step) for name, value in values.items()]
-        for start in range(0, len(metrics), MLFLOW_BATCH):
+        now, done = int(time.time() * 1000), self._under_way[1] if values is self._under_way[0] else 0
+        named = {**{first: values[name] for name, first in MLFLOW_FIRST.items() if name in values}, **values}
+        metrics = [Metric(self._key(name), value, now, step) for name, value in named.items()]
+        for start in range(done, len(metrics), MLFLOW_BATCH):
+            self._under_way = (values, start)
             self._client.log_batch(self._run_id, metrics=metrics[start : start + MLFLOW_BATCH])
+        self._under_way = (None, 0)
 
     def trace(self, step: int, kind: RolloutKind, rows: Sequence[RolloutRow]) -> None:
         """Write each rollout as a trace of the run: about 20 ms for an episode of ten turns, 8 ms for an answer."""

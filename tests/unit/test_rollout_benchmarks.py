@@ -165,6 +165,8 @@ def test_a_run_measures_its_own_tasks_and_benchmarks() -> None:
     lost = benchmark_evaluator({"": FakeEvaluator([], 2), "gsm8k": gsm8k})
     values = reduce(lost.evaluate()[0])
     assert (values["eval/benchmarks"], lost.score(values)) == (1, None)
+    alone = reduce(benchmark_evaluator({"": own}).evaluate()[0])
+    assert (alone["eval/avg"], "eval/benchmarks" in alone) == (0.25, False)
     assert (evaluator.due(0, 5), evaluator.due(3, 5), evaluator.due(5, 5)) == (True, False, True)
 
 
