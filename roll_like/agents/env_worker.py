@@ -58,27 +58,34 @@ class EnvWorker:
         import_plugins(imports)
         gymnasium.registry.update({spec.id: spec for spec in specs})
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._calls: dict[str, Future[Any]] = {}  # the latest of each thread
+        #: The latest call of each thread, and what waits for it.
+        self._calls: dict[str, tuple[Future[Any], asyncio.Future[Any]]] = {}
         self._environments: dict[str, HostedEnvironment] = {}
         self._ending: set[Future[Any]] = set()
 
     async def reset(self, episode: str, spec: EnvironmentSpec, seed: int) -> Started | Crashed:
         """Make an environment and begin its episode."""
         self._threads[episode] = ThreadPoolExecutor(1, thread_name_prefix=f"environment-{episode}")
-        return await asyncio.wrap_future(self._submit(episode, self._begin, episode, spec, seed))
+        return await self._answer(episode, self._begin, episode, spec, seed)
 
     async def step(self, episode: str, text: str) -> Stepped | Crashed:
         """Take a turn in an episode that has begun."""
-        return await asyncio.wrap_future(self._submit(episode, self._environments[episode].step, text))
+        return await self._answer(episode, self._environments[episode].step, text)
 
     async def close(self, episode: str) -> None:
-        """Close an episode's environment, if there is one; behind a call that is still running, without waiting."""
+        """Close an episode's environment, if there is one; behind a call that is still running, without waiting.
+
+        Nor does that call wait any longer: a process takes a limited number of calls at a time.
+        """
         if episode not in self._threads:
             return
-        idle = self._calls[episode].done()
+        call, waiting = self._calls.pop(episode)
+        idle = call.done()
         ending = self._end(episode)
         if idle:
             await asyncio.wrap_future(ending)
+        else:
+            waiting.cancel()
 
     async def shut_down(self) -> None:
         """Close every environment, each behind the call that is still running in it."""
@@ -97,9 +104,9 @@ class EnvWorker:
 
     def _end(self, episode: str) -> Future[Crashed | None]:
         """Have an episode's thread close the environment, and end."""
-        ending = self._submit(episode, self._close, episode)
-        self._threads.pop(episode).shutdown(wait=False)
-        del self._calls[episode]
+        thread = self._threads.pop(episode)
+        ending = thread.submit(_result_of, self._close, episode)
+        thread.shutdown(wait=False)
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
         return ending
@@ -108,9 +115,17 @@ class EnvWorker:
         if (hosted := self._environments.pop(episode, None)) is not None:
             hosted.close()
 
-    def _submit(self, episode: str, work: Callable[..., T], *arguments: Any) -> Future[T | Crashed]:
-        call = self._calls[episode] = self._threads[episode].submit(_result_of, work, *arguments)
-        return call
+    async def _answer(self, episode: str, work: Callable[..., T], *arguments: Any) -> T | Crashed:
+        call = self._threads[episode].submit(_result_of, work, *arguments)
+        waiting = asyncio.wrap_future(call)
+        self._calls[episode] = call, waiting
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Crashed("its episode was closed")
 
 
 def _result_of(work: Callable[..., T], *arguments: Any) -> T | Crashed:

@@ -258,11 +258,12 @@ def test_an_episode_that_is_dropped_in_a_slow_call_is_closed_after_it(method: st
             await slow
             slow = asyncio.create_task(worker.step("a", "go"))
         assert await asyncio.to_thread(Waits.begun.wait, 60)
-        slow.cancel()
         if ended_by == "close":
             await worker.close("a")
             await worker.close("a")
+            assert isinstance(await asyncio.wait_for(slow, 60), Crashed)
             assert not Waits.closed.is_set()
+        slow.cancel()
         ended = asyncio.create_task(worker.shut_down())
         await asyncio.sleep(0)
         Waits.may_go_on.set()
