@@ -69,7 +69,7 @@ def test_every_check_is_listed() -> None:
     code = "".join(
         (ROOT / "roll_like" / "envs" / name).read_text(encoding="utf-8") for name in ("probes.py", "check.py")
     )
-    made = set(re.findall(r'(?:findings|found)\.(?:error|warning|no_exception)\(\s*"(\w+)"', code))
+    made = set(re.findall(r'(?:findings|found)\.(?:error|warning|no_exception|read)\(\s*"(\w+)"', code))
     table = PAGE.partition("| check | error | warning |")[2].partition("\n\n")[0]
     listed = {name for row in re.findall(r"^\| ([\w, ]+) \|", table, flags=re.M) for name in row.split(", ")}
     assert listed == made - {"gymnasium", "episode", "close"}
