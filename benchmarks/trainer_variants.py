@@ -1,6 +1,6 @@
 r"""Seconds, tokens/s, MFU and memory of one rank's training step with other settings, one after another.
 
-    python benchmarks/trainer_variants.py --variant "" --variant training.zero_stage=2
+    python benchmarks/trainer_variants.py --variant bare --variant "" --variant training.zero_stage=2
     python benchmarks/trainer_variants.py --device cuda --prompts 4 --samples 1 --shortest 16300 --longest 16384 \
         --max-tokens 16512 rollout.max_response_tokens=16384 model.path=FOLDER model.dtype=bfloat16 \
         --variant training.compile=true --variant "training.compile=true training.gradient_checkpointing=true"
@@ -8,7 +8,7 @@ r"""Seconds, tokens/s, MFU and memory of one rank's training step with other set
 Without Ray, each in a process that is forked from one with all imports done: a GPU that is lent by the minute has no
 time for starts. Each variant is a line of JSON: what it takes to its first step, the median of the steps after the
 second, and where `--peak` says what the GPU can do, its MFU (`roll_like/models/flops.py` says which FLOPs count).
-`--profile` adds kernels and launches.
+`--profile` adds kernels and launches. The variant `bare` is the loop that one would write by hand (trainers/bare.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import torch
 import transformers.integrations.sdpa_attention
 import transformers.modeling_layers  # noqa: F401 - imported once, for all variants
 from common import Options, add_common_arguments, add_device_argument, finish
-from trainers.batches import policy_work
+from trainers.bare import bare_loop
+from trainers.batches import Work, policy_work
 from trainers.profiled import profiled
 
 from roll_like.algorithms.kl import KLController
@@ -37,6 +38,9 @@ from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Share
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import rank_spec
+
+#: The variant that is no variant of the engine.
+BARE = "bare"
 
 
 class OwnRank:
@@ -59,6 +63,8 @@ class OwnRank:
 
 def measured(options: argparse.Namespace, variant: str) -> dict[str, Any]:
     """Return the figures of a variant."""
+    if variant == BARE:
+        return measured_bare(options)
     began = time.perf_counter()
     options = argparse.Namespace(**{**vars(options), "overrides": [*options.overrides, *variant.split()]})
     work = policy_work(options)
@@ -92,21 +98,41 @@ def measured(options: argparse.Namespace, variant: str) -> dict[str, Any]:
                 figures |= {"first_step_seconds": round(seconds[0], 2), "loss": metrics["train/loss"].value}
                 figures["grad_norm"] = round(float(metrics["train/grad_norm"].value), 5)
         median = statistics.median(seconds[2:])
-        figures |= {
-            "seconds": round(median, 4),
-            "tokens_per_second": round(work.tokens / median),
-            "model_tflops_per_second": round(work.flops / median / 1e12, 1),
-        }
-        if options.peak:
-            figures["mfu"] = round(work.flops / median / 1e12 / options.peak, 4)
-        if spec.device == "cuda":
-            figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-            torch.cuda.reset_peak_memory_stats()
+        figures |= speed(options, work, median)
         if options.profile:
             update = next(iter(objective.updates(work.batches[0], engine)))
             figures["profile"] = profiled(rank, Share(batches=update.shards[0], shared=update.shared))
     except Exception as error:  # noqa: BLE001 - the next variant may work
         figures["error"] = f"{type(error).__name__}: {error}"[:600]
+    return figures
+
+
+def measured_bare(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of the hand-written loop."""
+    figures: dict[str, Any] = {"variant": BARE}
+    try:
+        work = policy_work(options)
+        loop = bare_loop("grpo", work)
+        seconds = [loop.turn() for _ in range(2 + options.repetitions)]
+        figures |= {"first_step_seconds": round(seconds[0], 2), **speed(options, work, statistics.median(seconds[2:]))}
+    except Exception as error:  # noqa: BLE001 - the next variant may work
+        figures["error"] = f"{type(error).__name__}: {error}"[:600]
+    return figures
+
+
+def speed(options: argparse.Namespace, work: Work[Any, Any], seconds: float) -> dict[str, Any]:
+    """Return what a step of so many seconds comes to."""
+    tflops = work.flops / seconds / 1e12
+    figures: dict[str, Any] = {
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(work.tokens / seconds),
+        "model_tflops_per_second": round(tflops, 1),
+    }
+    if options.peak:
+        figures["mfu"] = round(tflops / options.peak, 4)
+    if options.device == "cuda":
+        figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        torch.cuda.reset_peak_memory_stats()
     return figures
 
 
@@ -120,7 +146,9 @@ def parser() -> Options:
     arguments = Options(__doc__, repetitions=1, prompts=2, samples=2)
     add_common_arguments(arguments)
     add_device_argument(arguments)
-    arguments.add_argument("--variant", action="append", help="key=value of the configuration, several with spaces")
+    arguments.add_argument(
+        "--variant", action="append", help="key=value of the configuration, several with spaces; or bare"
+    )
     arguments.add_argument("--max-tokens", type=int, help="budget of a micro-batch; default: the quickstart's")
     arguments.add_argument("--prompts", type=int, default=16, help="groups in the batch")
     arguments.add_argument("--samples", type=int, default=8, help="samples of each group")

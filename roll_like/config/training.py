@@ -216,9 +216,10 @@ class TrainerConfig(ConfigModel):
         "rows on CPU. `varlen`: over the samples of joined rows without padding or masks, by torch's flash kernel on "
         "GPUs; for long rows. `flex`: over joined rows by torch's flex attention, GPUs with Triton only; for long rows "
         "of models with soft-capped scores, attention sinks or heads wider than 256, which varlen computes "
-        "slowly. `cudnn`: varlen, with cuDNN's kernel for sequences of 4,096 tokens and more on an H100 and newer: "
-        "half the time, and not by default, because other projects report gradients that are NaN with some versions of "
-        "cuDNN. `auto`: on GPUs in 16-bit precision varlen or, for such models, flex; else dense.",
+        "slowly. `cudnn`: varlen, with cuDNN's kernel for sequences of 4,096 tokens and more on an H100 and newer, in "
+        "half the time. `auto`: on GPUs in 16-bit precision cudnn where torch itself prefers it (from cuDNN 9.15.1 on, "
+        "since earlier ones computed some lengths wrong, on an H100 or B200, unless TORCH_CUDNN_SDPA_DEPRIORITIZED is "
+        "set), else varlen or, for such models, flex; else dense.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
     compile: bool = Field(

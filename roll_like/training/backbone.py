@@ -105,8 +105,9 @@ def use_row_attention(
     layers = AttentionLayers.of(causal_lm.config)
     layers.refuse_sharing(row_sharing)
     automatic = attention == "auto"
+    by_length: Attention = "cudnn" if device == "cuda" and varlen.cudnn_preferred() else "varlen"
     if automatic and joining:
-        attention = "varlen"
+        attention = by_length
     if attention in JOINING:
         layers.refuse_joining(attention)
     if attention in ("varlen", "cudnn"):
@@ -122,7 +123,7 @@ def use_row_attention(
     if attention == "auto" and device == "cuda" and not layers.recurrent and not sees_images(causal_lm.config):
         attention = _fastest(causal_lm, calls)
     if attention in ("varlen", "flex"):
-        use_joined_attention(causal_lm, attention)
+        use_joined_attention(causal_lm, by_length if attention == "varlen" else attention)
 
 
 def _fastest(causal_lm: Any, calls: list[tuple[int, Scores]]) -> Attention:

@@ -7,12 +7,14 @@ be faster for long sequences, too: cuDNN's kernel takes half the time of torch's
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
@@ -26,6 +28,14 @@ MASKED_QUERIES = 512
 MAX_FLASH_WIDTH, MAX_CUDNN_WIDTH = 256, 128
 #: Tokens of a sequence, on average, from which on cuDNN's kernel is called once for each.
 LONG_SEQUENCES = 4096
+#: cuDNN makes a plan for each length that it has not seen, for tens of milliseconds: lengths are rounded up to
+#: multiples of this. They are multiples of 128 then, too, the only ones that all versions of cuDNN compute right.
+LENGTH_STEP = 512
+#: Most keys per token with which prompts that responses share are computed again for each of them.
+MOST_KEYS = 1.25
+#: The version from which on torch itself prefers cuDNN's kernel on an H100 or B200 (`check_prefer_cudnn_attention` in
+#: its sources): earlier ones computed some lengths wrong.
+TRUSTED_CUDNN = 91501
 #: In this order; cuDNN may be missing.
 LONG_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 
@@ -48,7 +58,8 @@ def cudnn_attention(
     sequences = segments.sequences
     plain = scores.window is None and not scores.changed
     if plain and flash_computes(query_THD) and cudnn_computes(query_THD, value_TGE, sequences):
-        return _long_sequences(query_THD, key_TGD, value_TGE, sequences, scores.scale)
+        key_KGD, value_KGE = sequences.gathered(key_TGD), sequences.gathered(value_TGE)
+        return _long_sequences(query_THD, key_KGD, value_KGE, sequences, scores.scale)
     return varlen_attention(query_THD, key_TGD, value_TGE, segments, scores)
 
 
@@ -60,32 +71,54 @@ def flash_computes(query_THD: Tensor) -> bool:
 
 
 def cudnn_computes(query_THD: Tensor, value_TGE: Tensor, sequences: Sequences) -> bool:
-    """Return whether cuDNN's kernel is there for these sequences, and faster: long ones with keys of their own."""
-    width, count = query_THD.shape[-1], len(sequences.query_ends) - 1
+    """Return whether cuDNN's kernel is there for these sequences, and faster: long ones that share little."""
+    tokens, width, count, keys = (
+        query_THD.shape[0],
+        query_THD.shape[-1],
+        len(sequences.query_ends) - 1,
+        sequences.key_ends[-1],
+    )
     return (
-        sequences.keys_K is None
-        and value_TGE.shape[-1] == width <= MAX_CUDNN_WIDTH
-        and query_THD.shape[0] >= LONG_SEQUENCES * count
+        value_TGE.shape[-1] == width <= MAX_CUDNN_WIDTH
+        and tokens >= LONG_SEQUENCES * count
+        and keys <= MOST_KEYS * tokens
         and torch.cuda.get_device_capability(query_THD.device) >= (9, 0)
+    )
+
+
+def cudnn_preferred() -> bool:
+    """Return whether cuDNN's kernel is one that torch itself would choose on this process's GPU."""
+    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return (
+        version is not None
+        and version >= TRUSTED_CUDNN
+        and torch.cuda.get_device_capability() in ((9, 0), (10, 0))
+        and not os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED")
     )
 
 
 def _long_sequences(
     query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scale: float
 ) -> Tensor:
-    """Return the output of sequences with keys of their own and without a window, shape [T, H, E]."""
+    """Return the output of sequences without a window, shape [T, H, E].
+
+    A kernel's first query stands at its first key, so queries of zeros stand at keys that only precede; those that
+    round a length up follow all others, which do not see them.
+    """
     grouped = query_THD.shape[1] > key_KGD.shape[1]
     outputs: list[Tensor] = []
     with sdpa_kernel(LONG_BACKENDS, set_priority=True):
-        for queries, _ in sequences:
+        for queries, keys in sequences:
+            length = keys.stop - keys.start
+            before, after = length - (queries.stop - queries.start), -length % LENGTH_STEP
             query_1HLD, key_1GLD, value_1GLD = (
-                each[queries].transpose(0, 1)[None] for each in (query_THD, key_KGD, value_KGE)
+                functional.pad(each, (0, 0, 0, 0, ahead, after)).transpose(0, 1)[None]
+                for each, ahead in ((query_THD[queries], before), (key_KGD[keys], 0), (value_KGE[keys], 0))
             )
-            outputs.append(
-                torch.nn.functional.scaled_dot_product_attention(
-                    query_1HLD, key_1GLD, value_1GLD, is_causal=True, scale=scale, enable_gqa=grouped
-                )[0].transpose(0, 1)
-            )
+            output_HLE = functional.scaled_dot_product_attention(
+                query_1HLD, key_1GLD, value_1GLD, is_causal=True, scale=scale, enable_gqa=grouped
+            )[0]
+            outputs.append(output_HLE[:, before:length].transpose(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -97,7 +130,7 @@ def _flash(
 
     width, value_width = query_THD.shape[-1], value_KGE.shape[-1]
     if value_width < width:  # the kernel has one width; columns of zeros change nothing
-        value_KGE = torch.nn.functional.pad(value_KGE, (0, width - value_width))
+        value_KGE = functional.pad(value_KGE, (0, width - value_width))
     groups = query_THD.shape[1] // key_KGD.shape[1]
     more: dict[str, Any] = {}
     if groups > 1 and "enable_gqa" in signature(varlen_attn).parameters:
@@ -168,7 +201,7 @@ def _product(query_HQD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scale: float
     share = query_HQD.shape[0] // key_GLD.shape[0]
     if share > 1:
         key_GLD, value_GLE = key_GLD.repeat_interleave(share, 0), value_GLE.repeat_interleave(share, 0)
-    output: Tensor = torch.nn.functional.scaled_dot_product_attention(
+    output: Tensor = functional.scaled_dot_product_attention(
         query_HQD[None], key_GLD[None], value_GLE[None], attn_mask=mask_QL, is_causal=mask_QL is None, scale=scale
     )
     return output[0]

@@ -34,7 +34,6 @@ CLOSE, FAR = 0.05, 0.2
 #: Share of the GPU for the engine, of which nearly all is key-value cache, as the model is tiny.
 SHARE = 0.25
 PROMPT = np.arange(20, 90, dtype=np.int32)
-GRAPHS = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 
 
 def used_gib() -> float:
@@ -135,9 +134,7 @@ def engine(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[EngineT
     if not torch.cuda.is_available():  # before it costs a minute
         pytest.skip("needs a GPU")
     eager = request.param == "eager"
-    config = VLLMConfig(
-        max_running=32, gpu_memory_utilization=SHARE, enforce_eager=eager, engine_args={} if eager else GRAPHS
-    )
+    config = VLLMConfig(max_running=32, gpu_memory_utilization=SHARE, enforce_eager=eager or None)
     spec = engine_spec(
         tiny_model,
         dtype="bfloat16",

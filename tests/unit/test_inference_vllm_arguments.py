@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +19,14 @@ import roll_like
 from roll_like.config.base import Finding
 from roll_like.config.resources import ResourcesConfig
 from roll_like.errors import GenerationError
-from roll_like.inference.vllm.arguments import engine_arguments, known_arguments, vllm_environment
+from roll_like.inference.vllm.arguments import (
+    DECODING_GRAPHS,
+    engine_arguments,
+    known_arguments,
+    vllm_environment,
+)
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.engine import VLLMEngine, _refuse_heads_that_follow_the_batch
+from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.inference.vllm.plugin import VLLMPlugin
 
 SPEC = engine_spec("/models/policy", dtype="bfloat16", device="cuda", max_model_len=4096)
@@ -64,6 +68,28 @@ def test_beginnings_of_prompts_are_kept_but_for_layers_with_a_state(tmp_path: Pa
             assert arguments.get("mamba_ssm_cache_dtype") == dtype
         chosen = VLLMConfig(engine_args={"mamba_ssm_cache_dtype": "bfloat16"})
         assert engine_arguments(chosen, spec)["mamba_ssm_cache_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("device", "eager", "expected"),
+    [
+        ("cuda", None, (False, DECODING_GRAPHS)),
+        ("cuda", True, (True, None)),
+        ("cuda", False, (False, None)),
+        ("cpu", None, (True, None)),
+        ("cpu", False, (False, None)),
+    ],
+)
+def test_decoding_runs_from_cuda_graphs_by_default(device: str, eager: bool | None, expected: tuple[bool, Any]) -> None:
+    spec = dataclasses.replace(SPEC, device=device)
+    found = engine_arguments(VLLMConfig(enforce_eager=eager), spec)
+    assert (found["enforce_eager"], found.get("compilation_config")) == expected
+    assert ("TORCHDYNAMO_DISABLE" in vllm_environment(VLLMConfig(enforce_eager=eager), 1, device)) is (
+        device == "cpu" and expected[0]
+    )
+    given = {"compilation_config": {"mode": 3}}
+    found = engine_arguments(VLLMConfig(enforce_eager=eager, engine_args=given), spec)
+    assert found["compilation_config"] == given["compilation_config"]
 
 
 def test_processes_on_gpus_are_never_forked() -> None:
@@ -119,19 +145,6 @@ def test_batch_invariance_is_an_environment_variable() -> None:
     config = VLLMConfig(deterministic=True)
     assert vllm_environment(config, 1, "cuda")["VLLM_BATCH_INVARIANT"] == "1"
     assert "VLLM_BATCH_INVARIANT" not in vllm_environment(VLLMConfig(), 1, "cuda")
-
-
-@pytest.mark.parametrize("family", [80, 90])
-def test_a_head_in_float32_is_batch_invariant_on_newer_gpus_only(family: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    platform = SimpleNamespace(is_device_capability_family=lambda asked: asked == family)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
-    if family == 90:
-        _refuse_heads_that_follow_the_batch()
-        return
-    with pytest.raises(GenerationError, match="the output layer depends on the batch on this GPU") as raised:
-        _refuse_heads_that_follow_the_batch()
-    assert raised.value.fix is not None
-    assert raised.value.fix.startswith("remove model.head_dtype or inference.deterministic")
 
 
 def test_guesses_and_8_bits_are_arguments_that_vllm_knows() -> None:

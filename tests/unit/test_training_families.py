@@ -185,17 +185,30 @@ def test_joined_rows_whose_samples_see_each_other_are_noticed(monkeypatch: pytes
     assert compared("llama", "a prompt's responses share a row", joined)[0] > 0.1
 
 
+@pytest.mark.parametrize("step", [1, 8])
 @pytest.mark.parametrize("groups", [1, 4])
-def test_long_sequences_are_computed_each_by_itself(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an H100, where cuDNN's kernel is called for each."""
+def test_long_sequences_are_computed_each_by_itself(groups: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H100, where cuDNN's kernel is called for each, with lengths that are rounded up; one shares a prompt."""
     monkeypatch.setattr(varlen, "LONG_BACKENDS", [SDPBackend.MATH])
-    segments_BL = torch.tensor([[0] * 9 + [-1] * 3, [0] * 12])
-    segments = RowSegments(segments_BL, torch.arange(12).expand(2, 12).contiguous())
+    monkeypatch.setattr(varlen, "LENGTH_STEP", step)
+    called: list[int] = []
+    product = varlen.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        varlen.functional,
+        "scaled_dot_product_attention",
+        lambda query, *tensors, **more: called.append(query.shape[2]) or product(query, *tensors, **more),
+    )
+    segments_BL = torch.tensor([[0] * 9 + [-1] * 3, [0] * 3 + [1] * 5 + [2] * 4])
+    positions_BL = torch.tensor([list(range(12)), [*range(8), *range(3, 7)]])
+    segments = RowSegments(segments_BL, positions_BL)
     generator = torch.Generator().manual_seed(0)
     shapes = ((21, 4, 8), (21, groups, 8), (21, groups, 8))
     joined = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     expected = varlen.varlen_attention(*joined, segments, Scores(scale=0.3))
-    found = varlen._long_sequences(*joined, segments.sequences, 0.3)
+    called.clear()
+    gathered = [segments.sequences.gathered(each) for each in joined[1:]]
+    found = varlen._long_sequences(joined[0], *gathered, segments.sequences, 0.3)
+    assert called == ([9, 8, 7] if step == 1 else [16, 8, 8])
     torch.testing.assert_close(found, expected)
     for one, two in zip(
         torch.autograd.grad(found.square().sum(), joined),
@@ -206,26 +219,57 @@ def test_long_sequences_are_computed_each_by_itself(groups: int, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("tokens", "capability", "width", "shared", "chosen"),
+    ("tokens", "capability", "width", "prompt", "chosen"),
     [
-        (9000, (9, 0), 128, False, True),
-        (9000, (10, 0), 64, False, True),
-        (7000, (9, 0), 128, False, False),  # 3,500 tokens a sequence
-        (9000, (8, 0), 128, False, False),
-        (9000, (9, 0), 256, False, False),
-        (9000, (9, 0), 128, True, False),  # keys of a prompt that responses share
+        (9000, (9, 0), 128, 0, True),
+        (9000, (10, 0), 64, 0, True),
+        (7000, (9, 0), 128, 0, False),  # 3,500 tokens a sequence
+        (9000, (8, 0), 128, 0, False),
+        (9000, (9, 0), 256, 0, False),
+        (18000, (9, 0), 128, 1000, True),  # responses that share a prompt: 11 % more keys than tokens
+        (18000, (9, 0), 128, 3000, False),  # 33 %
     ],
 )
-def test_cudnn_is_for_long_sequences_with_keys_of_their_own(
-    tokens: int, capability: tuple[int, int], width: int, shared: bool, chosen: bool, monkeypatch: pytest.MonkeyPatch
+def test_cudnn_is_for_long_sequences_that_share_little(
+    tokens: int, capability: tuple[int, int], width: int, prompt: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     segments_BL = torch.zeros(2, tokens // 2, dtype=torch.long)
-    if shared:
-        segments_BL[:, 10:20], segments_BL[:, 20:] = 1, 2
+    if prompt:
+        segments_BL[:, prompt : tokens // 4], segments_BL[:, tokens // 4 :] = 1, 2
     rows = RowSegments(segments_BL, torch.arange(tokens // 2).expand(2, -1).contiguous())
     query_THD = torch.empty(tokens, 1, width)
     assert varlen.cudnn_computes(query_THD, query_THD, rows.sequences) is chosen
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "against", "chosen"),
+    [
+        (91700, (9, 0), "", "cudnn"),
+        (91501, (10, 0), "", "cudnn"),
+        (91500, (9, 0), "", "varlen"),
+        (None, (9, 0), "", "varlen"),
+        (91700, (8, 0), "", "varlen"),
+        (91700, (9, 0), "1", "varlen"),
+    ],
+)
+@pytest.mark.parametrize("joining", [False, True])
+def test_automatic_attention_is_cudnn_where_torch_prefers_it(
+    version: int | None,
+    capability: tuple[int, int],
+    against: str,
+    chosen: str,
+    joining: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", against)
+    for attention, expected in (("auto", chosen), ("varlen", "varlen"), ("cudnn", "cudnn")):
+        model = make_family("llama").to(torch.bfloat16)
+        use_row_attention(model, attention, row_sharing=None, device="cuda", joining=joining)  # type: ignore[arg-type]
+        assert joined_attention(model.base_model) == expected
 
 
 @pytest.mark.parametrize("attention", ["varlen", "flex"])

@@ -34,6 +34,8 @@ TELLS_KEPT = "roll_like_tells_kept"
 INT8 = "roll_like_int8"
 #: vLLM's names of `inference.quantization`.
 QUANTIZATIONS = {"int8": INT8, "fp8": "fp8_per_channel"}
+#: Graphs of whole passes that only decode: six times the speed of a small model, without torch.compile's minutes.
+DECODING_GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 #: vLLM's number of the policy's adapter.
 ADAPTER_ID = 1
 #: Mappings of which this package sets some entries.
@@ -130,7 +132,7 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
         "seed": spec.seed,
         "max_model_len": spec.max_model_len,
         "max_num_seqs": config.max_running,
-        "enforce_eager": config.enforce_eager,
+        **_graphs(config, spec.device),
         "tensor_parallel_size": spec.tensor_parallel_size,
         "trust_remote_code": spec.trust_remote_code,
     }
@@ -154,6 +156,13 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
         "max_num_batched_tokens": max(spec.max_model_len, CPU_BATCH_TOKENS),
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
     }
+
+
+def _graphs(config: VLLMSettings, device: str) -> dict[str, Any]:
+    """Return whether passes run from CUDA graphs, and which."""
+    if device == "cpu" or config.enforce_eager is not None:
+        return {"enforce_eager": config.enforce_eager is not False}
+    return {"enforce_eager": False, "compilation_config": DECODING_GRAPHS}
 
 
 def known_arguments() -> set[str]:
@@ -203,5 +212,5 @@ def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[st
         # runs the model itself, and throughput equals that of `vllm.LLM` (benchmarks/rollout.py).
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # With enforce_eager vLLM still compiles a few helpers with torch.compile: 10 seconds, for no gain.
-        **({"TORCHDYNAMO_DISABLE": "1"} if config.enforce_eager else {}),
+        **({} if config.enforce_eager is False else {"TORCHDYNAMO_DISABLE": "1"}),
     }

@@ -119,7 +119,12 @@ class VLLMSettings(PassedThrough):
     gpu_memory_utilization: Fraction = Field(
         default=0.5, description="Share of a GPU's memory for one engine. No effect on CPU."
     )
-    enforce_eager: bool = Field(default=True, description="Skip CUDA graphs and compilation: starts sooner.")
+    enforce_eager: bool | None = Field(
+        default=None,
+        description="true: without CUDA graphs. false: as vLLM does by itself, compiled and with CUDA graphs, which "
+        "takes a minute or more to start. Default: on GPUs passes that only decode run from CUDA graphs, which takes a "
+        "few seconds, and nothing is compiled; `engine_args.compilation_config` says otherwise. On CPUs as true.",
+    )
     engine_args: dict[str, Any] = Field(
         default={}, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
     )

@@ -118,9 +118,6 @@ class VLLMEngine(TaskEngine):
 
             if self._config.quantization == "int8":
                 import roll_like.inference.vllm.int8  # noqa: F401 - registers it
-            if self._config.deterministic and self._spec.float32_head:
-                _refuse_heads_that_follow_the_batch()
-
         self._engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**arguments, disable_log_stats=not self._spec.returns_metrics)
         )
@@ -469,23 +466,6 @@ def _count_steps(llm: Any) -> None:
         return outputs
 
     llm.engine_core.get_output_async = received
-
-
-def _refuse_heads_that_follow_the_batch() -> None:
-    """Raise a GenerationError on GPUs whose products of 16-bit matrices in float32 depend on the batch in vLLM 0.32.
-
-    On Ampere and Ada its batch invariance replaces torch's kernels, but not this one (`aten::mm.dtype`); newer GPUs
-    keep torch's, which are set up not to depend on it.
-    """
-    from vllm.platforms import current_platform
-
-    if current_platform.is_device_capability_family(80):
-        raise GenerationError(
-            "inference.deterministic: with model.head_dtype: float32 the output layer depends on the batch on this GPU "
-            "(compute capability 8), so one seed would not give one sample",
-            fix="remove model.head_dtype or inference.deterministic, use a GPU of compute capability 9 or more, or "
-            "inference.type: hf",
-        )
 
 
 class _VLLMMetrics:

@@ -169,7 +169,11 @@ class VLLMPlugin(EnginePlugin):
 
     @classmethod
     def gpu_obstacle(cls, config: EngineConfig, head_dtype: str | None, capability: tuple[int, int]) -> str | None:
-        """Return that on Ampere and Ada batch invariance leaves out the output layer in float32: see the engine."""
+        """Return that on Ampere and Ada batch invariance leaves out the output layer in float32.
+
+        There vLLM 0.32 replaces torch's kernels, but not this one (`aten::mm.dtype`); newer GPUs keep torch's, which
+        are set up not to depend on the batch.
+        """
         assert isinstance(config, VLLMConfig)
         if not config.deterministic or head_dtype != "float32" or capability[0] != 8:
             return None
