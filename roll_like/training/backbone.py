@@ -16,7 +16,7 @@ from roll_like.models.unread import layer_by_layer
 from roll_like.models.vision import SeenTokens, seen_inputs, sees_images
 from roll_like.training import varlen
 from roll_like.training.attention import use_dense_attention
-from roll_like.training.joined import joined_attention, use_joined_attention
+from roll_like.training.joined import JoinedAttention, joined_attention, use_joined_attention
 from roll_like.training.recurrent import begin_states_anew
 from roll_like.training.segments import RowSegments, Scores
 
@@ -105,7 +105,7 @@ def use_row_attention(
     layers = AttentionLayers.of(causal_lm.config)
     layers.refuse_sharing(row_sharing)
     automatic = attention == "auto"
-    by_length: Attention = "cudnn" if device == "cuda" and varlen.cudnn_preferred() else "varlen"
+    by_length: JoinedAttention = "cudnn" if device == "cuda" and varlen.cudnn_preferred() else "varlen"
     if automatic and joining:
         attention = by_length
     if attention in JOINING:
@@ -123,7 +123,7 @@ def use_row_attention(
     if attention == "auto" and device == "cuda" and not layers.recurrent and not sees_images(causal_lm.config):
         attention = _fastest(causal_lm, calls)
     if attention in ("varlen", "flex"):
-        use_joined_attention(causal_lm, by_length if attention == "varlen" else attention)
+        use_joined_attention(causal_lm, by_length if attention == "varlen" else "flex")
 
 
 def _fastest(causal_lm: Any, calls: list[tuple[int, Scores]]) -> Attention:

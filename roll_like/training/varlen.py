@@ -88,7 +88,7 @@ def cudnn_computes(query_THD: Tensor, value_TGE: Tensor, sequences: Sequences) -
 
 def cudnn_preferred() -> bool:
     """Return whether cuDNN's kernel is one that torch itself would choose on this process's GPU."""
-    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
     return (
         version is not None
         and version >= TRUSTED_CUDNN
