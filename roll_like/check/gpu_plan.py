@@ -17,6 +17,7 @@ from roll_like.check.plan import ASIDE, DRAFT_WEIGHTS, GIB, Plan
 from roll_like.check.step_floor import StepFloor, step_floor
 from roll_like.config.base import Finding
 from roll_like.config.gpus import gpu_named
+from roll_like.config.inference import engines_share_gpus
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.config.training import TrainerConfig
@@ -39,12 +40,15 @@ class GPUReport:
         memory: Memory of one GPU in bytes, None where it is not known.
         floor: Least seconds of a step; None where the kind of the GPUs is not known.
         host_memory: Memory of this machine in bytes, if it has the GPUs.
+        awake: The most that one GPU would hold if neither engines nor the trainer made room for the other, in bytes;
+            None where they do not, or keys say that they do.
     """
 
     plans: tuple[GPUPlan, ...]
     memory: int | None
     floor: StepFloor | None
     host_memory: int | None = None
+    awake: int | None = None
 
     def render(self) -> RenderableType:
         """Return tables for `rich.console.Console.print`."""
@@ -73,7 +77,23 @@ def gpu_report(config: RunConfig, made: Plan, shapes: Mapping[str, ModelShape]) 
         memory=memory,
         floor=step_floor(config, made, shapes["training"], moved, kind),
         host_memory=psutil.virtual_memory().total if measured else None,
+        awake=None if memory is None else _awake(config, shapes, memory),
     )
+
+
+def _awake(config: RunConfig, shapes: Mapping[str, ModelShape], memory: int) -> int | None:
+    """Return `GPUReport.awake`."""
+    if not isinstance(config, SamplingRunConfig) or not engines_share_gpus(config.resources):
+        return None
+    engine = config.inference
+    chosen = (config.training.sleep, getattr(engine, "sleep", None))
+    if set(config.trained) != {"training"} or not engine.capabilities.sleep or chosen != (None, None):
+        return None
+    together = {name: getattr(config, name).model_copy(update={"sleep": False}) for name in ("training", "inference")}
+    plans = gpu_plans(config.model_copy(update=together), shapes, memory)
+    if any(plan.left_out for plan in plans):
+        return None
+    return max(phase.total for plan in plans for phase in plan.phases)
 
 
 def measured_gpus() -> list[tuple[str, int]]:
@@ -115,6 +135,14 @@ def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
             "resources.gpu_memory_gib",
         )
         return
+    if report.awake is not None and report.awake <= (1 - FRAGMENTATION) * report.memory:
+        yield Finding(
+            "note",
+            "training.sleep",
+            f"engines and the model that is trained fit on a GPU together, {report.awake / GIB:.1f} of "
+            f"{report.memory / GIB:.1f} GiB: training.sleep: false and inference.sleep: false save what it takes to "
+            "move them to host memory and back in every step",
+        )
     for plan in report.plans:
         for phase in plan.phases:
             yield from _too_large(config, plan, phase, report.memory)

@@ -68,6 +68,28 @@ def gpus(count: int = 1, **changes: Any) -> RLVRConfig:
     return RLVRConfig.model_validate(changed(base, **changes))
 
 
+@pytest.mark.parametrize(
+    ("memory", "changes", "told"),
+    [
+        (141, {}, True),
+        (80, {}, False),  # half a GPU for the engine, and 18 GiB of states with a forward pass beside it
+        (141, {"inference.gpu_memory_utilization": 0.9}, False),
+        (141, {"training.sleep": False}, False),
+        (141, {"inference.sleep": True}, False),
+        (141, {"inference": {"type": "hf"}}, False),
+        (None, {}, False),
+    ],
+)
+def test_what_fits_together_is_told_to_stay(memory: int | None, changes: dict[str, Any], told: bool) -> None:
+    size = {} if memory is None else {"resources.gpu_memory_gib": memory}
+    shape = replace(BILLION, parameters=2**31)
+    config = gpus(**{key.replace(".", "__"): value for key, value in {**changes, **size}.items()})
+    report = gpu_report(config, plan(config), dict.fromkeys(("training", "inference"), shape))
+    assert report is not None
+    found = [finding.message for finding in check_gpus(config, report) if "fit on a GPU together" in finding.message]
+    assert bool(found) is told
+
+
 def shape_of(name: str) -> ModelShape:
     return load_model_shape(SHAPES / name)
 
