@@ -89,11 +89,16 @@ def rejected_tokens(inputs: LossInputs, config: RejectConfig) -> Tensor:
     k3 = ρ − 1 − log ρ. k2 and k3 have an upper bound, `high`; k1 has a sign, so the bounds are those of ρ: `low` ≤ ρ ≤
     `high`. Single tokens are rejected, or whole sequences or turns by the mean or the largest value of their tokens.
 
-    With `advantages: negative` only tokens of negative advantage are. DeepSeek-V3.2 (arXiv:2512.02556, equation 9; as
-    in TRL) masks sequences of negative advantage with mean log(μ/π) > δ: k1 of `sequence_mean` with `low` e^−δ.
+    With `advantages: negative` only tokens of negative advantage are; sequences and turns, whose tokens may have
+    advantages of both signs, go by the mean advantage. DeepSeek-V3.2 (arXiv:2512.02556, equation 9; as in TRL) masks
+    sequences of negative advantage with mean log(μ/π) > δ: k1 of `sequence_mean` with `low` e^−δ.
     """
     rejected_N = _out_of_bounds(inputs, config)
-    return rejected_N & (inputs.advantages_N < 0) if config.advantages == "negative" else rejected_N
+    if config.advantages == "all":
+        return rejected_N
+    means = {"sequence": inputs.sequence_mean, "turn": inputs.turn_mean}
+    mean = means.get(config.level.partition("_")[0], lambda values_N: values_N)
+    return rejected_N & (mean(inputs.advantages_N) < 0)
 
 
 def _out_of_bounds(inputs: LossInputs, config: RejectConfig) -> Tensor:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from roll_like.algorithms.advantages.returns import GAE, length_adaptive_lam
 from roll_like.check.disk import DiskUse
 from roll_like.check.findings import Finding, failed
 from roll_like.check.plan import GIB, Plan, bytes_per_value
@@ -30,6 +31,8 @@ from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 MOST_LR = 0.1
 #: Rates of Muon: above the first none is meant for AdamW's scale, below the second none for the original one.
 MOST_MATCHED_LR, LEAST_ORIGINAL_LR = 0.01, 1e-4
+#: With a λ below this at the longest response, an advantage is little more than the critic's next value minus this one.
+LEAST_LAM = 0.9
 #: A temperature above this makes tokens nearly equally likely.
 MOST_TEMPERATURE = 5.0
 
@@ -152,6 +155,7 @@ def check_settings(config: SamplingRunConfig, made: Plan) -> Iterator[Finding]:
         yield from value_clip_without_effect(config.critic)
     yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
     yield from ratio_settings_without_effect(config.algorithm)
+    yield from lam_of_short_responses(config)
     yield from doubtful_staleness(config)
 
 
@@ -285,6 +289,24 @@ def value_clip_without_effect(critic: CriticConfig) -> Iterator[Finding]:
         "critic.value_clip",
         "with one critic update a step every value is still the one before the step, so value_clip has no effect; set "
         "critic.updates_per_step to 2 or more, or value_clip: null",
+    )
+
+
+def lam_of_short_responses(config: PolicyGradientConfig) -> Iterator[Finding]:
+    """Yield a `length_adaptive` that is made for longer responses, whose rewards hardly reach the tokens before."""
+    advantage = config.algorithm.advantage
+    if not isinstance(advantage, GAE.Config) or advantage.length_adaptive is None:
+        return
+    alpha, longest = advantage.length_adaptive, config.longest_response
+    most = length_adaptive_lam(longest, alpha)
+    if most >= LEAST_LAM:
+        return
+    yield Finding(
+        "warning",
+        "algorithm.advantage.length_adaptive",
+        f"with {alpha:g} λ is 0 for responses of up to {int(1 / alpha)} tokens and {most:.2g} for the longest "
+        f"({longest}): the policy learns what the critic says of the next token, hardly the reward. VAPO's 0.05 is for "
+        f"thousands of tokens; for short responses set 1.0 (λ = 1 − 1/n)",
     )
 
 

@@ -246,6 +246,28 @@ def test_only_bad_sequences_are_masked():
     assert not correct(zero, config).rejected_N.any()
 
 
+def test_a_sequence_of_both_signs_is_masked_as_a_whole_by_its_mean_advantage():
+    """Mean advantages are −1/6 and 0.4/3 of sequences, −1/6, −0.1 and 0.6 of turns; log(μ/π) is 1 everywhere."""
+    inputs = make_inputs(
+        [0.0] * 6,
+        behaviour_logprobs_N=[1.0] * 6,
+        advantages_N=[-0.5, 0.25, -0.25, -0.3, 0.1, 0.6],
+        sequence_N=torch.tensor([0, 0, 0, 1, 1, 1]),
+        sequences=2,
+        turn_N=torch.tensor([0, 0, 0, 1, 1, 2]),
+        turns=3,
+    )
+
+    def rejected(level):
+        reject = {"level": level, "low": 0.9, "advantages": "negative"}
+        return correct(inputs, CorrectionConfig(type="none", reject=reject)).rejected_N.tolist()
+
+    assert rejected("token") == [True, False, True, True, False, False]
+    for kind in ("mean", "max"):
+        assert rejected(f"sequence_{kind}") == [True] * 3 + [False] * 3
+        assert rejected(f"turn_{kind}") == [True] * 5 + [False]
+
+
 @pytest.mark.parametrize("reject", [{}, {"estimator": "k2"}, {"estimator": "k3"}])
 def test_a_rejection_without_a_bound_is_refused(reject):
     with pytest.raises(ConfigError, match="there is no bound"):

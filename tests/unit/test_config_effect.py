@@ -227,6 +227,28 @@ def test_values_that_have_not_moved_are_not_clipped(critic: dict[str, Any], leve
 
 
 @pytest.mark.parametrize(
+    ("advantage", "longest", "expected"),
+    [
+        ({"length_adaptive": 0.05}, 48, "λ is 0 for responses of up to 20 tokens and 0.58 for the longest (48)"),
+        ({"length_adaptive": 0.05}, 16, "λ is 0 for responses of up to 20 tokens and 0 for the longest (16)"),
+        ({"length_adaptive": 0.05}, 200, ""),
+        ({"length_adaptive": 1.0}, 16, ""),
+        ({}, 16, ""),
+    ],
+)
+def test_a_lambda_by_length_that_is_made_for_longer_responses(
+    advantage: dict[str, Any], longest: int, expected: str
+) -> None:
+    algorithm = {"advantage": {"type": "gae", **advantage}}
+    values = changed(MINIMAL, critic={}, algorithm=algorithm, rollout__max_response_tokens=longest)
+    config = RLVRConfig.from_values(values)
+    key = "algorithm.advantage.length_adaptive"
+    found = [finding for finding in check_settings(config, plan(config)) if finding.key == key]
+    assert [finding.level for finding in found] == ["warning"] * bool(expected)
+    assert all(expected in finding.message for finding in found)
+
+
+@pytest.mark.parametrize(
     ("inference", "device", "keys"),
     [
         ({"kv_cache_gib": 0.5}, "cpu", []),

@@ -179,7 +179,7 @@ class GAE(AdvantageEstimator):
         length_adaptive: PositiveFloat | None = Field(
             default=None,
             description="α: λ of a sample's advantages is 1 − 1/(α·n), n its sampled tokens, in place of `lam`. VAPO: "
-            "0.05. Not by default.",
+            "0.05, for thousands of tokens. Not by default.",
         )
 
         @model_validator(mode="after")
