@@ -96,9 +96,9 @@ def rejected_tokens(inputs: LossInputs, config: RejectConfig) -> Tensor:
     rejected_N = _out_of_bounds(inputs, config)
     if config.advantages == "all":
         return rejected_N
-    means = {"sequence": inputs.sequence_mean, "turn": inputs.turn_mean}
-    mean = means.get(config.level.partition("_")[0], lambda values_N: values_N)
-    return rejected_N & (mean(inputs.advantages_N) < 0)
+    mean = {"sequence": inputs.sequence_mean, "turn": inputs.turn_mean}.get(config.level.partition("_")[0])
+    advantages_N = inputs.advantages_N if mean is None else mean(inputs.advantages_N)
+    return rejected_N & (advantages_N < 0)
 
 
 def _out_of_bounds(inputs: LossInputs, config: RejectConfig) -> Tensor:

@@ -92,6 +92,13 @@ def test_decoding_runs_from_cuda_graphs_by_default(device: str, eager: bool | No
     assert found["compilation_config"] == given["compilation_config"]
 
 
+def test_a_model_that_guesses_runs_without_graphs() -> None:
+    draft = {"method": "draft", "model": "/models/small"}
+    assert engine_arguments(VLLMConfig(speculative=draft), SPEC)["enforce_eager"] is True
+    assert engine_arguments(VLLMConfig(speculative=draft, enforce_eager=False), SPEC)["enforce_eager"] is False
+    assert engine_arguments(VLLMConfig(speculative={"method": "ngram"}), SPEC)["enforce_eager"] is False
+
+
 def test_processes_on_gpus_are_never_forked() -> None:
     """CUDA cannot be used in a fork of a process that has looked for GPUs; vLLM asks whether it was used there."""
     assert vllm_environment(VLLMConfig(), 1, "cuda")["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
@@ -152,7 +159,7 @@ def test_guesses_and_8_bits_are_arguments_that_vllm_knows() -> None:
     arguments = engine_arguments(VLLMConfig(speculative=draft, quantization="fp8"), SPEC)
     assert arguments["speculative_config"] == {**draft, "method": "draft_model"}
     assert arguments["quantization"] == "fp8_per_channel"
-    new = arguments.keys() - engine_arguments(VLLMConfig(), SPEC).keys()
+    new = arguments.keys() - engine_arguments(VLLMConfig(enforce_eager=True), SPEC).keys()
     assert new == {"speculative_config", "per_request_spec_decode_metrics", "quantization"}
     assert new <= known_arguments()
 

@@ -123,7 +123,8 @@ class VLLMSettings(PassedThrough):
         default=None,
         description="true: without CUDA graphs. false: as vLLM does by itself, compiled and with CUDA graphs, which "
         "takes a minute or more to start. Default: on GPUs passes that only decode run from CUDA graphs, which takes a "
-        "few seconds, and nothing is compiled; `engine_args.compilation_config` says otherwise. On CPUs as true.",
+        "few seconds, and nothing is compiled; `engine_args.compilation_config` says otherwise. On CPUs, and where "
+        "another model guesses (`speculative.method: draft`), as true.",
     )
     engine_args: dict[str, Any] = Field(
         default={}, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
