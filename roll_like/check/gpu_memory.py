@@ -2,7 +2,7 @@
 
 Phases and moves are those of `policy_gradient/gpu_sharing.py`: where inference engines and models share GPUs, engines
 sleep while a model computes, and models are in host memory while engines sample; elsewhere all models stay on their
-GPUs. Not counted: fragmentation of the allocator, CUDA graphs, and models of rewards.
+GPUs. Not counted: fragmentation of the allocator, and models of rewards.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 #: From users' reports for recent GPUs and CUDA 12 and 13; `nvidia-smi` shows what it is on one.
 CONTEXT_BYTES = int(0.6 * GIB)
 COMMUNICATOR_BYTES = int(0.5 * GIB)
+#: What CUDA graphs of decoding hold, also while an engine sleeps: 0.36 to 0.58 GiB in users' logs of vLLM.
+GRAPH_BYTES = int(0.6 * GIB)
 #: Tokens of one forward pass of an engine: more than vLLM's default on GPUs, unless many guesses ask for more.
 ENGINE_TOKENS = 8192
 #: Share of a GPU that a plan should leave, because allocators lose some of it to fragmentation.
@@ -152,6 +154,7 @@ def _plan_of(
         return _joined(*(model.held() for model in models if model is not but and (all_of_them or not model.moves)))
 
     awake: Parts = {}
+    graphs: Parts = {}
     whole: Parts = {}
     if engine is not None:
         assert isinstance(config, SamplingRunConfig)
@@ -164,16 +167,18 @@ def _plan_of(
         phase("sampling", whole, staying())
         per_token = _cache_per_token(config, engine, models_of_engine)
         awake = {} if _sleeps(config.inference) and models else whole
+        if not awake and config.inference.captures_graphs:  # else they are in the engine's share
+            graphs = {("inference", "CUDA graphs"): GRAPH_BYTES}
     for model in models:
         together = engine is None or not model.moves
-        phase(model.role, model.while_computing(), awake, staying(but=model, all_of_them=together))
+        phase(model.role, model.while_computing(), awake or graphs, staying(but=model, all_of_them=together))
     policy = next((model for model in models if model.role == "training"), None)
     loaded = {part: size for part, size in whole.items() if part[1] in ("weights", "adapters", DRAFT_WEIGHTS)}
     states = {} if policy is None else policy.held(optimizer=not policy.moves)
     here = {"training": policy is not None, "inference": engine is not None}
     transit = {part: size for part, size in _in_transit(config, shapes).items() if here[part[0]]}
     if transit:
-        phase("weight update", awake or loaded, states, transit, staying(but=policy))
+        phase("weight update", awake or loaded | graphs, states, transit, staying(but=policy))
     return GPUPlan(
         devices=roles[0].devices,
         phases=tuple(phases),

@@ -168,6 +168,11 @@ class EngineConfig(PluginConfig):
         return 1
 
     @property
+    def captures_graphs(self) -> bool:
+        """Whether it holds CUDA graphs on GPUs, which stay there while it sleeps."""
+        return False
+
+    @property
     def draft_model(self) -> str | None:
         """Directory of a smaller model that the engine holds beside the policy to guess tokens; None without."""
         return None

@@ -69,6 +69,22 @@ def gpus(count: int = 1, **changes: Any) -> RLVRConfig:
 
 
 @pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({}, {"training", "weight update"}),
+        ({"sleep": False}, set()),  # in the share of the engine, which is there
+        ({"enforce_eager": True}, set()),
+        ({"speculative": {"method": "draft", "model": str(SHAPES / "Qwen3-0.6B")}}, set()),
+        ({"type": "hf"}, set()),
+    ],
+)
+def test_cuda_graphs_stay_while_an_engine_sleeps(changes: dict[str, Any], held: set[str]) -> None:
+    (made,) = plans(gpus(inference=changes))
+    found = {phase.name: phase.parts.get(("inference", "CUDA graphs")) for phase in made.phases}
+    assert {name for name, size in found.items() if size} == held
+
+
+@pytest.mark.parametrize(
     ("memory", "changes", "told"),
     [
         (141, {}, True),
@@ -134,7 +150,7 @@ def test_shared_gpus_hold_what_gpu_sharing_says() -> None:
 def test_a_draft_is_on_each_gpu_of_an_engine(tmp_path: Path) -> None:
     """Weights and cache of Qwen3-0.6B beside the policy, and with it in host memory; without its sizes, said."""
     draft = {"method": "draft", "model": str(SHAPES / "Qwen3-0.6B")}
-    plain = gpus(2, inference__replicas=1)
+    plain = gpus(2, inference={"replicas": 1, "enforce_eager": True})
     config = gpus(2, inference={"replicas": 1, "speculative": draft})
     own = role_shapes(config, BILLION)["draft"]
     shapes = {**dict.fromkeys(("training", "inference"), BILLION), "draft": own}

@@ -193,6 +193,11 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
         return 1 if self.speculative is None else 1 + self.speculative.most_guessed + (self.draft_model is not None)
 
     @property
+    def captures_graphs(self) -> bool:
+        """Whether passes run from CUDA graphs on GPUs."""
+        return self.draft_model is None if self.enforce_eager is None else not self.enforce_eager
+
+    @property
     def draft_model(self) -> str | None:
         """What guesses with `method: draft`."""
         return None if self.speculative is None else self.speculative.model
