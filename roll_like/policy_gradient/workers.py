@@ -178,7 +178,10 @@ def starting_workers(config: SamplingRunConfig, run: RunContext, auxiliary: Auxi
         run.stack.callback(state.metrics.watch, engines=dict)  # before the loop ends that asks them
     gpu_sharing = GPUSharing(runner=runner, engines=inference, resources=config.resources, timer=state.timer)
     workers = Workers(state=state, model=model, runner=runner, engines=inference, gpu_sharing=gpu_sharing)
-    with gpu_sharing.starting(alone=config.starts_alone("inference")):
+    alone = config.starts_alone("inference")
+    with gpu_sharing.starting(alone=alone):
+        if alone:
+            state.metrics.phase("starting models")
         auxiliary.start(gpu_sharing)
         yield workers
     auxiliary.wait()
