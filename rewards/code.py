@@ -91,6 +91,11 @@ class CodeConfig(RewardConfig):
     languages: tuple[Literal["python", "cpp", "javascript"], ...] = Field(
         default=("python",), min_length=1, description="Languages that are run; programs in others get 0."
     )
+    block: Literal["last", "longest"] = Field(
+        default="last",
+        description="Which code block is the program. longest: that with the most lines, for answers with an example "
+        "of use behind it.",
+    )
     whole_response: bool = Field(
         default=False, description="Take a response without a code block as the program, instead of scoring it 0."
     )
@@ -106,6 +111,11 @@ class CodeConfig(RewardConfig):
     )
     cpu_seconds: float = Field(default=8.0, gt=0, description="Processor time of one execution. Seconds.")
     memory_mib: int = Field(default=512, ge=32, description="Memory of one execution. MiB.")
+    numpy: bool = Field(
+        default=False,
+        description="Programs, and tests that are assertions, may import NumPy, that of this environment; nothing else "
+        "that is installed.",
+    )
     executions: int = Field(default=2, ge=1, description="Executions of one reward worker at a time.")
     backend: str = Field(
         default="auto",
@@ -143,7 +153,7 @@ class Code(Reward):
             SandboxError: No sandbox isolates on this machine.
         """
         if self._evaluator is None:
-            self_test(self.config.backend)
+            self_test(self.config.backend, numpy=self.config.numpy)
             limits = Limits(
                 wall_seconds=self.config.wall_seconds,
                 cpu_seconds=self.config.cpu_seconds,
@@ -160,6 +170,7 @@ class Code(Reward):
                 ),
                 total_seconds=self.config.total_seconds,
                 stop_at_failure=self.config.reward == "binary",
+                numpy=self.config.numpy,
             )
 
     def check_row(self, task: Task) -> None:
@@ -221,7 +232,8 @@ class Code(Reward):
             tests = self._tests(completion.metadata)
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
-        block = last_program(completion.text, self.config.language, self.config.languages)
+        longest = self.config.block == "longest"
+        block = last_program(completion.text, self.config.language, self.config.languages, longest=longest)
         source, language = (block.source, block.language) if block else (completion.text, self.config.language)
         if not source.strip() or (block is None and not self.config.whole_response):
             return RewardResult(0.0, {"parsed": 0.0, "passed": 0.0, "fraction": 0.0})
@@ -254,7 +266,10 @@ class Code(Reward):
 
     def _tests(self, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
         tests = read_tests(
-            metadata, tests_field=self.config.tests_field, entry_point_field=self.config.entry_point_field
+            metadata,
+            tests_field=self.config.tests_field,
+            entry_point_field=self.config.entry_point_field,
+            numpy=self.config.numpy,
         )
         check_tests(tests, "python")
         self._setup(metadata)

@@ -15,22 +15,23 @@ from roll_like.sandbox.compare import short_repr
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def read_assertions(code: str, entry_point: str, entry_point_field: str) -> str:
+def read_assertions(code: str, entry_point: str, entry_point_field: str, *, numpy: bool = False) -> str:
     """Return the code that tests a program, with the call of `check` that HumanEval leaves out.
 
     Args:
         code: The test.
         entry_point: The function under test, "" for none.
         entry_point_field: Where that is looked for.
+        numpy: Whether it may import NumPy.
 
     Raises:
-        ValueError: It is no Python, asserts nothing when it is run, or imports more than the standard library.
+        ValueError: It is no Python, asserts nothing when it is run, or imports what it may not.
     """
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"the tests are not valid Python: {error}") from error
-    _check_imports(tree)
+    _check_imports(tree, numpy)
     functions = {node.name for node in tree.body if isinstance(node, _DEFINITIONS)}
     executed = list(_executed(tree.body))
     called = {node.func.id for node in executed if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
@@ -112,7 +113,7 @@ def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
         waiting += ast.iter_child_nodes(node)
 
 
-def _check_imports(tree: ast.Module) -> None:
+def _check_imports(tree: ast.Module, numpy: bool) -> None:
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -123,6 +124,10 @@ def _check_imports(tree: ast.Module) -> None:
             root = name.partition(".")[0]
             if root in {"pytest", "unittest"}:
                 raise ValueError(f"the tests are for {root}, which is not run here; write them as assertions")
+            if root == "numpy" and numpy:
+                continue
+            if root == "numpy":
+                raise ValueError(f"the tests import {name}; set `numpy: true` of the reward `code` to allow it")
             if root not in sys.stdlib_module_names:
                 raise ValueError(
                     f"the tests import {name}, and only the standard library can be imported; the program's own names "

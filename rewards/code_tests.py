@@ -48,7 +48,7 @@ _INT_DIGITS = 4000
 
 
 def read_tests(
-    metadata: Mapping[str, Any], *, tests_field: str | Sequence[str], entry_point_field: str
+    metadata: Mapping[str, Any], *, tests_field: str | Sequence[str], entry_point_field: str, numpy: bool = False
 ) -> tuple[TestCase, ...]:
     """Return the test cases of a row.
 
@@ -58,6 +58,7 @@ def read_tests(
             fields, the tests of all; some may be empty.
         entry_point_field: The field with the name of the function under test, where the tests do not name it. It may
             be a mapping or JSON text with the name under `func_name`, as LiveCodeBench's `metadata`.
+        numpy: Whether assertions may import NumPy.
 
     Raises:
         ValueError: There are none, their shape is another, or they mix shapes.
@@ -68,7 +69,7 @@ def read_tests(
     for field in fields:
         found = _decoded(metadata.get(field), f"the field {field!r}")
         if found is not None or len(fields) == 1:
-            tests += _Reader(field, name, entry_point_field).tests(found)
+            tests += _Reader(field, name, entry_point_field, numpy).tests(found)
     named = f"the field {' + '.join(map(repr, fields))}"
     if not tests:
         raise ValueError(f"{named} holds no tests; a program without tests would always pass")
@@ -88,10 +89,11 @@ class _Reader:
         field: Its name.
         name: The function under test, "" for none.
         entry_point_field: Where that was looked for.
+        numpy: Whether assertions may import NumPy.
     """
 
-    def __init__(self, field: str, name: str, entry_point_field: str) -> None:
-        self._field, self._name, self._entry_point_field = field, name, entry_point_field
+    def __init__(self, field: str, name: str, entry_point_field: str, numpy: bool) -> None:
+        self._field, self._name, self._entry_point_field, self._numpy = field, name, entry_point_field, numpy
 
     def tests(self, found: Any) -> list[TestCase]:
         """Return the tests that a field's content means."""
@@ -108,7 +110,7 @@ class _Reader:
         return f"{self._field}[{index}]"
 
     def _assertions(self, code: str) -> AssertTest:
-        return AssertTest(read_assertions(code, self._name, self._entry_point_field))
+        return AssertTest(read_assertions(code, self._name, self._entry_point_field, numpy=self._numpy))
 
     def _mapping(self, found: Mapping[str, Any], where: str) -> list[TestCase]:
         given = {key: value for key, value in found.items() if value is not None}

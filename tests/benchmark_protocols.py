@@ -1,19 +1,29 @@
 """Records what lm-evaluation-harness asks and how it grades, on rows written for this; run in an environment with it.
 
     pip install lm-eval datasets math-verify 'antlr4-python3-runtime==4.11'
-    python tests/benchmark_protocols.py tests/data/benchmark_protocols.json
+    python tests/benchmark_protocols.py tests/data/benchmark_protocols.json [NAME…]
 
 `tests/unit/test_benchmark_protocols.py` compares with what it writes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import tempfile
 import types
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+
+def _subsets(name: str) -> list[str]:
+    folder = Path(__file__).parents[1] / "roll_like" / "data" / "benchmarks"
+    found: list[str] = yaml.safe_load((folder / f"{name}.yaml").read_text())["subsets"]
+    return found
+
 
 ROWS: dict[str, dict[str, list[dict[str, Any]]]] = {
     "gsm8k": {
@@ -115,6 +125,103 @@ ROWS["arc_challenge"] = {
         },
     ]
 }
+#: How EvalPlus's tests begin.
+_ASSERTION = """import numpy as np
+from math import inf
+
+def assertion(out, exp, atol):
+    exact_match = out == exp
+    if not exact_match and atol != 0:
+        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert exact_match
+
+"""
+ROWS["humaneval_plus"] = {
+    "test": [
+        {
+            "task_id": "X/0",
+            "prompt": 'def mean(x: list) -> float:\n    """Return the mean.\n    >>> mean([1, 2])\n    1.5\n    """\n',
+            "canonical_solution": "    return sum(x) / len(x)\n",
+            "entry_point": "mean",
+            "test": f"{_ASSERTION}def check(candidate):\n"
+            "    for inp, exp in zip([[[1, 2]], [[0.1, 0.2]]], [1.5, 0.15]):\n"
+            "        assertion(candidate(*inp), exp, 1e-06)\n",
+        }
+    ]
+}
+ROWS["humaneval_plus_instruct"] = ROWS["humaneval_plus"]
+ROWS["mbpp_plus"] = {
+    "test": [
+        {
+            "task_id": 2,
+            "code": "def add(a, b):\n    return a + b",
+            "prompt": "Write a function to add two numbers.",
+            "source_file": "x.ipynb",
+            "test_imports": [],
+            "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 0"],
+            "test": f"{_ASSERTION}for inp, exp in zip([[1, 2], [0.5, 0.5], [1, inf]], [3, 1.0, inf]):\n"
+            "    assertion(add(*inp), exp, 0)\n",
+        }
+    ]
+}
+ROWS["mbpp_plus_instruct"] = ROWS["mbpp_plus"]
+_SOLUTIONS = {"boolean_expressions": ("not ( True ) is", "False"), "word_sorting": ("Sort: List: b a", "a b")}
+ROWS["bbh"] = {
+    "test": [
+        dict(
+            zip(
+                ("subset", "input", "target"),
+                (subset, *_SOLUTIONS.get(subset, ("Which? (A) x (B) y", "(B)"))),
+                strict=True,
+            )
+        )
+        for subset in _subsets("bbh")
+    ]
+}
+ROWS["mmlu_redux"] = {
+    "test": [
+        {"subset": subset, "question": " 2+2? ", "choices": ["3", "4", "5", "6"], "answer": 1, "error_type": "ok"}
+        for subset in _subsets("mmlu_redux")
+    ]
+}
+_NO_DATE = {"day": "", "month": "", "year": ""}
+_WHEN = {"day": "9", "month": "September", "year": "1992"}
+ROWS["drop"] = {
+    "validation": [
+        {
+            "section_id": "x",
+            "query_id": f"q{number}",
+            "passage": "Brady threw for 300 yards.",
+            "question": "How far?",
+            "answer": {"hit_id": "", "worker_id": "", **answer},
+            "validated_answers": {key: [one[key] for one in others] for key in ("number", "date", "spans")},
+        }
+        for number, (answer, others) in enumerate(
+            (
+                ({"number": "300", "date": _NO_DATE, "spans": []}, []),
+                (
+                    {"number": "", "date": _NO_DATE, "spans": ["Tom Brady", "the Moss-Jones pair"]},
+                    [
+                        {"number": "", "date": _NO_DATE, "spans": ["Brady"]},
+                        {"number": "", "date": _NO_DATE, "spans": ["Brady"]},
+                    ],
+                ),
+                (
+                    {"number": "", "date": _WHEN, "spans": []},
+                    [{"number": "", "date": _NO_DATE, "spans": ["September 1992"]}],
+                ),
+                (
+                    {"number": "", "date": _NO_DATE, "spans": ["12.5 per cent"]},
+                    [{"number": "", "date": _NO_DATE, "spans": []}],
+                ),
+            )
+        )
+    ]
+}
+
+#: Rows of a benchmark whose prompts are recorded as they are; of the others there is a digest.
+FULL = 4
 
 #: Answers to the rows above, and how the harness grades each is recorded.
 ANSWERS: dict[str, list[list[str]]] = {
@@ -196,10 +303,64 @@ ANSWERS["arc_challenge"] = [
     [" B", "B", " b", " B ", " **B**", " (B)", " B)", " Mars", " B: Mars", " A", "", "  B", " B\n", " B, Mars", " [B]"],
     [" A", " 1", " a", " B", " A is", " $A$"],
 ]
+ANSWERS["bbh"] = [
+    [
+        "So the answer is False.",
+        "So the answer is False. ",
+        "So the answer is False",
+        "the answer is False.\n",
+        "The answer is False.",
+        "So the answer is  False.",
+        "So the answer is True. No, so the answer is False.",
+        "So the answer is false.",
+        "So the answer is **False**.",
+        "So the answer is\nFalse.",
+        "the answer is ",
+        "False",
+        "",
+        "So the answer is False.!",
+    ]
+]
+ANSWERS["mmlu_redux"] = [
+    ["B", "b", " B", "Answer: B", "**B**", "(B)", "B. 4", "It is B", "", "4", "\\boxed{B}", "Bob", "A or B"]
+]
+ANSWERS["drop"] = [
+    [
+        "300",
+        " 300",
+        "300 yards",
+        "300.0",
+        "three hundred",
+        "3",
+        "",
+        "The 300",
+        "300-yard",
+        "$300",
+        "3,00",
+        "300\n",
+        "300\n\nQ",
+    ],
+    ["Tom Brady", "brady", "Tom Brady, Moss Jones pair", "the moss jones pair", "Moss", "Tom Brady's", "a", ""],
+    [
+        "9 September 1992",
+        "September 1992",
+        "1992",
+        "September",
+        "9 september, 1992",
+        "Sept 1992",
+        "On 9 September 1992",
+    ],
+    ["12.5 per cent", "12.5", "12.5%", "12.5 per cent.", "12.50 per cent", "per cent", "12", "the 12.5 per cent an"],
+]
 
 
-def main(path: Path) -> None:
-    """Write the record."""
+def digest(text: str, messages: list[dict[str, Any]]) -> str:
+    """Return what stands for a prompt in the record."""
+    return hashlib.sha256(json.dumps([text, messages]).encode()).hexdigest()[:16]
+
+
+def main(path: Path, names: list[str]) -> None:
+    """Write the record, or what it says of some benchmarks."""
     stand_in = types.ModuleType("evaluate")  # code_eval comes from the hub; programs are not run here
     stand_in.load = lambda name: types.SimpleNamespace(compute=lambda **_: ({"pass@1": 0.0}, {}))  # type: ignore[attr-defined]
     sys.modules["evaluate"] = stand_in
@@ -219,29 +380,39 @@ def main(path: Path) -> None:
         "mbpp_instruct": "mbpp/mbpp_instruct.yaml",
         "gsm8k_platinum": "gsm8k_platinum/gsm8k-platinum-cot.yaml",
         "arc_challenge": "arc/arc_challenge_chat.yaml",
+        "humaneval_plus": "humaneval/humaneval_plus.yaml",
+        "mbpp_plus": "mbpp/mbpp_plus.yaml",
+        "bbh": "bbh/cot_fewshot/{subset}.yaml",
+        "mmlu_redux": "mmlu-redux/generative/mmlu_{subset}.yaml",
+        "drop": "drop/default.yaml",
     }
-    record: dict[str, Any] = {}
-    for name, splits in ROWS.items():
-        entries = []
+    record: dict[str, Any] = json.loads(path.read_text()) if names else {}
+    for name, file in files.items():
+        if names and name not in names:
+            continue
+        splits, entries = ROWS[name], list[dict[str, Any]]()
         test = next(iter(splits))
         for number, row in enumerate(splits[test]):
-            config = load_yaml(root / files[name].format_map({"category": row.get("category", "")}), resolve_func=True)
+            config = load_yaml(root / file.format_map({"category": "", **row}), resolve_func=True)
             with tempfile.TemporaryDirectory() as folder:
                 data = {}
                 for split, rows in splits.items():
                     data[split] = str(Path(folder, f"{split}.jsonl"))
-                    chosen = rows if split == "validation" else [row]
+                    chosen = rows if split != test else [row]
                     Path(data[split]).write_text("".join(json.dumps(one) + "\n" for one in chosen))
-                if name.startswith(("gsm8k", "arc")):
-                    data["train"] = data["validation"] = data["test"]
+                if name.startswith(("gsm8k", "arc", "drop")):
+                    data["train"] = data["validation"] = data[test]
                 config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": data}}
                 task = ConfigurableTask(config=config)
-                entries.append(_entry(task, name, ANSWERS.get(name, [[]] * 9)[number]))
+                answers = dict(enumerate(ANSWERS.get(name, []))).get(number, [])
+                entries.append(_entry(task, answers))
+                if number >= FULL:
+                    entries[-1] = {"digest": digest(entries[-1]["text"], entries[-1]["messages"])}
         record[name] = {"rows": splits, "entries": entries}
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
-def _entry(task: Any, name: str, answers: list[str]) -> dict[str, Any]:
+def _entry(task: Any, answers: list[str]) -> dict[str, Any]:
     """Return what is asked of a task's only row, and the grade of each answer, by filter and figure."""
     [doc] = list(task.eval_docs)
     task.set_fewshot_seed(1234)
@@ -273,4 +444,4 @@ def _grade(task: Any, doc: Any, answer: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -115,10 +115,18 @@ class Benchmark(ConfigModel):
     differs: tuple[str, ...] = Field(default=(), description="Where it differs from the protocol.")
     path: str = Field(description="As `data.sources[].path`.")
     subset: str | None = Field(default=None, description="As `data.sources[].subset`.")
+    subsets: tuple[str, ...] = Field(
+        default=(),
+        description="Subsets that rows are taken from in turn; each row has its own in the field `subset`. In place of "
+        "`subset`.",
+    )
     split: str = Field(description="As `data.sources[].split`.")
     revision: str | None = Field(default=None, description="As `data.sources[].revision`.")
     columns: Mapping[str, Literal["text", "number", "list", "any"]] = Field(
         min_length=1, description="Fields that each row has, and what they hold."
+    )
+    where: Mapping[str, str] = Field(
+        default_factory=dict, description="Only rows whose fields have these values are asked."
     )
     shuffle: BenchmarkShuffle | None = Field(
         default=None, description="Options in a seeded order, as `options`, with the right one's letter as `letter`."
@@ -150,6 +158,14 @@ class Benchmark(ConfigModel):
         if twice := repeated(_name_of(grader) for grader in graders):
             raise ValueError(f"two graders are called {twice[0]!r}; give each a `name` of its own")
         return graders
+
+    @model_validator(mode="after")
+    def _subset_or_subsets(self) -> Self:
+        if self.subset is not None and self.subsets:
+            raise ValueError("set either `subset` or `subsets`")
+        if missing := self.where.keys() - self.columns.keys():
+            raise ValueError(f"`where` names {min(missing)!r}, which is not in `columns`; add it there")
+        return self
 
 
 def _name_of(grader: Any) -> str:
@@ -281,12 +297,12 @@ class BenchmarkUse(ConfigModel):
         """Longest prompt plus longest answer. Tokens."""
         return self.sampling.max_prompt_tokens + self.sampling.max_response_tokens
 
-    def data(self, split: str | None = None) -> DataSource:
-        """Return where its rows are, or those of its examples."""
+    def data(self, split: str | None = None, subset: str | None = None) -> DataSource:
+        """Return where its rows are, or those of its examples; of one of its `subsets`."""
         one = self.benchmark
-        place = {"path": one.path, "subset": one.subset, "revision": one.revision}
+        place = {"path": one.path, "subset": subset or one.subset, "revision": one.revision}
         if self.path is not None:
-            place = {"path": self.path}
+            place = {"path": self.path, "subset": subset}
         return DataSource(**place, split=split or one.split, name=self.domain, images_field=None)
 
     def rewards(self) -> Iterator[PluginConfig]:

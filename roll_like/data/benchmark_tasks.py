@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
@@ -66,7 +67,8 @@ def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Tas
     """
     written = list(written_prompts(use, key))
     if not written:
-        raise DataError(f"{use.data().place} holds no rows", fix=f"correct {key}.path")
+        wanted = "".join(f" with {field}: {value}" for field, value in use.benchmark.where.items())
+        raise DataError(f"{use.data().place} holds no rows{wanted}", fix=f"correct {key}.path")
     chat = use.asked_form != "completion"
     pieces = [_text_of(prompt, renderer, row.origin) if chat else prompt.text for row, prompt in written]
     encoded = renderer.encode_pieces([(text, True) for text in pieces]) if chat else _plain_tokens(renderer, pieces)
@@ -84,7 +86,7 @@ def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Tas
             )
         tasks.append(
             Task(
-                task_id=f"{use.domain}:{number}",
+                task_id=":".join((use.domain, *_subset(use, row), str(number))),
                 source=use.domain,
                 domain=use.domain,
                 messages=tuple(prompt.messages),
@@ -117,8 +119,7 @@ def written_prompts(use: BenchmarkUse, key: str) -> Iterator[tuple[Row, Benchmar
     one = use.benchmark
     orders = None if one.shuffle is None else random.Random(one.shuffle.seed)
     examples = _Examples(use, key)
-    for row in islice(read_rows(use.data(), key), use.limit):
-        _require(row, one, key)
+    for row in islice(_asked_rows(use, key), use.limit):
         asked = row if orders is None else _in_order(row, one, orders)
         where = f"benchmark {use.label!r}"
         yield (
@@ -129,6 +130,27 @@ def written_prompts(use: BenchmarkUse, key: str) -> Iterator[tuple[Row, Benchmar
                 prefix="" if one.prefix is None else _render(one.prefix, asked, where),
             ),
         )
+
+
+def _asked_rows(use: BenchmarkUse, key: str) -> Iterator[Row]:
+    """Yield the rows that are questions."""
+    one = use.benchmark
+    for row in _rows_of(use, key):
+        _require(row, one, key)
+        if all(row.fields[field] == value for field, value in one.where.items()):
+            yield row
+
+
+def _rows_of(use: BenchmarkUse, key: str, split: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a split; those of several subsets in turn, so that the first rows are of all of them."""
+    subsets = use.benchmark.subsets
+    if not subsets or (use.path is not None and Path(use.path).expanduser().is_file()):
+        yield from read_rows(use.data(split), key)
+        return
+    for rows in zip_longest(*(read_rows(use.data(split, subset), key) for subset in subsets)):
+        for subset, row in zip(subsets, rows, strict=True):
+            if row is not None:
+                yield replace(row, fields={**row.fields, "subset": subset})
 
 
 class _Examples:
@@ -171,10 +193,14 @@ class _Examples:
         if shots.split is None:
             name = self._use.label
             return [Row(dict(fields), f"{name}: example {number}") for number, fields in enumerate(shots.rows, 1)]
-        rows = list(read_rows(self._use.data(shots.split), self._key))
+        rows = list(_rows_of(self._use, self._key, shots.split))
         for row in rows:
             _require(row, self._use.benchmark, self._key)
         return rows
+
+
+def _subset(use: BenchmarkUse, row: Row) -> tuple[str, ...]:
+    return (row.fields["subset"],) if use.benchmark.subsets else ()
 
 
 def _require(row: Row, one: Benchmark, key: str) -> None:
@@ -192,9 +218,10 @@ def _require(row: Row, one: Benchmark, key: str) -> None:
             problem = f"expected {kind} in {field!r}, found {short(found)}"
         else:
             problem = f"there is no field {field!r}; it has {field_names(row.fields)}"
+        folders = ", with a directory for each of its subsets" if field == "subset" else ""
         raise DataError(
             f"{row.origin}: {problem}: {one.title} has rows with {', '.join(one.columns)}",
-            fix=f"set {key}.path to data of {one.path}, or write a benchmark file for this data",
+            fix=f"set {key}.path to data of {one.path}{folders}, or write a benchmark file for this data",
         )
 
 

@@ -1,7 +1,7 @@
 """The trusted process of one assert test: runs the test; the program's names are stubs that ask the sandbox.
 
 Run as `python -I -S assert_process.py`. Over standard input and output it speaks frames (four bytes of length,
-then `codec` text) with `asserts.py`: it gets `(source, test code, names, limits)`, asks with
+then `codec` text) with `asserts.py`: it gets `(source, test code, names, limits, NumPy's folder or None)`, asks with
 `("ask", action, target, name, args, kwargs)` and ends with `("passed",)`, `("failed", type, message)` or
 `("refused", message)`. No value that the program made has methods of the program here: objects are numbers
 of objects that stay in the sandbox (`remote_objects.py`), and no operator is left to them.
@@ -21,6 +21,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
@@ -37,15 +38,21 @@ class Refused(BaseException):
     """The test asks for what cannot be evaluated outside; says nothing about the program."""
 
 
+def _beside(name: str) -> ModuleType:
+    """Return a module of this folder, whose package is not imported."""
+    loader = importlib.machinery.SourceFileLoader(name, str(Path(__file__).with_name(f"{name}.py")))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
 class Channel:
     """Frames over two pipes."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
-        loader = importlib.machinery.SourceFileLoader("codec", str(Path(__file__).with_name("codec.py")))
-        spec = importlib.util.spec_from_loader("codec", loader)
-        assert spec is not None
-        self.codec = importlib.util.module_from_spec(spec)
-        loader.exec_module(self.codec)
+        self.codec = _beside("codec")
         self._source, self._sink = source, sink
 
     def receive(self) -> Any:
@@ -311,7 +318,7 @@ def _class_stub(statement: ast.ClassDef, client: Client) -> Any:
 
 def run_test(channel: Channel) -> tuple[Any, ...]:
     """Run the test; return the message that ends the conversation."""
-    source, code, names, limits = channel.receive()
+    source, code, names, limits, numpy = channel.receive()
     for limit, value in limits.items():
         resource.setrlimit(getattr(resource, limit), (value, value))
     try:
@@ -321,6 +328,8 @@ def run_test(channel: Channel) -> tuple[Any, ...]:
         return ("refused", f"the test is no Python: {error}")
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     client = Client(channel)
+    if numpy is not None:
+        _beside("numpy_only").load_numpy(numpy)
     try:
         scope = stubs(source, used, names, client)
         scope |= {name: importlib.import_module(name) for name in (MODULES & used) - set(names)}
@@ -329,7 +338,7 @@ def run_test(channel: Channel) -> tuple[Any, ...]:
     except Refused as error:
         return ("refused", str(error))
     except ImportError as error:  # never the program's: `_plainly_made` keeps those away
-        return ("refused", f"the test needs a module that is not in the standard library: {error}")
+        return ("refused", f"the test needs a module that it cannot import: {error}")
     except BaseException as error:  # noqa: BLE001 - also SystemExit: only the end of the test is a pass
         hint = " (objects of the program are compared by identity)" if client.compared else ""
         return ("failed", type(error).__name__, _place(error) + _text(error) + hint)

@@ -20,12 +20,17 @@ from roll_like.errors import ConfigError, SandboxError
 from roll_like.sandbox import codec
 from roll_like.sandbox.box import BoxSession, CallFailed, Ended, Program
 from roll_like.sandbox.fair import Measured, waited, within
+from roll_like.sandbox.numpy_only import numpy_folder
 from roll_like.sandbox.types import AssertTest, TestResult, TestStatus
 
 _FOLDER = Path(__file__).parent
 _REMOTE = (_FOLDER / "remote_objects.py").read_text(encoding="utf-8")
 #: Memory of the trusted process: the test's own values and what comes back.
 _MEMORY_BYTES = 2 << 30
+#: Longest test, in characters: the largest of EvalPlus hold millions.
+MAX_TEST = 1 << 23
+#: Longest message to it: a character takes up to 12 bytes, and a program is shorter than a test.
+_MESSAGE_BYTES = 24 * MAX_TEST
 
 
 def with_remote_objects(program: Program) -> Program:
@@ -33,7 +38,9 @@ def with_remote_objects(program: Program) -> Program:
     return Program(f"{program.source}\n\n{_REMOTE}", program.language)
 
 
-async def run_assert_test(session: BoxSession, program: Program, test: AssertTest, seconds: float) -> TestResult:
+async def run_assert_test(
+    session: BoxSession, program: Program, test: AssertTest, seconds: float, *, numpy: bool = False
+) -> TestResult:
     """Run one test against a session that executes `with_remote_objects(program)`.
 
     Args:
@@ -41,6 +48,7 @@ async def run_assert_test(session: BoxSession, program: Program, test: AssertTes
         program: The program; the names that it defines are the test's stubs.
         test: The test.
         seconds: Wall-clock limit of the whole test.
+        numpy: Whether the test may import NumPy.
 
     Returns:
         `passed` where the test ran to its end, `wrong_answer` where it ended with an AssertionError,
@@ -54,7 +62,7 @@ async def run_assert_test(session: BoxSession, program: Program, test: AssertTes
     process, ours = _start()
     reader, writer = await asyncio.open_connection(sock=ours)
     try:
-        talk = _converse(reader, writer, session, program, test, seconds)
+        talk = _converse(reader, writer, session, program, test, seconds, numpy_folder() if numpy else None)
         own = (lambda: session.own_seconds() - waited(process.pid)) if isinstance(session, Measured) else None
         return await within(talk, seconds, own)
     except TimeoutError:
@@ -96,16 +104,17 @@ async def _converse(
     program: Program,
     test: AssertTest,
     seconds: float,
+    numpy: str | None,
 ) -> TestResult:
     """Carry requests and answers until the test ends."""
 
     async def send(message: object) -> None:
-        data = codec.encode(message)
+        data = codec.encode(message, max_bytes=_MESSAGE_BYTES)
         writer.write(len(data).to_bytes(4, "big") + data)
         await writer.drain()
 
     limits = {"RLIMIT_AS": _MEMORY_BYTES, "RLIMIT_CPU": int(seconds) + 1, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
-    await send((program.source, test.code, list(test.names), limits))
+    await send((program.source, test.code, list(test.names), limits, numpy))
     while True:
         size = int.from_bytes(await reader.readexactly(4), "big")
         message: Any = codec.decode(await reader.readexactly(size))

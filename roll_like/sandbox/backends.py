@@ -15,16 +15,17 @@ from roll_like.sandbox.selftest import SelfTestReport, run_probes
 #: Names that `backend` may have.
 BACKENDS = ("auto", "bwrap", "landlock", "remote:URL")
 
-_passed: dict[str, SelfTestReport] = {}
+_passed: dict[tuple[str, bool], SelfTestReport] = {}
 
 
-def make_box(backend: str = "auto", *, workers: int = 2) -> Box:
+def make_box(backend: str = "auto", *, workers: int = 2, numpy: bool = False) -> Box:
     """Return a box that has not been tested; programs should go to one of `open_box`.
 
     Args:
         backend: "auto" is "bwrap": Python in zygotes, C++ and JavaScript each in a sandbox of its own.
             "landlock" is weaker and never chosen by itself. "remote:http://host:port" is a SandboxFusion server.
         workers: Executions at a time.
+        numpy: Whether programs may import NumPy; a server's programs may import what it has.
 
     Raises:
         ConfigError: There is no such backend.
@@ -33,11 +34,11 @@ def make_box(backend: str = "auto", *, workers: int = 2) -> Box:
     if backend in {"auto", "bwrap"}:
         from roll_like.sandbox.oneshot import EveryLanguageBox
 
-        return EveryLanguageBox(workers=workers)
+        return EveryLanguageBox(workers=workers, numpy=numpy)
     if backend == "landlock":
         from roll_like.sandbox.landlock import LandlockBox
 
-        return LandlockBox(workers=workers)
+        return LandlockBox(workers=workers, numpy=numpy)
     if backend.startswith("remote:"):
         from roll_like.sandbox.remote import RemoteBox
 
@@ -45,48 +46,48 @@ def make_box(backend: str = "auto", *, workers: int = 2) -> Box:
     raise ConfigError(f"no sandbox backend is called {backend!r}; there are {', '.join(BACKENDS)}")
 
 
-async def open_box(backend: str = "auto", *, workers: int = 2) -> Box:
+async def open_box(backend: str = "auto", *, workers: int = 2, numpy: bool = False) -> Box:
     """Return a box of a backend that has passed the self-test in this process.
 
     Raises:
         ConfigError: There is no such backend.
         SandboxUnavailable: It cannot be had, or a probe failed: the message says which, and what to install.
     """
-    await _tested(backend)
-    return make_box(backend, workers=workers)
+    await _tested(backend, numpy)
+    return make_box(backend, workers=workers, numpy=numpy)
 
 
-def self_test(backend: str = "auto") -> SelfTestReport:
+def self_test(backend: str = "auto", *, numpy: bool = False) -> SelfTestReport:
     """Probe a backend, once in a process, and return what was found.
 
     Raises:
         ConfigError: There is no such backend.
         SandboxUnavailable: It cannot be had, or does not isolate; the message says why.
     """
-    return _in_a_thread(_tested(backend))
+    return _in_a_thread(_tested(backend, numpy))
 
 
 def examine(backend: str = "auto") -> SelfTestReport:
     """Probe a backend and return what was found, failures included."""
     try:
-        return _in_a_thread(_probed(backend))
+        return _in_a_thread(_probed(backend, numpy=False))
     except SandboxUnavailable as error:
         return SelfTestReport(backend, (), str(error))
 
 
-async def _tested(backend: str) -> SelfTestReport:
-    if backend not in _passed:
-        report = await _probed(backend)
+async def _tested(backend: str, numpy: bool) -> SelfTestReport:
+    if (backend, numpy) not in _passed:
+        report = await _probed(backend, numpy)
         if not report.passed:
             raise SandboxUnavailable(
                 f"the sandbox {report.backend} does not isolate here:\n{report.failures()}", fix=HELP
             )
-        _passed[backend] = report
-    return _passed[backend]
+        _passed[backend, numpy] = report
+    return _passed[backend, numpy]
 
 
-async def _probed(backend: str) -> SelfTestReport:
-    box = make_box(backend)
+async def _probed(backend: str, numpy: bool) -> SelfTestReport:
+    box = make_box(backend, numpy=numpy)
     try:
         return await run_probes(box)
     finally:

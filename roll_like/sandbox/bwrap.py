@@ -20,7 +20,16 @@ from typing import TypeVar
 
 from roll_like.sandbox import codec
 from roll_like.sandbox.box import BoxReport, CallFailed, Ended, Program, SandboxUnavailable
-from roll_like.sandbox.rootfs import BOX, PYTHON, box_mounts, compiler_mounts, interpreter_mounts, interpreter_path
+from roll_like.sandbox.numpy_only import numpy_folder
+from roll_like.sandbox.rootfs import (
+    BOX,
+    NUMPY,
+    PYTHON,
+    box_mounts,
+    compiler_mounts,
+    interpreter_mounts,
+    interpreter_path,
+)
 from roll_like.sandbox.seccomp import filter_program
 from roll_like.sandbox.types import Limits
 from roll_like.sandbox.zygote import Execution, Job, Zygote
@@ -74,12 +83,13 @@ class BwrapBox(PythonBox):
         workers: Executions at a time; others wait.
         recycle: Executions of one zygote.
         nest: False makes every execution take a zygote of its own, as where nested namespaces are refused.
+        numpy: Whether programs may import NumPy.
     """
 
     name = "bwrap"
 
-    def __init__(self, *, workers: int = 2, recycle: int = 64, nest: bool = True) -> None:
-        super().__init__(ZygotePool(partial(start_zygote, nest=nest), workers=workers, recycle=recycle))
+    def __init__(self, *, workers: int = 2, recycle: int = 64, nest: bool = True, numpy: bool = False) -> None:
+        super().__init__(ZygotePool(partial(start_zygote, nest=nest, numpy=numpy), workers=workers, recycle=recycle))
 
 
 class PythonSession:
@@ -238,24 +248,26 @@ class ZygotePool:
         return await asyncio.get_running_loop().run_in_executor(self._starter, work)
 
 
-def start_zygote(*, nest: bool = True, compilers: bool = False) -> Zygote:
+def start_zygote(*, nest: bool = True, compilers: bool = False, numpy: bool = False) -> Zygote:
     """Start a zygote in a sandbox; blocks.
 
     Args:
         nest: Whether it tries namespaces of their own for each execution.
         compilers: Whether the sandbox holds the system's programs (for languages other than Python).
+        numpy: Whether programs may import NumPy.
 
     Raises:
         SandboxUnavailable: bubblewrap is missing or refuses.
     """
-    command, uid = box_command(compilers=compilers)
+    command, uid = box_command(compilers=compilers, numpy=numpy)
+    config = {"uid": uid, "nest": nest, "numpy": NUMPY if numpy else None}
     try:
-        return Zygote.start(command, seccomp=filter_program(), control=_CONTROL, config={"uid": uid, "nest": nest})
+        return Zygote.start(command, seccomp=filter_program(), control=_CONTROL, config=config)
     except SandboxUnavailable as error:
         raise SandboxUnavailable(error.message, fix=HELP) from error
 
 
-def box_command(*, compilers: bool = False) -> tuple[list[str], int | None]:
+def box_command(*, compilers: bool = False, numpy: bool = False) -> tuple[list[str], int | None]:
     """Return the command that starts a zygote, and the id it is to become (None: it has it already).
 
     Raises:
@@ -270,7 +282,8 @@ def box_command(*, compilers: bool = False) -> tuple[list[str], int | None]:
     command += ["--hostname", "sandbox", "--cap-drop", "ALL"]
     command += [word for capability in capabilities for word in ("--cap-add", capability)]
     command += compiler_mounts() if compilers else ()
-    command += [*interpreter_mounts(beside_system=compilers), *box_mounts(Limits().tmp_bytes)]
+    command += interpreter_mounts(beside_system=compilers, numpy=numpy_folder() if numpy else None)
+    command += box_mounts(Limits().tmp_bytes)
     start = f"import sys; sys.path.insert(0, {BOX!r}); from roll_like.sandbox.zygote_main import main"
     command += ["--", PYTHON, "-I", "-S", "-X", "utf8", "-c", f"{start}; main({_CONTROL}, {BOX!r})"]
     if not root:

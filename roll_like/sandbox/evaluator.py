@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from roll_like.content.unicode import is_whole
 from roll_like.errors import ConfigError, SandboxError
-from roll_like.sandbox import codec
+from roll_like.sandbox import asserts, codec
 from roll_like.sandbox.backends import open_box
 from roll_like.sandbox.box import Box, Program
 from roll_like.sandbox.compare import Comparison
@@ -50,6 +50,7 @@ class CodeEvaluator:
         total_seconds: Wall clock of all tests of one program, from its start.
         stop_at_failure: Run no test after one that failed; the others count as failed like it. For callers that only
             ask whether all pass.
+        numpy: Programs and assert tests may import NumPy, that of this environment.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class CodeEvaluator:
         comparison: Comparison | None = None,
         total_seconds: float = 60.0,
         stop_at_failure: bool = False,
+        numpy: bool = False,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"CodeEvaluator.workers should be at least 1, found {workers}")
@@ -71,6 +73,7 @@ class CodeEvaluator:
         self.comparison = comparison or Comparison()
         self.total_seconds = total_seconds
         self.stop_at_failure = stop_at_failure
+        self.numpy = numpy
         self._backend = backend
         self._box: Box | None = None if isinstance(backend, str) else backend
         self._slots = asyncio.Semaphore(workers)
@@ -117,7 +120,13 @@ class CodeEvaluator:
         async with self._slots:
             box = await self._open_box()
             grading = Grading(
-                box, Program(program, language), self.limits, self.comparison, self.total_seconds, self.stop_at_failure
+                box,
+                Program(program, language),
+                self.limits,
+                self.comparison,
+                self.total_seconds,
+                self.stop_at_failure,
+                self.numpy,
             )
             return await grading.run(tests)
 
@@ -125,7 +134,7 @@ class CodeEvaluator:
         async with self._starting:
             if self._box is None:
                 assert isinstance(self._backend, str)
-                self._box = await open_box(self._backend, workers=self.workers)
+                self._box = await open_box(self._backend, workers=self.workers, numpy=self.numpy)
         return self._box
 
     async def _close_box(self) -> None:
@@ -210,7 +219,7 @@ def _problem(test: TestCase, language: str) -> str | None:
     if language != "python":
         return f"{type(test).__name__} works with python; {language} has StdioTest only"
     if isinstance(test, AssertTest):
-        return _text_problem(test.code, codec.MAX_BYTES // 8) if test.code.strip() else "the code is empty"
+        return _text_problem(test.code, asserts.MAX_TEST) if test.code.strip() else "the code is empty"
     return _call_problem(test)
 
 

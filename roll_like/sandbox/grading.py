@@ -55,6 +55,7 @@ class Grading:
         total_seconds: Wall clock of all tests together; tests that it leaves no time for are time-outs. What a test
             takes beyond its own limit, on a busy machine, does not count.
         stop_at_failure: Give the tests after one that failed its status, instead of running them.
+        numpy: Whether assert tests may import NumPy.
     """
 
     box: Box
@@ -63,6 +64,7 @@ class Grading:
     comparison: Comparison
     total_seconds: float
     stop_at_failure: bool = False
+    numpy: bool = False
 
     def __post_init__(self) -> None:
         self._cpu_seconds, self._peak, self._stderr = 0.0, 0, ""
@@ -171,7 +173,7 @@ class Grading:
         except CallFailed as failure:
             return _of_failure(failure)
         try:
-            result = await asserts.run_assert_test(session, self.program, test, limits.wall_seconds)
+            result = await asserts.run_assert_test(session, self.program, test, limits.wall_seconds, numpy=self.numpy)
         except CallFailed as failure:
             result = _of_failure(failure)
         finally:

@@ -8,10 +8,12 @@ can ask whether a path exists, and its user id is that of whoever started it (an
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from roll_like.sandbox.box import SandboxUnavailable
 from roll_like.sandbox.bwrap import PythonBox, ZygotePool, unused_id
+from roll_like.sandbox.numpy_only import numpy_folder
 from roll_like.sandbox.rootfs import interpreter_path
 from roll_like.sandbox.seccomp import filter_program
 from roll_like.sandbox.zygote import Zygote
@@ -25,12 +27,15 @@ class LandlockBox(PythonBox):
 
     name = "landlock"
 
-    def __init__(self, *, workers: int = 2) -> None:
-        super().__init__(ZygotePool(start_confined, workers=workers, recycle=1))
+    def __init__(self, *, workers: int = 2, numpy: bool = False) -> None:
+        super().__init__(ZygotePool(partial(start_confined, numpy=numpy), workers=workers, recycle=1))
 
 
-def start_confined() -> Zygote:
+def start_confined(*, numpy: bool = False) -> Zygote:
     """Start a process that serves one execution; blocks.
+
+    Args:
+        numpy: Whether programs may import NumPy, which is loaded before they are confined.
 
     Raises:
         SandboxUnavailable: The kernel has no Landlock, or one that is too old.
@@ -42,6 +47,7 @@ def start_confined() -> Zygote:
     command = [interpreter_path(), "-I", "-S", "-X", "utf8", "-c", f"{start}main({_CONTROL}, {folder!r})"]
     library = os.path.dirname(os.path.realpath(os.__file__))
     config = {"uid": unused_id() if root else None, "library": library, "readable": readable_paths(library)}
+    config["numpy"] = numpy_folder() if numpy else None
     try:
         return Zygote.start(command, seccomp=filter_program("landlock"), control=_CONTROL, config=config)
     except SandboxUnavailable as error:

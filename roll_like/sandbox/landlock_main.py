@@ -18,6 +18,7 @@ import sys
 from typing import Any, NoReturn
 
 from roll_like.sandbox import kernel, worker
+from roll_like.sandbox.numpy_only import LATER, load_numpy
 from roll_like.sandbox.zygote_main import IMPORTS, PACKET, POLL_SECONDS, TICKS, memory_of, statm
 
 #: The oldest version of Landlock that governs truncation.
@@ -43,6 +44,8 @@ def main(control: int, folder: str) -> NoReturn:
         sys.exit(f"Landlock version {version} was found, at least {_OLDEST} (Linux 6.2) is needed")
     for name in IMPORTS:
         importlib.import_module(name)
+    if config["numpy"] is not None:
+        load_numpy(config["numpy"], LATER)  # whose files a program cannot open
     rules = kernel.file_rules(config["readable"], [config["library"]], version)
     # root's folders may be closed to others; from inside, what is open in them still is
     os.chdir(config["library"])

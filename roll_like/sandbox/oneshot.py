@@ -42,10 +42,11 @@ class EveryLanguageBox(BwrapBox):
 
     Args:
         workers: Executions of Python at a time; executions of the other languages at a time.
+        numpy: Whether programs may import NumPy.
     """
 
-    def __init__(self, *, workers: int = 2) -> None:
-        super().__init__(workers=workers)
+    def __init__(self, *, workers: int = 2, numpy: bool = False) -> None:
+        super().__init__(workers=workers, numpy=numpy)
         self._others = ZygotePool(partial(start_zygote, compilers=True), workers=workers, recycle=64)
         self._compiled: OrderedDict[str, bytes] = OrderedDict()
 

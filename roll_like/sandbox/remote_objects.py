@@ -44,6 +44,8 @@ class _Remote:
     def wrap(cls, value, depth=20):
         """Wrap a value that leaves."""
         kind = type(value)
+        if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+            return cls.wrap(value.tolist(), depth)
         if cls.is_plain(value):
             return ("v", value)
         if depth and kind in (list, tuple, set):

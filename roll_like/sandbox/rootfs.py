@@ -19,7 +19,9 @@ PYTHON = f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
 #: Libraries of the interpreter's own, where the system's are mounted as a whole.
 _SHARED = "/python/shared"
-_INSIDE = ("codec.py", "kernel.py", "worker.py", "zygote_main.py")
+_INSIDE = ("codec.py", "kernel.py", "numpy_only.py", "worker.py", "zygote_main.py")
+#: NumPy inside, where it is asked for.
+NUMPY = "/python/packages/numpy"
 _DEVICES = ("null", "random", "urandom")
 
 #: Loads the standard library's extension modules, so that what they are linked with is in the memory map.
@@ -33,6 +35,10 @@ for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             ctypes.CDLL(os.path.join(folder, name))
         except OSError:
             pass
+for top, _, names in os.walk(sys.argv[1]) if len(sys.argv) > 1 else ():
+    for name in names:
+        if name.endswith(".so"):
+            ctypes.CDLL(os.path.join(top, name))
 for line in open("/proc/self/maps"):
     path = line.rstrip("\\n").partition("/")[2]
     if path:
@@ -46,11 +52,12 @@ def interpreter_path() -> str:
 
 
 @cache
-def interpreter_mounts(*, beside_system: bool = False) -> tuple[str, ...]:
+def interpreter_mounts(*, beside_system: bool = False, numpy: str | None = None) -> tuple[str, ...]:
     """Return bubblewrap arguments that bring the interpreter, its standard library and their shared libraries.
 
     Args:
         beside_system: The system's libraries are there already (`compiler_mounts`).
+        numpy: Folder of the NumPy that comes too.
 
     Raises:
         SandboxUnavailable: The interpreter does not start by itself.
@@ -58,7 +65,11 @@ def interpreter_mounts(*, beside_system: bool = False) -> tuple[str, ...]:
     executable = interpreter_path()
     try:
         listing = subprocess.run(
-            [executable, "-I", "-S", "-c", _LIST_LIBRARIES], capture_output=True, text=True, check=False, env={}
+            [executable, "-I", "-S", "-c", _LIST_LIBRARIES, *([numpy] if numpy else [])],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={},
         )
     except OSError as error:
         raise SandboxUnavailable(
@@ -76,7 +87,8 @@ def interpreter_mounts(*, beside_system: bool = False) -> tuple[str, ...]:
             arguments += ["--tmpfs", f"{inside}/{hidden}", "--remount-ro", f"{inside}/{hidden}"]
     loader = elf_interpreter(executable)
     paths = {os.path.realpath(path) for path in listing.stdout.splitlines() if os.path.isfile(path)}
-    libraries = {path for path in paths if ".so" in os.path.basename(path) and not path.startswith(library + os.sep)}
+    mounted = (library + os.sep, *((numpy + os.sep, f"{numpy}.libs{os.sep}") if numpy else ()))
+    libraries = {path for path in paths if ".so" in os.path.basename(path) and not path.startswith(mounted)}
     system = _library_folder(libraries)
     if beside_system:
         libraries = {path for path in libraries if os.path.dirname(path) != system}
@@ -87,6 +99,9 @@ def interpreter_mounts(*, beside_system: bool = False) -> tuple[str, ...]:
         arguments += ["--ro-bind", path, os.path.join(system, os.path.basename(path))]
         if (name := _shared_object_name(path)) and name != os.path.basename(path):
             arguments += ["--symlink", os.path.basename(path), os.path.join(system, name)]
+    if numpy:
+        arguments += [*folders(os.path.dirname(NUMPY)), "--ro-bind", numpy, NUMPY]
+        arguments += ["--ro-bind-try", f"{numpy}.libs", f"{NUMPY}.libs"]  # a wheel's own libraries
     if loader is not None:
         arguments += [*folders(os.path.dirname(loader)), "--ro-bind", os.path.realpath(loader), loader]
     return tuple(arguments)

@@ -33,6 +33,7 @@ import time
 from typing import Any, NoReturn
 
 from roll_like.sandbox import codec, kernel, worker
+from roll_like.sandbox.numpy_only import load_numpy
 
 #: What the zygote has imported before it forks, for every worker.
 IMPORTS = tuple(
@@ -62,6 +63,8 @@ def main(control: int, folder: str) -> NoReturn:
     zygote = ZygoteServer(channel, config, channel.recv(PACKET))
     for name in IMPORTS:
         importlib.import_module(name)
+    if config["numpy"] is not None:
+        load_numpy(config["numpy"])
     os.environ.clear()
     gc.collect()
     gc.freeze()

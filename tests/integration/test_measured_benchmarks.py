@@ -14,7 +14,7 @@ from benchmark_protocols import ROWS
 from hygiene import nothing_left
 from run_config import command_here, read_lines, run_here, write_run
 
-from roll_like.config.benchmarks import benchmark_names
+from roll_like.config.benchmarks import benchmark_names, read_benchmark
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.usefixtures("warm_ray")]
 
@@ -79,10 +79,14 @@ PUBLISHED: dict[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
 
 
 def write_rows(folder: Path, name: str) -> Path:
-    """Write a benchmark's rows as a directory with a file for each split."""
-    (folder / name).mkdir(parents=True)
+    """Write a benchmark's rows as a directory with a file for each split; subsets each have a directory in it."""
+    subsets = read_benchmark(name).subsets
     for split, rows in PUBLISHED[name].items():
-        (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for subset in subsets or ("",):
+            chosen = [row for row in rows if row.get("subset", "") == subset]
+            place = folder / name / subset
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
     return folder / name
 
 

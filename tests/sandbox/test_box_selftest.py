@@ -98,7 +98,7 @@ async def test_a_box_that_does_not_isolate_is_found_out():
 
 
 async def test_a_box_that_fails_a_probe_is_not_opened(untested, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backends, "make_box", lambda backend, workers=2: Hole())
+    monkeypatch.setattr(backends, "make_box", lambda backend, **_: Hole())
     with pytest.raises(SandboxUnavailable, match=r"does not isolate here:\n.*files outside"):
         await backends.open_box("auto")
     with pytest.raises(SandboxUnavailable, match=r"python -m roll_like\.sandbox"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_protocols import ANSWERS
+from benchmark_protocols import ANSWERS, ROWS, digest
 
 from roll_like.config.benchmarks import BenchmarkUse, template_of
 from roll_like.data.benchmark_tasks import BenchmarkPrompt, benchmark_prompts, written_prompts
@@ -24,10 +24,11 @@ RECORD = json.loads((Path(__file__).parents[1] / "data" / "benchmark_protocols.j
 
 
 def use_of(name: str, folder: Path, splits: dict[str, list[dict[str, Any]]]) -> BenchmarkUse:
-    """Return a benchmark on rows in files of a folder, one a split."""
+    """Return a benchmark on rows in files of a folder, one a split; of several subsets in one file."""
     for split, rows in splits.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return BenchmarkUse(name=name, path=str(folder))
+    place = folder / "test.jsonl" if BenchmarkUse(name=name).benchmark.subsets else folder
+    return BenchmarkUse(name=name, path=str(place))
 
 
 def turns(prompt: BenchmarkPrompt) -> list[dict[str, Any]]:
@@ -39,6 +40,9 @@ def test_prompts_are_the_harness_s(name: str, tmp_path: Path) -> None:
     prompts = benchmark_prompts(use_of(name, tmp_path, RECORD[name]["rows"]))
     assert len(prompts) == len(RECORD[name]["entries"])
     for prompt, entry in zip(prompts, RECORD[name]["entries"], strict=True):
+        if "digest" in entry:
+            assert digest(prompt.text, turns(prompt)) == entry["digest"]
+            continue
         if name not in (
             "humaneval_instruct",
             "arc_challenge",
@@ -63,6 +67,9 @@ FIGURES = {
     "arc_challenge": {"exact_match": "remove_whitespace/exact_match"},
     "minerva_math500": {"math_verify": "none/math_verify"},
     "mmlu_pro": {"custom_extract": "custom-extract/exact_match"},
+    "bbh": {"get_answer": "get-answer/exact_match"},
+    "mmlu_redux": {"exact_match": "default/exact_match"},
+    "drop": {"f1": "none/f1", "em": "none/em"},
     "ifeval": {"prompt_strict": "none/prompt_level_strict_acc", "prompt_loose": "none/prompt_level_loose_acc"},
 }
 
@@ -77,7 +84,9 @@ def test_grades_are_the_harness_s(name: str, grader: str, tmp_path: Path) -> Non
     reward = graders(use)[grader]
     split = next(iter(RECORD[name]["rows"]))
     wrong = []
-    for row, entry, answers in zip(RECORD[name]["rows"][split], RECORD[name]["entries"], ANSWERS[name], strict=True):
+    # of several subsets, only the first was answered
+    graded = zip(RECORD[name]["rows"][split], RECORD[name]["entries"], ANSWERS[name], strict=not use.benchmark.subsets)
+    for row, entry, answers in graded:
         reference = None if use.benchmark.answer is None else template_of(use.benchmark.answer).render(**row)
         for answer, grades in zip(answers, entry["grades"], strict=True):
             completion = given_completion(answer, messages=[], answer=reference, metadata=row)
@@ -102,6 +111,11 @@ UNTIL = {
     "humaneval_instruct": ("```", "\nclass", "\ndef", "\n#", "\nif", "\nprint"),
     "mbpp": ("[DONE]",),
     "mbpp_instruct": ("```",),
+    "humaneval_plus": ("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+    "mbpp_plus": ("[DONE]",),
+    "bbh": ("</s>", "Q", "\n\n"),
+    "mmlu_redux": ("</s>",),
+    "drop": (".",),
 }
 
 
@@ -110,6 +124,20 @@ def test_answers_are_sampled_as_the_harness_samples_them(name: str) -> None:
     sampling = BenchmarkUse(name=name).sampling
     assert sampling.stop == UNTIL[name]
     assert (sampling.temperature, sampling.samples_per_prompt) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("humaneval_plus_instruct", ROWS["humaneval_plus"]["test"][0]["prompt"].strip()),
+        ("mbpp_plus_instruct", '"""\nWrite a function to add two numbers.\nassert add(1, 2) == 3\n"""'),
+    ],
+)
+def test_evalplus_is_asked_in_its_own_words(name: str, asked: str, tmp_path: Path) -> None:
+    [prompt] = benchmark_prompts(use_of(name, tmp_path, ROWS[name]))
+    told = "Please provide a self-contained Python script that solves the following problem in a markdown code block:"
+    assert turns(prompt) == [{"role": "user", "content": f"{told}\n```python\n{asked}\n```"}]
+    assert (prompt.prefix, BenchmarkUse(name=name).sampling.temperature) == ("", 0)
 
 
 GPQA = {
@@ -357,6 +385,12 @@ def test_livecodebench_is_asked_in_its_own_words(starter: str, tmp_path: Path) -
     ("name", "answer", "reference", "values"),
     [
         # what a model thinks before it answers is not read
+        ("bbh", "So the answer is (B). ", "(B)", (0.0, 1.0)),
+        ("bbh", "<think>the answer is (C).</think>So the answer is (B).", "(B)", (1.0, 1.0)),
+        ("bbh", "Therefore, the answer is **(B)**.", "(B)", (0.0, 1.0)),
+        ("mmlu_redux", "Answer: B", "B", (0.0, 1.0)),
+        ("mmlu_redux", "The correct letter is B", "B", (1.0, 1.0)),
+        ("mmlu_redux", "<think>A or B?</think>B", "B", (1.0, 1.0)),
         ("gsm8k", "<think>The answer is 5. The answer is 7.</think>The answer is 36.", "36", (1.0, 1.0)),
         ("gpqa", "<think>Answer: A maybe. Answer: B</think>\nAnswer: C", "C", (1.0, 1.0)),
         # other forms than the one that is asked for

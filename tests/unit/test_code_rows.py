@@ -143,7 +143,7 @@ def test_rows_are_read(tests: Any, entry_point: Any, expected: list[TestCase]) -
         ("def test_add():\n    assert add(1, 2) == 3\n", None, "define test_add and call none"),
         ("class TestAdd:\n    def test(self):\n        assert add(1, 2) == 3\n", None, "define TestAdd"),
         ("import unittest\nclass T(unittest.TestCase):\n    pass\n", None, "for unittest"),
-        ("import numpy as np\n" + CHECK, "add", "import numpy"),
+        ("import numpy as np\n" + CHECK, "add", "import numpy; set `numpy: true` of the reward `code`"),
         ("def f():\n    assert add(1, 2) == 3\n", None, "assert nothing when"),
         ("if __name__ == '__main__':\n    assert add(1, 2) == 3\n", None, "assert nothing when"),
         ("x = lambda: check(add)\n", "add", "assert nothing when"),

@@ -120,6 +120,52 @@ def test_rows_of_another_schema(rows: list[Any], changes: dict[str, Any], messag
     assert "evaluation.benchmarks.0" in str(raised.value)
 
 
+def subset_rows(folder: Path, **subsets: list[dict[str, Any]]) -> Path:
+    """Write the page's benchmark with rows of subsets as on the hub."""
+    assert OWN is not None
+    text = yaml.safe_load(OWN[1]) | {"path": str(folder / "rows"), "subsets": sorted(subsets)}
+    text["columns"] |= {"subset": "text", "known": "text"}
+    text |= {"where": {"known": "yes"}, "prompt": "{{subset}}: {{country}}?"}
+    for subset, rows in subsets.items():
+        (folder / "rows" / subset).mkdir(parents=True)
+        lines = [json.dumps({"known": "yes", "capital": "x", **row}) for row in rows]
+        (folder / "rows" / subset / "test-00000-of-00001.jsonl").write_text("\n".join(lines))
+    (folder / "capitals.yaml").write_text(yaml.safe_dump(text | {"shots": None}))
+    return folder / "capitals.yaml"
+
+
+def test_rows_of_subsets_come_in_turn(tmp_path: Path) -> None:
+    file = subset_rows(
+        tmp_path,
+        africa=[{"country": "Chad"}, {"country": "Wadai", "known": "no"}, {"country": "Mali"}],
+        asia=[{"country": "Laos"}],
+    )
+    for place in (None, str(tmp_path / "rows")):
+        tasks = benchmark_tasks(BenchmarkUse(name=str(file), path=place), renderer(), "key")
+        assert [one.messages[0]["content"] for one in tasks] == ["africa: Chad?", "asia: Laos?", "africa: Mali?"]
+    assert [one.task_id for one in tasks][1:] == ["benchmark/capitals:asia:2", "benchmark/capitals:africa:3"]
+    [first, second] = benchmark_tasks(BenchmarkUse(name=str(file), limit=2), renderer(), "key")
+    assert (first.metadata["subset"], second.metadata["subset"]) == ("africa", "asia")
+
+
+def test_a_file_names_its_subsets(tmp_path: Path) -> None:
+    file = subset_rows(tmp_path, africa=[{"country": "Chad"}])
+    one = tmp_path / "one.jsonl"
+    row = {"country": "Mali", "capital": "Bamako", "known": "yes"}
+    one.write_text(json.dumps(row | {"subset": "africa"}))
+    [task] = benchmark_tasks(BenchmarkUse(name=str(file), path=str(one)), renderer(), "key")
+    assert task.messages[0]["content"] == "africa: Mali?"
+    one.write_text(json.dumps(row))
+    with pytest.raises(DataError, match=r"no field 'subset'.*\n.*set key.path to data of .* with a directory for each"):
+        benchmark_tasks(BenchmarkUse(name=str(file), path=str(one)), renderer(), "key")
+    one.write_text(json.dumps(row | {"subset": "africa", "known": "no"}))
+    with pytest.raises(DataError, match="holds no rows with known: yes"):
+        benchmark_tasks(BenchmarkUse(name=str(file), path=str(one)), renderer(), "key")
+    (tmp_path / "rows" / "africa").rename(tmp_path / "rows" / "afrika")
+    with pytest.raises(DataError, match="has no subset 'africa', which would be a directory in it"):
+        benchmark_tasks(BenchmarkUse(name=str(file)), renderer(), "key")
+
+
 def test_examples_of_a_split_that_is_not_there(tmp_path: Path) -> None:
     row = {"question": "2+2?", "options": ["3", "4"], "answer": "B", "category": "math", "cot_content": ""}
     (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
@@ -150,6 +196,8 @@ def test_wrong_benchmarks(use: Any, message: str) -> None:
         ("columns: {country: word}", "columns"),
         ("shots: {answer: x}", "set either `rows` or `split`"),
         ("shots: {answer: x, split: train}", "`split` and `count`"),
+        ("{subset: a, subsets: [b]}", "set either `subset` or `subsets`"),
+        ("where: {continent: Africa}", "`where` names 'continent', which is not in `columns`; add it there"),
     ],
 )
 def test_a_wrong_file_is_explained_with_its_line(line: str, message: str, own: Path) -> None:
