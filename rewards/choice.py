@@ -62,7 +62,8 @@ _FILL = re.compile(
     re.IGNORECASE,
 )
 _CUE = (
-    r"\b(?:answers?|ans|choice|option|selection|pick|alternative|statement|response|solution|(?:correct|right) one|"
+    r"\b(?:answers?|ans|choice|option|selection|pick|alternative|statement|response|solution|"
+    r"(?:correct|right) (?:one|letter)|"
     r"antwort|lösung|réponse|respuesta|resposta|risposta|ответ|svar|antwoord|odpowiedź|cevap|jawaban|đáp án)\b"
 )
 _COPULA = (

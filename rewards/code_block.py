@@ -63,7 +63,7 @@ def code_blocks(text: str) -> list[CodeBlock]:
     return found
 
 
-def last_program(text: str, language: str, wanted: Collection[str] = ()) -> CodeBlock | None:
+def last_program(text: str, language: str, wanted: Collection[str] = (), *, longest: bool = False) -> CodeBlock | None:
     """Return the last block whose tag names a programming language known here, or else the last without a tag.
 
     Blocks of output or of shell commands often follow a program; their tags tell them apart.
@@ -72,11 +72,14 @@ def last_program(text: str, language: str, wanted: Collection[str] = ()) -> Code
         text: The response.
         language: What a block without a tag is taken for.
         wanted: Languages whose blocks come before those of others: a translation may follow a program.
+        longest: Return the block with the most lines instead, the last of several: an example of use may follow.
     """
     blocks = code_blocks(text)
     tagged = [block for block in blocks if block.language in _LANGUAGES]
     plain = [CodeBlock(block.source, language) for block in blocks if block.language is None]
     found = [block for block in tagged if block.language in wanted] or tagged or plain
+    if longest and found:
+        return max(reversed(found), key=lambda block: len(block.source.split("\n")))
     return found[-1] if found else None
 
 

@@ -102,6 +102,15 @@ def test_the_last_program(text: str, expected: tuple[str, str] | None) -> None:
     assert last_program(text, "python") == (None if expected is None else CodeBlock(*expected))
 
 
+def test_the_longest_program() -> None:
+    text = "```python\ndef f():\n    return 1\n```\nUse it:\n```python\nprint(f())\n```\n"
+    assert last_program(text, "python") == CodeBlock("print(f())\n", "python")
+    assert last_program(text, "python", longest=True) == CodeBlock("def f():\n    return 1\n", "python")
+    equal = "```python\na = 1\n```\n```python\nb = 1\n```\n"
+    assert last_program(equal, "python", longest=True) == CodeBlock("b = 1\n", "python")
+    assert last_program("none", "python", longest=True) is None
+
+
 def test_the_language_of_a_block_without_a_tag_is_the_one_configured() -> None:
     assert last_program("```\nint x;\n```", "cpp") == CodeBlock("int x;\n", "cpp")
     assert code_blocks("```\na\n```") == [CodeBlock("a\n", None)]
