@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ def read(path: str | None, split: str) -> Iterator[Mapping[str, Any]]:
     named = {"path": path} if path else {"path": "hotpotqa/hotpot_qa", "subset": "distractor", "split": split}
     for row in read_rows(RowSource.model_validate(named), "--train" if split == "train" else "--eval"):
         found = row.fields
-        if not {"question", "answer", "context"} <= found.keys():
+        if any(found.get(field) is None for field in ("question", "answer", "context")):
+            there = ", ".join(field for field, value in found.items() if value is not None)
             raise DataError(
-                f"{row.origin}: expected the fields question, answer and context, found {', '.join(found)}",
+                f"{row.origin}: expected the fields question, answer and context, found {there}",
                 fix="give files of HotpotQA's subset `distractor`",
             )
         yield found
@@ -65,4 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DataError as error:
+        sys.exit(f"error: {error}")
