@@ -132,6 +132,8 @@ class TrainingRank:
         import_plugins(spec.imports)
         if spec.device == "cpu":
             torch.set_num_threads(spec.threads)
+        # its gradients with a mask can be NaN (pytorch#196678), and torch would take it; long sequences ask by name
+        torch.backends.cuda.enable_cudnn_sdp(False)
         backend = TRAINING_BACKENDS.get(self._settings.backend)
         self._backend = backend(self._settings, dtype=spec.dtype, device=spec.device, world_size=self.world_size)
         try:

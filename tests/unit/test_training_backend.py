@@ -62,6 +62,13 @@ def weights(trainer: TrainingEngine[Any]) -> dict[str, Any]:
     return trained_weights(trainer.cluster)
 
 
+def test_ranks_keep_masks_from_cudnn(tiny_model: Path) -> None:
+    """Its gradients with a mask can be NaN, and torch takes it by itself on an H100."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    engine(tiny_model)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_path: Path) -> None:
     samples = ragged_policy_samples()
     trainer = engine(tiny_model, max_tokens_per_micro_batch=48)

@@ -218,6 +218,18 @@ def test_long_sequences_are_computed_each_by_itself(groups: int, step: int, monk
         torch.testing.assert_close(one, two)
 
 
+def test_long_sequences_ask_for_cudnn_where_masks_must_not_get_it() -> None:
+    """Ranks turn it off for all else (`TrainingRank.start`)."""
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        with torch.nn.attention.sdpa_kernel(varlen.LONG_BACKENDS, set_priority=True):
+            assert torch.backends.cuda.cudnn_sdp_enabled()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
 @pytest.mark.parametrize(
     ("tokens", "capability", "width", "prompt", "chosen"),
     [

@@ -34,7 +34,7 @@ TELLS_KEPT = "roll_like_tells_kept"
 INT8 = "roll_like_int8"
 #: vLLM's names of `inference.quantization`.
 QUANTIZATIONS = {"int8": INT8, "fp8": "fp8_per_channel"}
-#: Graphs of whole passes that only decode: six times the speed of a small model, without torch.compile's minutes.
+#: Graphs of passes that only decode: a small model generates several times as fast, without torch.compile's minutes.
 DECODING_GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 #: vLLM's number of the policy's adapter.
 ADAPTER_ID = 1
