@@ -28,7 +28,11 @@ def settings_of(name: str, config: Path | None, overrides: Sequence[str]) -> tup
 
 def _from_file(name: str, path: Path) -> dict[str, Any]:
     rewards = getattr(load_config(path), "rewards", None)
-    sections: list[dict[str, Any]] = [section.model_dump(mode="json") for section in getattr(rewards, "use", ())]
+    # defaults are left out: some settings are refused where they have no effect
+    sections: list[dict[str, Any]] = [
+        section.model_dump(mode="json", exclude_unset=True) | {"type": section.type}
+        for section in getattr(rewards, "use", ())
+    ]
     found = [section for section in sections if section.get("name") == name]
     found = found or [section for section in sections if section["type"] == name]
     if not found:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import yaml
 from config_files import MINIMAL, changed
 
 import roll_like
@@ -353,6 +354,19 @@ def test_settings_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (name, values["copies"], values["weight"], values["name"]) == ("uses_word", 0.25, 0.5, "mine")
     with pytest.raises(ConfigError, match="its rewards are 'brief', 'uses_word'"):
         settings_of("math", config, [])
+
+
+def test_defaults_are_no_settings_of_a_run(tmp_path: Path) -> None:
+    """A rubric with explicit aggregation refuses the bounds of implicit aggregation, which have defaults."""
+    judges = [{"url": "http://127.0.0.1:9/v1", "model": "j"}]
+    file = tmp_path / "run.yaml"
+    use = [{"type": "rubric", "judges": judges, "criteria": [{"criterion": "Is polite."}]}]
+    parent = ROOT / "configs" / "rlvr_instructions.yaml"
+    file.write_text(yaml.safe_dump({"extends": str(parent), "rewards": {"use": use}}))
+    name, values = settings_of("rubric", file, [])
+    assert (name, values["type"]) == ("rubric", "rubric")
+    assert "lowest" not in values
+    assert REWARDS.get(name).Config.model_validate(values).type == "rubric"
 
 
 def test_overrides_nest_and_are_yaml() -> None:
