@@ -182,7 +182,7 @@ def test_a_test_may_name_a_builtin_that_is_the_programs_own() -> None:
         ("assert True", "without using the program"),
         ("def check(candidate):\n    assert candidate(1) == 1", "without using the program"),
         ("assert add(1, 2) ==", "no Python"),
-        ("import numpy\nassert add(1, 2) == 3", "not in the standard library"),
+        ("import numpy\nassert add(1, 2) == 3", "that it cannot import: No module named .numpy."),
         ("assert total(map(lambda x: x, [1])) == 1\nadd(lambda: 1, 2)", "function of its own"),
         ("class Mine: pass\nadd(Mine(), 2)", "a Mine cannot enter"),
         ("assert Counter", "without using the program"),
