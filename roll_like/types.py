@@ -480,6 +480,21 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopKAnswers:
+    """A teacher's K most likely tokens at each of N targets.
+
+    Attributes:
+        ids_NK: Their ids.
+        logprobs_NK: Their log-probabilities under the softmax of the whole vocabulary, at the loss's temperature.
+        entropy_N: Entropy of that softmax, in nats.
+    """
+
+    ids_NK: IntArray
+    logprobs_NK: FloatArray
+    entropy_N: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySample(TrainingSample):
     """A trajectory that is ready to be trained on.
 
@@ -489,6 +504,8 @@ class PolicySample(TrainingSample):
         advantages: Advantage of each sampled token, 0 elsewhere, shape [T].
         reward: Scalar reward, for losses that select by it.
         policy_version: Oldest version that sampled any of its tokens.
+        taught: What a teacher says of its trained tokens, in their order; None without one, and where only the sampled
+            tokens are compared.
     """
 
     turns: IntArray
@@ -496,6 +513,7 @@ class PolicySample(TrainingSample):
     advantages: FloatArray
     reward: float
     policy_version: int
+    taught: TopKAnswers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

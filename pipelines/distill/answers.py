@@ -8,35 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from roll_like.training.layout import MicroBatch
-from roll_like.types import FloatArray, IntArray, TrainingSample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopKAnswers:
-    """A teacher's K most likely tokens at each target.
-
-    Attributes:
-        ids_NK: Their ids.
-        logprobs_NK: Their log-probabilities under the softmax of the whole vocabulary, at the loss's temperature.
-        entropy_N: Entropy of that softmax, in nats.
-    """
-
-    ids_NK: IntArray
-    logprobs_NK: FloatArray
-    entropy_N: FloatArray
+from roll_like.types import FloatArray, IntArray, TopKAnswers, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTopKAnswers(TopKAnswers):
-    """The same of a teacher with another tokenizer, whose answers are translated.
+    """A teacher's most likely tokens, and what it says of the targets themselves.
 
     Attributes:
-        own_N: Log-probability of each target under that softmax.
+        own_N: Log-probability of each target, in nats.
     """
 
     own_N: FloatArray
@@ -65,6 +50,7 @@ class HiddenAnswers:
 
 
 Answers: TypeAlias = TopKAnswers | HiddenAnswers | TextAnswers
+AnswersT = TypeVar("AnswersT", bound=Answers)
 
 
 class Targets:
@@ -86,7 +72,13 @@ class Targets:
         return numbers
 
 
-def chosen(answers: Answers, numbers: IntArray) -> Answers:
+def joined(parts: Sequence[AnswersT]) -> AnswersT:
+    """Return one after the other as one; all are alike."""
+    arrays = {each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(parts[0])}
+    return type(parts[0])(**arrays)
+
+
+def chosen(answers: AnswersT, numbers: IntArray | slice) -> AnswersT:
     """Return the answers for some targets."""
     arrays: dict[str, Any] = {each.name: getattr(answers, each.name)[numbers] for each in fields(answers)}
     return type(answers)(**arrays)

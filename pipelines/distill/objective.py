@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from roll_like.algorithms.distillation.base import DistillationLoss
 from roll_like.algorithms.distillation.objective import distillation_losses, distillation_objective
 from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, TeacherTopK, teacher_topk
 from roll_like.algorithms.distillation.texts import TeacherTexts
-from roll_like.algorithms.logprobs import token_logprobs
+from roll_like.algorithms.kept import KeptIds
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.builtin.pipelines.distill.answers import (
     Answers,
@@ -22,19 +22,18 @@ from roll_like.builtin.pipelines.distill.answers import (
     OwnTopKAnswers,
     Targets,
     TextAnswers,
-    TopKAnswers,
     assembled,
     chosen,
 )
 from roll_like.config.base import PluginConfig
 from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import Engine, RankModel, Update, computed
+from roll_like.training.interface import BatchT, Engine, RankModel, StepT, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import MicroBatch, micro_batches
-from roll_like.training.policy import TokenLogprobHead, tensors_of
+from roll_like.training.policy import TokenLogprobHead, kept_ids, tensors_of
 from roll_like.training.rank import TrainingRank
-from roll_like.types import LogitTransform, TrainingSample
+from roll_like.types import LogitTransform, TopKAnswers, TrainingSample
 from roll_like.values import Metrics, merge
 
 
@@ -58,51 +57,102 @@ class Projection:
         return replace(self, weight_VE=self.weight_VE.to(device), bias_V=bias_V)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
-    """A frozen model that says what it would write at each token of given samples.
+@dataclass(frozen=True, slots=True)
+class TopKRequest:
+    """What a teacher's head is asked for.
 
     Attributes:
-        top_k: How many of the most likely tokens are sent; None for hidden states, from which students compute the
-            whole distribution. `temperature` is that of the loss.
-        tells_own: Whether the log-probabilities of the samples' own tokens are sent too, with a top-k.
+        k: How many of the most likely tokens.
+        temperature: Of their log-probabilities.
+        own: Whether the targets' own log-probabilities too, at the temperature of the forward pass.
+        kept: What those are normalised over; None for the whole vocabulary.
+    """
+
+    k: int
+    temperature: float
+    own: bool
+    kept: KeptIds | None = None
+
+    def select(self, rows_N: Tensor) -> TopKRequest:
+        """Return it for the rows where `rows_N` is true."""
+        return self if self.kept is None else replace(self, kept=self.kept.select(rows_N))
+
+
+class TopKHead(TokenLogprobHead):
+    """The head of a teacher: log-probabilities of targets, or its most likely tokens."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, more: KeptIds | TopKRequest | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return log-probabilities and entropies; or ids, log-probabilities, entropy and, if asked, the targets' own."""
+        if not isinstance(more, TopKRequest):
+            return super().forward(hidden_ND, targets_N, temperature, more)
+        found = teacher_topk(
+            *self.factors(hidden_ND),
+            more.k,
+            temperature=more.temperature,
+            chunk_tokens=self.chunk_tokens,
+            chunk_vocab=self.chunk_vocab,
+            bias=self.own(self.bias),
+            logits=self.logits,
+            divided=self.divided,
+        )
+        assert found.entropy_N is not None, "computed with the top-k"
+        told = (found.ids_NK, found.logprobs_NK.float(), found.entropy_N.float())
+        if not more.own:
+            return told
+        return *told, super().forward(hidden_ND, targets_N, temperature, more.kept)[0].float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKObjective(LanguageModelObjective[StepT, BatchT]):
+    """A language model that, as a teacher, tells its most likely tokens: a frozen one, or a policy that teaches itself.
+
+    Attributes:
+        top_k: How many.
+        loss_temperature: Of their log-probabilities; None for `temperature`, that of the samples' own tokens.
+        tells_own: Whether the log-probabilities of the samples' own tokens are sent too.
     """
 
     top_k: int | None
-    packing: bool = True
+    loss_temperature: float | None = None
     tells_own: bool = False
+
+    def head(self) -> type[TokenLogprobHead]:
+        """Return what becomes of the hidden states before targets."""
+        return TopKHead
+
+    def teach(self, model: RankModel, batch: MicroBatch) -> Answers:
+        """Return the most likely tokens at a micro-batch's targets."""
+        assert self.top_k is not None, "else hidden states are sent"
+        temperature = self.temperature if self.loss_temperature is None else self.loss_temperature
+        kept = None if batch.kept is None else kept_ids(batch.kept, model.device)
+        told = model(batch, self.temperature, TopKRequest(self.top_k, temperature, self.tells_own, kept))
+        names = ("ids_NK", "logprobs_NK", "entropy_N", "own_N")
+        arrays: dict[str, Any] = {name: found.cpu().numpy() for name, found in zip(names, told, strict=False)}
+        return OwnTopKAnswers(**arrays) if self.tells_own else TopKAnswers(**arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherObjective(TopKObjective[Any, MicroBatch]):
+    """A frozen model that says what it would write at each token of given samples.
+
+    Without `top_k` it sends hidden states, from which students compute the whole distribution.
+    """
+
+    packing: bool = True
 
     @property
     def row_sharing(self) -> str | None:
         """What puts several samples into one row."""
         return "data.packing" if self.packing else None
 
-    def forward(self, model: RankModel, batch: MicroBatch) -> Answers:
+    def teach(self, model: RankModel, batch: MicroBatch) -> Answers:
         """Return the answers for a micro-batch's targets."""
-        *seen, targets_N = tensors_of(batch, model.device)
-        hidden_NE: Tensor = model.module.hidden_states(*seen)
-        if self.top_k is None:
-            return HiddenAnswers(hidden_NE=hidden_NE.float().cpu().numpy())
-        head = model.module.head
-        cut: dict[str, Any] = {
-            "temperature": self.temperature,
-            "chunk_tokens": self.settings.logprob_chunk_tokens,
-            "chunk_vocab": self.settings.logprob_chunk_vocab,
-            "bias": head.bias,
-            "logits": head.logits,
-        }
-        found = teacher_topk(hidden_NE, head.weight, self.top_k, **cut)
-        assert found.entropy_N is not None, "computed with the top-k"
-        answers = TopKAnswers(
-            ids_NK=found.ids_NK.cpu().numpy(),
-            logprobs_NK=found.logprobs_NK.float().cpu().numpy(),
-            entropy_N=found.entropy_N.float().cpu().numpy(),
-        )
-        if not self.tells_own:
-            return answers
-        with torch.no_grad():
-            own_N, _ = token_logprobs(hidden_NE, head.weight, targets_N, **cut)
-        return OwnTopKAnswers(**asdict(answers), own_N=own_N.float().cpu().numpy())
+        if self.top_k is not None:
+            return super().teach(model, batch)
+        *seen, _ = tensors_of(batch, model.device)
+        return HiddenAnswers(hidden_NE=model.module.hidden_states(*seen).float().cpu().numpy())
 
     def projection(self, model: RankModel) -> Projection:
         """Return the output projection."""
@@ -117,7 +167,7 @@ def teacher_answers(teacher: TrainingEngine[Any], samples: Sequence[TrainingSamp
     targets = Targets(samples)
     parts = [
         (targets.of(batch), answers)
-        for batches, found in zip(shards, teacher.forward(shards), strict=True)
+        for batches, found in zip(shards, teacher.teach(shards), strict=True)
         for batch, answers in zip(batches, found, strict=True)
     ]
     return assembled(targets.count, parts)
@@ -172,6 +222,16 @@ class DistillationTarget:
         return DistillationTarget(self.teacher.select(rows_N), self.loss, self.weights_N[rows_N])
 
 
+def top_k_teacher(model: RankModel, answers: TopKAnswers, loss: DistillationLoss) -> TeacherTopK:
+    """Return a teacher's most likely tokens on a model's device."""
+    return TeacherTopK(
+        ids_NK=torch.from_numpy(answers.ids_NK).to(model.device),
+        logprobs_NK=model.tensor(answers.logprobs_NK),
+        temperature=loss.config.temperature,
+        entropy_N=model.tensor(answers.entropy_N),
+    )
+
+
 class DistillationHead(TokenLogprobHead):
     """The head of a student: losses and figures instead of log-probabilities."""
 
@@ -183,19 +243,26 @@ class DistillationHead(TokenLogprobHead):
         target: DistillationTarget,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each target, shape [N], and figures of each; temperatures are the loss's."""
-        losses = distillation_losses(
-            *self.factors(hidden_ND),
-            target.teacher,
-            target.loss,
-            chunk_tokens=self.chunk_tokens,
-            chunk_vocab=self.chunk_vocab,
-            bias=self.own(self.bias),
-            targets_N=targets_N,
-            weights_N=target.weights_N,
-            logits=self.logits,
-            divided=self.divided,
-        )
+        losses = compared(self, hidden_ND, target, targets_N)
         return losses.losses_N, dict(losses.metrics)
+
+
+def compared(
+    head: TokenLogprobHead, hidden_ND: Tensor, target: DistillationTarget, targets_N: Tensor | None = None
+) -> TokenLosses:
+    """Return how far a student's head is from its teacher at each target; `targets_N` for a cross-entropy."""
+    return distillation_losses(
+        *head.factors(hidden_ND),
+        target.teacher,
+        target.loss,
+        chunk_tokens=head.chunk_tokens,
+        chunk_vocab=head.chunk_vocab,
+        bias=head.own(head.bias),
+        targets_N=targets_N,
+        weights_N=target.weights_N,
+        logits=head.logits,
+        divided=head.divided,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,12 +326,7 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
             floats = {name: model.tensor(getattr(answers, name)) for name in ("logprobs_NK", "entropy_N")}
             return TeacherTexts(**integers, **floats, temperature=loss.config.temperature)
         if isinstance(answers, TopKAnswers):
-            return TeacherTopK(
-                ids_NK=torch.from_numpy(answers.ids_NK).to(model.device),
-                logprobs_NK=model.tensor(answers.logprobs_NK),
-                temperature=loss.config.temperature,
-                entropy_N=model.tensor(answers.entropy_N),
-            )
+            return top_k_teacher(model, answers, loss)
         projection = self.projections[batch.teacher]
         # as precise as the teacher computed them
         hidden_NE = model.tensor(answers.hidden_NE).to(projection.weight_VE.dtype)

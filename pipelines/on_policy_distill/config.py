@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from roll_like.algorithms.distillation.base import DistillationConfig
 from roll_like.config.algorithm import AlgorithmConfig, KLConfig
-from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
+from roll_like.config.base import (
+    ConfigModel,
+    Fraction,
+    PluginConfig,
+    PluginSetting,
+    PositiveFloat,
+    PositiveInt,
+    Violation,
+)
 from roll_like.config.named import NAME_PATTERN
 from roll_like.config.resources import RolePlan
 from roll_like.config.rewards import OptionalRewardsConfig
 from roll_like.config.sampling import PromptConfig
 from roll_like.config.teachers import OptionalTeachers, teacher_roles, teacher_violations
-from roll_like.registry import PIPELINES
+from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 
 
 class DemonstrationConfig(ConfigModel):
@@ -46,7 +55,21 @@ class TeacherSignalConfig(ConfigModel):
     use: Literal["advantage", "loss"] = Field(
         default="advantage",
         description="`advantage`: the negative reverse KL of each token is its advantage, for the policy loss of "
-        "`algorithm` with its ratios and clipping. `loss`: the reverse KL is added to the loss.",
+        "`algorithm` with its ratios and clipping. `loss`: the divergence is added to the loss.",
+    )
+    signal: Literal["sampled_token", "top_k"] = Field(
+        default="sampled_token",
+        description="What teachers tell of each token that the student sampled. `sampled_token`: its log-probability, "
+        "of which the reverse KL is estimated. `top_k`: their most likely tokens in its place, whose divergence from "
+        "the student's distribution is computed; needs `use: loss`.",
+    )
+    top_k: PositiveInt = Field(
+        default=100,
+        description="With `signal: top_k`: how many tokens; the size of the vocabulary compares whole distributions.",
+    )
+    loss: Annotated[PluginConfig, PluginSetting(DISTILLATION_LOSSES)] = Field(
+        default_factory=lambda: DISTILLATION_LOSSES.get("reverse_kl").Config(),
+        description="With `signal: top_k`: a distillation loss; what becomes of all other tokens is its `tail`.",
     )
     weight: PositiveFloat = Field(default=1.0, description="Weight of the teachers.")
     reward_weight: Annotated[float, Field(ge=0)] = Field(
@@ -65,6 +88,12 @@ class TeacherSignalConfig(ConfigModel):
         description="What teachers read and the student does not; nothing by default. Without `teachers` the policy "
         "itself reads it, and is its own teacher.",
     )
+
+
+    @property
+    def top_k_settings(self) -> dict[str, Any]:
+        """How many tokens teachers tell, and the temperature of their log-probabilities."""
+        return {"top_k": self.top_k, "loss_temperature": cast(DistillationConfig, self.loss).temperature}
 
 
 @PIPELINES.register("on_policy_distill")
@@ -108,6 +137,7 @@ class OnPolicyDistillConfig(PromptConfig):
             )
         yield from self._reward_violations()
         yield from self._teacher_violations()
+        yield from self._signal_violations()
         yield from self._demonstration_violations()
         domains = [source.domain_label for source in self.sources]
         if self.teachers:
@@ -185,9 +215,9 @@ class OnPolicyDistillConfig(PromptConfig):
                 yield Violation(
                     path,
                     "it is compared over stretches of several tokens, and a loss looks at each token alone; set "
-                    "distillation.use: advantage",
+                    "distillation.use: advantage" + ", and signal: sampled_token" * (signal.signal == "top_k"),
                 )
-        if signal.use == "loss":
+        if signal.use == "loss" and signal.signal == "sampled_token":
             if self.algorithm.kl.use != "none":
                 yield Violation(
                     ("distillation", "use"),
@@ -203,7 +233,7 @@ class OnPolicyDistillConfig(PromptConfig):
                 yield Violation(
                     ("rollout", "schedule", "type"),
                     "with distillation.use: loss the teachers' divergence is not weighted for samples of older "
-                    "policies; set distillation.use: advantage, or type: sync",
+                    "policies; set distillation.use: advantage, distillation.signal: top_k, or type: sync",
                 )
         if temperature == 0:
             yield Violation(
@@ -217,13 +247,42 @@ class OnPolicyDistillConfig(PromptConfig):
                 f"{self.evaluation.temperature:g} would be another distribution; make them equal",
             )
 
+    def _signal_violations(self) -> Iterator[Violation]:
+        signal = self.distillation
+        if signal.signal == "sampled_token":
+            for name in signal.changed("top_k", "loss"):
+                yield Violation(
+                    ("distillation", name),
+                    "teachers tell the log-probability of the sampled token alone with signal: sampled_token, so this "
+                    "has no effect; set distillation.signal: top_k, or remove it",
+                )
+            return
+        if signal.use != "loss":
+            yield Violation(
+                ("distillation", "use"),
+                "an advantage is a number of the sampled token, and distillation.signal: top_k compares distributions; "
+                "set use: loss, or signal: sampled_token",
+            )
+        for name in signal.changed("estimator", "discount"):
+            yield Violation(
+                ("distillation", name),
+                "it is about sampled tokens, and distillation.signal: top_k computes the divergence of distributions; "
+                "remove it, or set signal: sampled_token",
+            )
+        if cast(DistillationConfig, signal.loss).ce_weight:
+            yield Violation(
+                ("distillation", "loss", "ce_weight"),
+                "the cross-entropy would make what the student itself sampled likelier, whatever teachers say; set "
+                "it to 0",
+            )
+
     def with_teacher_in_loss(self) -> Self:
-        """Return the configuration whose loss has the teachers' divergence, where that is their place.
+        """Return the configuration whose loss has the divergence of sampled tokens, where that is its place.
 
         Its gradient at a token is (log π − log π_teacher)·∇ log π, that of the reverse KL (k2), whatever the estimator.
         """
         signal = self.distillation
-        if signal.use != "loss":
+        if signal.use != "loss" or signal.signal != "sampled_token":
             return self
         kl = KLConfig(
             use="loss",

@@ -6,15 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.on_policy_distill.demonstrations import Demonstrations
+from roll_like.builtin.pipelines.on_policy_distill.objective import TaughtPolicyObjective
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherWorkers, without_rewards
 from roll_like.check import Finding, Report
 from roll_like.check.data import prompt_findings
 from roll_like.check.teachers import teacher_findings
 from roll_like.data.chat import Renderer
 from roll_like.policy_gradient.advantages import Assigned
+from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
+from roll_like.policy_gradient.start import policy_settings
 from roll_like.rollout.collection import Collected
 from roll_like.run.state import RunContext
 from roll_like.types import Group, Scored
@@ -38,6 +42,20 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
         return built
 
     @classmethod
+    def objective(cls, config: OnPolicyDistillConfig, kl: KLController) -> PolicyObjective:
+        """Return what the policy learns: the policy gradient, and a divergence of distributions where configured."""
+        signal = config.distillation
+        if signal.signal == "sampled_token":
+            return super().objective(config, kl)
+        return TaughtPolicyObjective(
+            **policy_settings(config, kl),
+            **signal.top_k_settings,
+            loss_config=signal.loss,
+            weight=signal.weight,
+            rewarded=signal.reward_weight > 0,
+        )
+
+    @classmethod
     def findings(cls, config: OnPolicyDistillConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
         """Yield what is wrong with prompts, rewards and teachers."""
         shown = config.distillation.demonstration
@@ -50,8 +68,9 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
             yield from prompt_findings(
                 config, renderer, report, lambda tasks: find({section: tasks[section] for section in scored})
             )
-        # only sampled tokens are scored
-        yield from teacher_findings(config, config.teachers, renderer, None, top_k=1)
+        signal = config.distillation
+        top_k = 1 if signal.signal == "sampled_token" else signal.top_k
+        yield from teacher_findings(config, config.teachers, renderer, None, top_k=top_k, top_k_key="distillation.top_k")
 
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return the samples of a step's groups; the teachers add to the advantages of rewards, or to the loss."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.algorithms.distillation.on_policy import with_teacher_advantages
+from roll_like.builtin.pipelines.distill.answers import OwnTopKAnswers, chosen
+from roll_like.builtin.pipelines.distill.objective import TopKObjective, teacher_answers
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.on_policy_distill.demonstrations import Demonstrations
 from roll_like.builtin.pipelines.on_policy_distill.teacher_views import OtherTokens, SameTokens, TeacherView
 from roll_like.config.teachers import teacher_key, teacher_model, teacher_of
+from roll_like.config.training import TrainingConfig
 from roll_like.models.load import load_renderer
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.advantages import Assigned
@@ -25,11 +28,25 @@ from roll_like.run.state import Evaluates
 from roll_like.training.engine import TrainingEngine, untimed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.start import rank_spec, start_engine
-from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored
+from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored, TopKAnswers, TrainingSample
 from roll_like.values import Mean, Metric
 
 #: The name of the policy among teachers: of none that a configuration names.
 POLICY = ""
+
+
+class Told(NamedTuple):
+    """What a teacher says of a sample.
+
+    Attributes:
+        logprobs_T: The log-probabilities of its tokens, 0 where not sampled.
+        spans: The stretch of each sampled token (`ShownSample`).
+        top_k: The teacher's most likely tokens in the place of each sampled one; None unless asked.
+    """
+
+    logprobs_T: FloatArray
+    spans: IntArray
+    top_k: TopKAnswers | None
 
 
 class TeacherScorer:
@@ -65,8 +82,9 @@ class TeacherScorer:
             groups: The groups that it comes from: a sample's teacher is that of its task's domain.
         """
         signal, in_loss = self._signal, self._signal.use == "loss"
-        logprobs, spans = self._told(assigned.samples, groups)
-        samples = with_teacher_advantages(
+        told = self._told(assigned.samples, groups, top_k=signal.signal == "top_k")
+        logprobs, spans = [each.logprobs_T for each in told], [each.spans for each in told]
+        samples: Sequence[PolicySample] = with_teacher_advantages(
             assigned.samples,
             logprobs,
             teacher_weight=0.0 if in_loss else signal.weight,
@@ -75,34 +93,36 @@ class TeacherScorer:
             estimator=signal.estimator,
             discount=signal.discount,
         )
+        if signal.signal == "top_k":
+            samples = [replace(sample, taught=each.top_k) for sample, each in zip(samples, told, strict=True)]
+        elif in_loss:
+            samples = with_logprobs(samples, logprobs)
         figure = {"distill/reverse_kl": reverse_kl(assigned.samples, logprobs)}
-        return replace(
-            assigned,
-            samples=with_logprobs(samples, logprobs) if in_loss else samples,
-            metrics={**assigned.metrics, **figure},
-        )
+        return replace(assigned, samples=samples, metrics={**assigned.metrics, **figure})
 
     def logprobs(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]) -> list[FloatArray]:
         """Return the log-probability of each sampled token under its teacher, one array [T] a sample."""
-        return self._told(samples, groups)[0]
+        return [each.logprobs_T for each in self._told(samples, groups, top_k=False)]
 
-    def _told(
-        self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]
-    ) -> tuple[list[FloatArray], list[IntArray]]:
-        """Return what teachers say of the samples' tokens, and the stretch of each sampled token (`ShownSample`)."""
+    def _told(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]], *, top_k: bool) -> list[Told]:
+        """Return what teachers say of the samples' tokens, with their most likely ones if asked."""
         tasks = {group.task.task_id: group.task for group in groups}
         of_samples = [tasks[sample.group_id.rsplit("#", 1)[0]] for sample in samples]
         engines = self._engines if self.policy is None else {POLICY: self.policy}
         names = [POLICY if self.policy is not None else teacher_of(self._teachers, task.domain) for task in of_samples]
-        found: dict[int, tuple[FloatArray, IntArray]] = {}
+        found: dict[int, Told] = {}
         for name, engine in engines.items():
             view = self._views.get(name, SameTokens())
-            chosen = [index for index, own in enumerate(names) if own == name]
-            shown = [view.shown(samples[index], of_samples[index]) for index in chosen]
-            logprobs = engine.logprobs([each.scored for each in shown]) if shown else []
-            for index, each, logprobs_T in zip(chosen, shown, logprobs, strict=True):
-                found[index] = view.told(samples[index], each, logprobs_T), each.spans
-        return [found[index][0] for index in range(len(samples))], [found[index][1] for index in range(len(samples))]
+            of_teacher = [index for index, own in enumerate(names) if own == name]
+            shown = [view.shown(samples[index], of_samples[index]) for index in of_teacher]
+            answers: Sequence[tuple[FloatArray, TopKAnswers | None]] = ()
+            if shown and top_k:
+                answers = top_k_answers(engine, [each.scored for each in shown])
+            elif shown:
+                answers = [(logprobs_T, None) for logprobs_T in engine.logprobs([each.scored for each in shown])]
+            for index, each, (logprobs_T, most_likely) in zip(of_teacher, shown, answers, strict=True):
+                found[index] = Told(view.told(samples[index], each, logprobs_T), each.spans, most_likely)
+        return [found[index] for index in range(len(samples))]
 
 
 class TeacherWorkers(PromptWorkers[OnPolicyDistillConfig]):
@@ -125,9 +145,7 @@ class TeacherWorkers(PromptWorkers[OnPolicyDistillConfig]):
         config, engines = self._config, {}
         timer = untimed if gpu_sharing is None else gpu_sharing.timer
         for teacher in planned_teachers(config, config.teachers):
-            objective = LanguageModelObjective[Any, Any](
-                settings=teacher.training, temperature=config.rollout.temperature
-            )
+            objective = teacher_objective(config, teacher.training)
             engines[teacher.name] = engine = start_engine(
                 f"teacher {teacher.name}",
                 rank_spec(config, teacher.model, teacher.devices, objective, total_updates=None),
@@ -162,6 +180,30 @@ class TeacherWorkers(PromptWorkers[OnPolicyDistillConfig]):
 
         best = "eval/avg" if has_rewards else "-eval/reverse_kl"
         return Evaluation(schedule=schedule, measure=measure, best=[best])
+
+
+def teacher_objective(config: OnPolicyDistillConfig, training: TrainingConfig) -> LanguageModelObjective[Any, Any]:
+    """Return what a teacher of a run computes."""
+    settings: dict[str, Any] = {"settings": training, "temperature": config.rollout.temperature}
+    if config.distillation.signal == "sampled_token":
+        return LanguageModelObjective(**settings)
+    return TopKObjective(**settings, **config.distillation.top_k_settings, tells_own=True)
+
+
+def top_k_answers(
+    engine: TrainingEngine[Any], samples: Sequence[TrainingSample]
+) -> list[tuple[FloatArray, TopKAnswers]]:
+    """Return a teacher's log-probabilities of each sample's tokens, shape [T], and its most likely ones [S, K]."""
+    answers = teacher_answers(engine, samples)
+    assert isinstance(answers, OwnTopKAnswers), "asked for in `tells_own`"
+    top_k = TopKAnswers(**{each.name: getattr(answers, each.name) for each in fields(TopKAnswers)})
+    told, start = [], 0
+    for sample in samples:
+        own = slice(start, start := start + sample.trained_tokens)
+        logprobs_T = np.zeros(len(sample), np.float32)
+        logprobs_T[sample.loss_mask] = answers.own_N[own]
+        told.append((logprobs_T, chosen(top_k, own)))
+    return told
 
 
 def teacher_views(config: OnPolicyDistillConfig) -> dict[str, TeacherView]:

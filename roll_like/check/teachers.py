@@ -24,6 +24,7 @@ def teacher_findings(
     shape: ModelShape | None,
     *,
     top_k: int | None,
+    top_k_key: str = "algorithm.top_k",
 ) -> Iterator[Finding]:
     """Yield what is wrong with teachers.
 
@@ -33,6 +34,7 @@ def teacher_findings(
         renderer: The student's tokenizer, where it can be had.
         shape: The student's sizes, where they are known.
         top_k: How many tokens teachers send; None for whole distributions.
+        top_k_key: The key that says so.
     """
     for name, teacher in teachers.items():
         key = teacher_key(name)
@@ -52,11 +54,16 @@ def teacher_findings(
         except RollLikeError as error:
             yield failed(key, error)
             continue
-        yield from _sizes_fit(config, key, theirs, shape, top_k)
+        yield from _sizes_fit(config, key, theirs, shape, top_k, top_k_key)
 
 
 def _sizes_fit(
-    config: RunConfig, key: str, theirs: ModelShape, ours: ModelShape | None, top_k: int | None
+    config: RunConfig,
+    key: str,
+    theirs: ModelShape,
+    ours: ModelShape | None,
+    top_k: int | None,
+    top_k_key: str,
 ) -> Iterator[Finding]:
     if top_k is None and ours is not None and theirs.vocab_size != ours.vocab_size:
         yield Finding(
@@ -68,7 +75,7 @@ def _sizes_fit(
     if top_k is not None and top_k > theirs.vocab_size:
         yield Finding(
             "error",
-            "algorithm.top_k",
-            f"{top_k} is more than the {theirs.vocab_size} tokens of the teacher; lower it, or set it to null",
+            top_k_key,
+            f"{top_k} is more than the {theirs.vocab_size} tokens of the teacher; lower it",
         )
     yield from samples_fit(config, theirs, key)

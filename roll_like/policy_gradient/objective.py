@@ -115,9 +115,14 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
 
     def loss(self, model: RankModel, batch: PolicyBatch, shared: PolicyUpdate) -> tuple[Tensor, Metrics]:
         """Return a micro-batch's share of the loss."""
+        return self.policy_loss(model, batch, shared, *self.logprobs(model, batch))
+
+    def policy_loss(
+        self, model: RankModel, batch: PolicyBatch, shared: PolicyUpdate, logprobs_N: Tensor, entropy_N: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """Return the same, from log-probabilities and entropies of its targets."""
         assert shared.loss is not None, "`bind` has set it"
         algorithm, kl = self.algorithm, self.algorithm.kl
-        logprobs_N, entropy_N = self.logprobs(model, batch)
         observed = None
         if batch.observation_weights.size:
             observed = logprobs_N, model.tensor(batch.observation_weights)
@@ -160,6 +165,12 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
                 self.kl.update(float(metrics["train/kl"].value), len(self._selected(step)))
         return completed
 
+    @property
+    def zero_advantage_moves(self) -> bool:
+        """Whether tokens of advantage 0 change the gradient, or statistics."""
+        regularised = self.algorithm.kl.use == "loss" or self.algorithm.entropy_coefficient != 0
+        return regularised or self._loss().zero_advantage_moves
+
     def _replayed(self, model: RankModel) -> Metrics:
         """Return how many of the engine's experts the trainer's router would not have chosen."""
         fraction, count = model.module.router.disagreement(model.module.sharing)
@@ -177,8 +188,7 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         algorithm = self.algorithm
         weights = token_weights(samples, algorithm.aggregation, max_response_tokens=self.max_response_tokens)
         observed = observation_weights(samples, algorithm.observation_coefficient)
-        regularised = algorithm.kl.use == "loss" or algorithm.entropy_coefficient != 0
-        if not regularised and not self._loss().zero_advantage_moves:
+        if not self.zero_advantage_moves:
             moving = [i for i, sample in enumerate(samples) if np.any(sample.advantages) or np.any(observed[i])]
             samples, weights = [samples[i] for i in moving], [weights[i] for i in moving]
             observed = [observed[i] for i in moving]

@@ -20,8 +20,8 @@ from roll_like.data.chat import Renderer
 from roll_like.models.load import resolve_model
 from roll_like.models.shape import load_model_shape
 from roll_like.policy_gradient.advantages import Advantages, Assigned
-from roll_like.policy_gradient.objective import with_reference
-from roll_like.policy_gradient.start import start_actor, start_critic, start_reference
+from roll_like.policy_gradient.objective import PolicyObjective, with_reference
+from roll_like.policy_gradient.start import policy_settings, start_actor, start_critic, start_reference
 from roll_like.policy_gradient.workers import AuxiliaryRole, Workers, start_evaluator, starting_workers
 from roll_like.registry import ADVANTAGES
 from roll_like.rollout.asynchronous import AsyncRollouts
@@ -100,7 +100,7 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
         kl = KLController(config.algorithm.kl)
         with starting_workers(config, run, auxiliary) as workers:
             model, sharing = workers.model, workers.gpu_sharing
-            workers.actor = start_actor(config, run, model, kl, sharing)
+            workers.actor = start_actor(config, run, model, cls.objective(config, kl), sharing)
             reference = start_reference(config, run, model, workers.actor, sharing)
             workers.critic = start_critic(config, run, model, sharing)
         workers.kl_reference = reference if config.algorithm.kl.use == "loss" else None
@@ -129,6 +129,11 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
             rollouts=rollouts,
             evaluator=None if replayed else auxiliary.evaluator(run.state.metrics.warn),
         )
+
+    @classmethod
+    def objective(cls, config: ConfigT, kl: KLController) -> PolicyObjective:
+        """Return what the policy learns; `kl` sets the weight of a KL penalty in its loss."""
+        return PolicyObjective(**policy_settings(config, kl))
 
     @classmethod
     def check(cls, config: ConfigT) -> Report:

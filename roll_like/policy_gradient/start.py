@@ -36,19 +36,27 @@ from roll_like.training.start import rank_spec, start_engine
 from roll_like.types import PolicySample
 
 
+def policy_settings(config: PolicyGradientConfig, kl: KLController) -> dict[str, Any]:
+    """Return the arguments of a `PolicyObjective`; `kl` sets the weight of a KL penalty in its loss."""
+    return {
+        "settings": config.training,
+        "temperature": config.rollout.temperature,
+        "algorithm": config.algorithm,
+        "max_response_tokens": config.longest_response,
+        "kl": kl,
+        "replays_routes": config.algorithm.router_replay,
+    }
+
+
 def start_actor(
-    config: PolicyGradientConfig, run: RunContext, model: ResolvedModel, kl: KLController, gpu_sharing: GPUSharing
+    config: PolicyGradientConfig,
+    run: RunContext,
+    model: ResolvedModel,
+    objective: PolicyObjective,
+    gpu_sharing: GPUSharing,
 ) -> TrainingEngine[Sequence[PolicySample]]:
-    """Start the policy that is trained; `kl` sets the weight of a KL penalty in its loss."""
+    """Start the policy that is trained."""
     devices = config.resources.devices_of("training")
-    objective = PolicyObjective(
-        settings=config.training,
-        temperature=config.rollout.temperature,
-        algorithm=config.algorithm,
-        max_response_tokens=config.longest_response,
-        kl=kl,
-        replays_routes=config.algorithm.router_replay,
-    )
     learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
     spec = rank_spec(
         config, model, devices, objective, total_updates=learning_steps * config.algorithm.updates_per_step

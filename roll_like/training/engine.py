@@ -141,12 +141,21 @@ class TrainingEngine(Generic[StepT]):
             shards: Micro-batches of each rank.
             adapters: Whether with the model's adapters, where it has some, or as if it had none.
         """
-        forward = TrainingRank.forward if adapters else TrainingRank.forward_without_adapters
+        return self._passed(TrainingRank.forward if adapters else TrainingRank.forward_without_adapters, shards)
+
+    def teach(self, shards: Sequence[Sequence[BatchT]]) -> list[list[Any]]:
+        """Return what the model, as a teacher, says of each rank's micro-batches."""
+        return self._passed(TrainingRank.teach, shards)
+
+    def _passed(
+        self, method: Callable[[TrainingRank, Any], list[Any]], shards: Sequence[Sequence[BatchT]]
+    ) -> list[list[Any]]:
+        """Return what ranks make of their micro-batches; a frozen model's are replaced when they fail."""
         raised = False
         while True:
             try:
                 with self.resident("weights"):
-                    return self.scatter(forward, shards)
+                    return self.scatter(method, shards)
             except WorkerError as error:
                 died = isinstance(error, WorkerDied)
                 # what is raised twice does not pass by itself; what a trained model has learned its files do not have,

@@ -133,6 +133,10 @@ class Objective(ABC, Generic[StepT, BatchT]):
         """Return what the model says of a micro-batch's targets, without gradient; plain arrays that travel."""
         raise NotImplementedError(f"{type(self).__name__} has a loss only")
 
+    def teach(self, model: RankModel, batch: MicroBatch) -> Any:
+        """Return what a teacher says of a micro-batch's targets, without gradient; plain arrays that travel."""
+        raise NotImplementedError(f"{type(self).__name__} is no teacher")
+
     def colder(self, model: RankModel, batch: BatchT) -> FloatArray:
         """Return the log-probability of every target at half of the temperature, shape [N]; of language models."""
         raise NotImplementedError(f"{type(self).__name__} is no language model")

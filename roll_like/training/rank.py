@@ -215,6 +215,12 @@ class TrainingRank:
 
     @shared_phase
     @torch.no_grad()
+    def teach(self, batches: Sequence[MicroBatch]) -> list[Any]:
+        """Return what the model, as a teacher, says of each micro-batch's targets."""
+        return self._passed(batches, lambda batch: self._objective.teach(self._model, batch))
+
+    @shared_phase
+    @torch.no_grad()
     def score_energies(self, batches: Sequence[MicroBatch]) -> list[Any]:
         """Return ‖∇ log π‖² in the logits at each micro-batch's targets, of a language model."""
         passes = (

@@ -21,7 +21,7 @@ from torch import Tensor
 from trained_weights import largest_difference
 
 from roll_like.algorithms.kl import KLController
-from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, TopKAnswers
+from roll_like.builtin.pipelines.distill.answers import HiddenAnswers
 from roll_like.builtin.pipelines.distill.objective import DistillationObjective, Projection, TeacherTargets
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
@@ -36,7 +36,7 @@ from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.fsdp2 import FSDP2Backend
 from roll_like.training.interface import Share
 from roll_like.training.rank import TrainingRank, seed_everything
-from roll_like.types import PLAIN_LOGITS, Pair
+from roll_like.types import PLAIN_LOGITS, Pair, TopKAnswers
 from roll_like.values import Metric, merge, reduce
 
 pytestmark = pytest.mark.integration

@@ -9,9 +9,16 @@ import pytest
 from config_files import MINIMAL, changed
 from pydantic import ValidationError
 
+from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.distill.objective import TopKObjective
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.objective import TaughtPolicyObjective
+from roll_like.builtin.pipelines.on_policy_distill.pipeline import OnPolicyDistillPipeline
+from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import teacher_objective
 from roll_like.config.teachers import teacher_model, teacher_of
+from roll_like.policy_gradient.objective import PolicyObjective
+from roll_like.training.language_model import LanguageModelObjective
 
 OFFLINE: dict[str, Any] = {
     "pipeline": "distill",
@@ -130,9 +137,53 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
     assert beside.with_teacher_in_loss() is beside
 
 
+TOP_K = {"use": "loss", "signal": "top_k"}
+
+
+def test_distributions_leave_the_kl_penalty_its_place() -> None:
+    config = OnPolicyDistillConfig.from_values(
+        changed(
+            ON_POLICY,
+            distillation={**TOP_K, "loss": {"type": "js", "beta": 0.3, "temperature": 2.0}},
+            algorithm__kl={"use": "loss", "coefficient": 0.1},
+            reference={},
+        )
+    )
+    assert config.with_teacher_in_loss() is config
+    assert config.distillation.top_k_settings == {"top_k": 100, "loss_temperature": 2.0}
+    objective = OnPolicyDistillPipeline.objective(config, KLController(config.algorithm.kl))
+    assert isinstance(objective, TaughtPolicyObjective)
+    assert (objective.top_k, objective.rewarded, objective.temperature) == (100, False, 1.0)
+    assert isinstance(teacher_objective(config, config.training), TopKObjective)
+    # of samples of older policies too
+    stale = {"algorithm__correction": {"type": "truncated"}, "rollout__schedule": {"type": "async"}}
+    OnPolicyDistillConfig.from_values(changed(ON_POLICY, distillation=TOP_K, **stale))
+
+
+@pytest.mark.parametrize("use", ["advantage", "loss"])
+def test_a_run_that_compares_sampled_tokens_computes_nothing_else(use: str) -> None:
+    config = OnPolicyDistillConfig.from_values(changed(ON_POLICY, distillation={"use": use}))
+    kl = KLController(config.algorithm.kl)
+    assert type(OnPolicyDistillPipeline.objective(config, kl)) is PolicyObjective
+    assert type(teacher_objective(config, config.training)) is LanguageModelObjective
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"distillation": {"signal": "top_k"}}, "distillation.use: an advantage is a number of the sampled token"),
+        ({"distillation": {"top_k": 50}}, "distillation.top_k: teachers tell the log-probability of the sampled token"),
+        ({"distillation": {"loss": {"type": "js"}}}, "distillation.loss: teachers tell the log-probability"),
+        ({"distillation": {**TOP_K, "estimator": "k3"}}, "distillation.estimator: it is about sampled tokens"),
+        ({"distillation": {**TOP_K, "discount": 0.5}}, "distillation.discount: it is about sampled tokens"),
+        (
+            {"distillation": {**TOP_K, "loss": {"type": "reverse_kl", "ce_weight": 0.1}}},
+            "distillation.loss.ce_weight: the cross-entropy would make what the student itself sampled likelier",
+        ),
+        (
+            {"distillation": TOP_K, "teachers__large__other_tokenizer": True},
+            "set distillation.use: advantage, and signal: sampled_token",
+        ),
         ({"distillation__reward_weight": 1.0}, "there are none; add `rewards.use`"),
         ({"rollout__drop_zero_variance_groups": True, "rollout__max_oversampling": 2.0}, "all would be dropped"),
         ({"rollout__temperature": 0}, "no distribution to compare"),

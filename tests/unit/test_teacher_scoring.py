@@ -14,6 +14,7 @@ from test_config_distill import ON_POLICY
 from tests_support import scored, task  # type: ignore[import-not-found]
 
 from roll_like.algorithms.advantages.base import policy_samples
+from roll_like.builtin.pipelines.distill.answers import OwnTopKAnswers
 from roll_like.builtin.pipelines.on_policy_distill.config import DemonstrationConfig, OnPolicyDistillConfig
 from roll_like.builtin.pipelines.on_policy_distill.demonstrations import demonstrated
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherScorer, reverse_kl, without_rewards
@@ -21,6 +22,7 @@ from roll_like.builtin.pipelines.on_policy_distill.teacher_views import SameToke
 from roll_like.errors import DataError
 from roll_like.policy_gradient.advantages import Assigned
 from roll_like.rollout.reward_pools import RewardPools
+from roll_like.training.layout import micro_batches
 from roll_like.types import (
     FloatArray,
     Group,
@@ -55,8 +57,8 @@ def groups() -> list[Group[Scored]]:
     ]
 
 
-def scorer(**distillation: Any) -> tuple[TeacherScorer, Scores, Scores]:
-    config = OnPolicyDistillConfig.model_validate(
+def config_of(**distillation: Any) -> OnPolicyDistillConfig:
+    return OnPolicyDistillConfig.model_validate(
         changed(
             ON_POLICY,
             data__sources=[{"path": "maths.jsonl"}, {"path": "chat.jsonl"}],
@@ -65,9 +67,12 @@ def scorer(**distillation: Any) -> tuple[TeacherScorer, Scores, Scores]:
             **({"rewards": {"use": [{"type": "ifeval"}]}} if distillation.get("reward_weight") else {}),
         )
     )
+
+
+def scorer(**distillation: Any) -> tuple[TeacherScorer, Scores, Scores]:
     first, second = Scores(-3.0), Scores(-0.5)
     engines: Any = {"of_maths": first, "of_all": second}
-    return TeacherScorer(config, engines), first, second
+    return TeacherScorer(config_of(**distillation), engines), first, second
 
 
 def with_advantages(value: float) -> Assigned:
@@ -104,6 +109,55 @@ def test_a_teacher_in_the_loss_leaves_the_advantages_to_rewards() -> None:
     assert [float(sample.reference_logprobs[-1]) for sample in kept] == [-3.0, -3.0, -0.5]
     alone, *_ = scorer(use="loss")
     assert not any(sample.advantages.any() for sample in alone.score(with_advantages(1.5), groups()).samples)
+
+
+class Distributions(Scores):
+    """A teacher that tells two tokens of each place: which it is, and which token was sampled."""
+
+    def micro_batches(self, samples: Sequence[TrainingSample]) -> Any:
+        return micro_batches(samples, ranks=1, max_tokens=7, share_prompts=True)  # samples of a group apart
+
+    def teach(self, shards: Sequence[Sequence[Any]]) -> list[list[OwnTopKAnswers]]:
+        return [[self.told(batch.targets) for batch in batches] for batches in shards]
+
+    def told(self, targets_N: IntArray) -> OwnTopKAnswers:
+        self.asked += 1
+        who_N = np.full_like(targets_N, -10 * self.logprob)
+        return OwnTopKAnswers(
+            ids_NK=np.stack([who_N, targets_N], 1),
+            logprobs_NK=np.full((len(targets_N), 2), -1, np.float32),
+            entropy_N=targets_N.astype(np.float32),
+            own_N=(self.logprob - targets_N / 8).astype(np.float32),
+        )
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_samples_carry_what_their_own_teacher_says(itself: bool) -> None:
+    signal = {"use": "loss", "signal": "top_k", "reward_weight": 2.0}
+    config = config_of(**signal)
+    engines: Any = {"of_maths": Distributions(-3.0), "of_all": Distributions(-0.5)}
+    teachers = TeacherScorer(config, engines)
+    if itself:
+        prompts: Any = Prompts()
+        teachers = TeacherScorer(config, {}, {"": SameTokens(prompts)})
+        teachers.policy = Distributions(-3.0)  # type: ignore[assignment]
+    before = with_advantages(1.5)
+    found = teachers.score(before, groups())
+    for own, sample in zip(before.samples, found.samples, strict=True):
+        tokens = sample.token_ids[sample.loss_mask]
+        teacher = 30 if itself or own.group_id.startswith("maths") else 5
+        assert sample.taught is not None
+        assert sample.taught.ids_NK.tolist() == [[teacher, token] for token in tokens]
+        assert sample.taught.entropy_N.tolist() == tokens.tolist()
+        assert sample.advantages[sample.loss_mask].tolist() == [3.0] * len(tokens)
+    logprob = [-3.0, -3.0, -3.0 if itself else -0.5]
+    gaps = [
+        -1 - (each - token / 8)
+        for each, sample in zip(logprob, found.samples, strict=True)
+        for token in sample.token_ids[sample.loss_mask]
+    ]
+    figure = found.metrics["distill/reverse_kl"]
+    assert figure.value == pytest.approx(np.mean(gaps))
 
 
 class Peeking:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
-from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, Targets, TopKAnswers, assembled, chosen
+from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, Targets, assembled, chosen
 from roll_like.training.layout import micro_batches
+from roll_like.types import TopKAnswers
 
 
 def test_answers_follow_their_targets_through_any_layout() -> None:
