@@ -72,7 +72,7 @@ class Targets:
         return numbers
 
 
-def joined(parts: Sequence[AnswersT]) -> AnswersT:
+def joined_answers(parts: Sequence[AnswersT]) -> AnswersT:
     """Return one after the other as one; all are alike."""
     arrays = {each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(parts[0])}
     return type(parts[0])(**arrays)

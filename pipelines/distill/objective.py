@@ -84,7 +84,7 @@ class TopKHead(TokenLogprobHead):
     def forward(  # type: ignore[override]
         self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, more: KeptIds | TopKRequest | None = None
     ) -> tuple[Tensor, ...]:
-        """Return log-probabilities and entropies; or ids, log-probabilities, entropy and, if asked, the targets' own."""
+        """Return log-probabilities and entropies; or ids, log-probabilities, entropy, and the targets' own if asked."""
         if not isinstance(more, TopKRequest):
             return super().forward(hidden_ND, targets_N, temperature, more)
         found = teacher_topk(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from roll_like.algorithms.distillation.base import DistillationConfig
+from roll_like.algorithms.losses.base import PolicyLoss
 from roll_like.config.algorithm import AlgorithmConfig, KLConfig
 from roll_like.config.base import (
     ConfigModel,
@@ -23,7 +24,7 @@ from roll_like.config.resources import RolePlan
 from roll_like.config.rewards import OptionalRewardsConfig
 from roll_like.config.sampling import PromptConfig
 from roll_like.config.teachers import OptionalTeachers, teacher_roles, teacher_violations
-from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
+from roll_like.registry import DISTILLATION_LOSSES, LOSSES, PIPELINES
 
 
 class DemonstrationConfig(ConfigModel):
@@ -88,7 +89,6 @@ class TeacherSignalConfig(ConfigModel):
         description="What teachers read and the student does not; nothing by default. Without `teachers` the policy "
         "itself reads it, and is its own teacher.",
     )
-
 
     @property
     def top_k_settings(self) -> dict[str, Any]:
@@ -249,6 +249,13 @@ class OnPolicyDistillConfig(PromptConfig):
 
     def _signal_violations(self) -> Iterator[Violation]:
         signal = self.distillation
+        loss = LOSSES.get(self.algorithm.loss.type)
+        if signal.use == "loss" and not signal.reward_weight and loss.selects is not PolicyLoss.selects:
+            yield Violation(
+                ("algorithm", "loss", "type"),
+                f"{self.algorithm.loss.type} chooses samples by their advantages, which are all 0 with "
+                "distillation.use: loss and reward_weight: 0, so that none would be left; use ppo",
+            )
         if signal.signal == "sampled_token":
             for name in signal.changed("top_k", "loss"):
                 yield Violation(

@@ -14,7 +14,7 @@ from roll_like.algorithms.distillation.base import DistillationLoss
 from roll_like.algorithms.distillation.objective import distillation_objective
 from roll_like.algorithms.kept import KeptIds
 from roll_like.algorithms.losses.base import TokenLosses
-from roll_like.builtin.pipelines.distill.answers import Targets, chosen, joined
+from roll_like.builtin.pipelines.distill.answers import Targets, chosen, joined_answers
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationTarget,
     TopKHead,
@@ -129,7 +129,7 @@ class TaughtPolicyObjective(PolicyObjective, TopKObjective[Sequence[PolicySample
     def _laid_out(self, samples: Sequence[PolicySample], layout: Layout) -> list[list[PolicyBatch]]:
         shards = super()._laid_out(samples, layout)
         targets = Targets(samples)
-        answers = joined([sample.taught for sample in samples if sample.taught is not None])
+        answers = joined_answers([sample.taught for sample in samples if sample.taught is not None])
 
         def taught(batch: PolicyBatch) -> PolicyBatch:
             arrays = {each.name: getattr(batch, each.name) for each in fields(PolicyBatch)}

@@ -70,7 +70,9 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
             )
         signal = config.distillation
         top_k = 1 if signal.signal == "sampled_token" else signal.top_k
-        yield from teacher_findings(config, config.teachers, renderer, None, top_k=top_k, top_k_key="distillation.top_k")
+        yield from teacher_findings(
+            config, config.teachers, renderer, None, top_k=top_k, top_k_key="distillation.top_k"
+        )
 
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return the samples of a step's groups; the teachers add to the advantages of rewards, or to the loss."""

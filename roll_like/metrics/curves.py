@@ -45,7 +45,7 @@ class Panel:
 
 
 #: Kinds of runs, each by a metric that only it logs: given answers, preferences, distillation; else policies.
-_KINDS = {"train/perplexity": "given", "preference/accuracy": "preferences", "distill/kl": "distillation"}
+_KINDS = {"train/perplexity": "given", "preference/accuracy": "preferences", "distill/cross_entropy": "distillation"}
 _ALL = "given preferences distillation policy"
 #: What is evaluated beside `eval/avg`: what stays as it is (the base model) comes before shares of solved tasks.
 _BESIDE, _SOLVED = r"eval/(base|adapter/[^/]+)/avg", r"eval/(success|pass@\d+|maj@\d+)"
@@ -54,7 +54,12 @@ _BESIDE, _SOLVED = r"eval/(base|adapter/[^/]+)/avg", r"eval/(success|pass@\d+|ma
 PANELS = (
     Panel(title="Reverse KL to the teachers", names=("distill/reverse_kl",), of="policy"),
     Panel(title="Training reward", names=("rollout/reward/mean",), of="policy preferences", smooth=True),
-    Panel(title="Divergence and its loss", names=("distill/kl", "train/loss"), of="distillation", needs="distill/kl"),
+    Panel(
+        title="Divergence and its loss",
+        names=("distill/kl", "train/loss"),
+        of="distillation policy",
+        needs="distill/kl",
+    ),
     Panel(
         title="Evaluation",
         names=("eval/reverse_kl", "eval/avg", _BESIDE, _SOLVED),

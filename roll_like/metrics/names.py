@@ -73,6 +73,7 @@ train/loss | – | loss | The objective that is minimised: policy loss and penal
 train/policy_loss | – | policy loss | The policy's part of the loss.
 train/kl | nats/token | kl | Distance from the reference model, by the configured estimator.
 train/kl_loss | – | kl loss | The KL penalty's part of the loss.
+train/distillation_loss | – | distillation loss | The part of the loss that compares distributions with a teacher's.
 train/old_kl | nats/token | old kl | Distance from the policy at the start of the step (k3).
 train/entropy | nats/token | entropy | Entropy of the policy over sampled positions.
 train/ratio | – | ratio | Mean probability ratio of the policy to the old policy.

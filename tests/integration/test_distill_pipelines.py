@@ -129,6 +129,78 @@ def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Pat
     assert "eval/avg" in read_lines(run / "evaluations.jsonl")[-1]
 
 
+def test_distributions_in_the_loss(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    config = write_on_policy_distill_run(
+        tmp_path,
+        *models,
+        steps=4,
+        distillation={"use": "loss", "signal": "top_k", "top_k": 50, "weight": 0.5},
+        training={"optimizer": {"lr": 3.0e-3}},
+        checkpoint={"at_end": False, "export": False},
+        metrics=PLAIN,
+    )
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    steps = read_lines(run / "metrics.jsonl")
+    for step in steps:
+        assert step["train/loss"] == pytest.approx(0.5 * step["distill/divergence"], rel=1e-5)
+        assert (step["train/policy_loss"], step["train/grad_norm"] > 0) == (0, True)
+    assert steps[-1]["distill/divergence"] < steps[0]["distill/divergence"] - 0.01
+    before, after = read_lines(run / "evaluations.jsonl")
+    assert after["eval/reverse_kl"] < before["eval/reverse_kl"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
+def test_distributions_of_the_policy_itself_killed_and_resumed(
+    tmp_path: Path, models: tuple[Path, Path], backend: str
+) -> None:
+    settings = {
+        "steps": 4,
+        "teachers": {},
+        "distillation": {
+            "use": "loss",
+            "signal": "top_k",
+            "reward_weight": 1.0,
+            "demonstration": {"field": "answer", "max_prompt_tokens": 200},
+        },
+        "rewards": {"use": [{"type": "letter_e"}]},
+        "training": {
+            "optimizer": {"lr": 3.0e-3},
+            "max_tokens_per_micro_batch": 512,
+            "workers": 2,
+            "zero_stage": 3,
+            "backend": backend,
+        },
+        "checkpoint": {"every": 1, "keep": 1},
+        "evaluation": None,
+        "metrics": PLAIN,
+    }
+    series = []
+    for name in ("whole", "halves"):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = write_on_policy_distill_run(folder, *models, **settings)
+        rows = [{**row, "answer": "abcabc"} for row in read_lines(folder / "train.jsonl")]
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if name == "halves":
+            killed_and_resumed(config, "step 2/4")
+        else:
+            with nothing_left():
+                code, output = run_here(config)
+            assert code == 0, output
+        steps = read_lines(folder / "runs" / "tiny" / "metrics.jsonl")
+        for step in steps:
+            parts = step["train/policy_loss"] + step["train/distillation_loss"]
+            assert step["train/loss"] == pytest.approx(parts, abs=1e-6)
+        series.append([(step["train/loss"], step["distill/divergence"]) for step in steps])
+    assert len(series[0]) == len(series[1]) == 4
+    for ours, theirs in zip(*series, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 @pytest.mark.slow
 def test_a_policy_that_reads_demonstrations_teaches_itself(tmp_path: Path, models: tuple[Path, Path]) -> None:
     config = write_on_policy_distill_run(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rank_specs import cpu_rank
@@ -14,6 +16,8 @@ from tiny_model import make_tiny_model
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
+from roll_like.algorithms.distillation.on_policy import with_prompt
+from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
     TeacherObjective,
@@ -21,7 +25,10 @@ from roll_like.builtin.pipelines.distill.objective import (
     send_projections,
     teacher_answers,
 )
+from roll_like.builtin.pipelines.on_policy_distill.objective import TaughtPolicyObjective
+from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import top_k_answers
 from roll_like.cluster import ResourceManager
+from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.resources import DeviceRange
 from roll_like.config.training import TrainingConfig
 from roll_like.registry import DISTILLATION_LOSSES
@@ -162,6 +169,83 @@ def test_updates_are_those_of_a_plain_loop(
         trainer.train_step(steps[0])  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
         assert reduce(trainer.train_step(steps[1]))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
+        found = trained_weights(trainer.cluster)
+    for name, parameter in weights.items():
+        assert found[name].sub(parameter).abs().max() < 2e-6, name
+
+
+#: What a policy that teaches itself reads in the place of each prompt, as a teacher.
+PROMPT = np.arange(20, 31, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def taught_plainly(models: tuple[Path, Path, Path]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of two AdamW steps to what the policy itself says after another prompt, and a reward."""
+    model = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+    losses = []
+    for seed in (0, 1):
+        samples = ragged_policy_samples(seed=seed)
+        tokens = sum(sample.trained_tokens for sample in samples)
+
+        def logprobs(sample: TrainingSample) -> torch.Tensor:
+            logits = model(torch.from_numpy(sample.token_ids).long()[None]).logits[0, :-1]
+            return torch.as_tensor(logits[torch.from_numpy(sample.loss_mask[1:])].log_softmax(-1))
+
+        total: torch.Tensor = torch.zeros(())
+        for sample in samples:
+            with torch.no_grad():
+                theirs = logprobs(with_prompt(sample, PROMPT))
+            ours = logprobs(sample)
+            total = total + torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="sum")
+            own = ours.gather(1, torch.from_numpy(sample.token_ids[sample.loss_mask]).long()[:, None])[:, 0]
+            total = total - (torch.from_numpy(sample.advantages[sample.loss_mask]) * (own - own.detach()).exp()).sum()
+        optimizer.zero_grad()
+        (total / tokens).backward()
+        optimizer.step()
+        losses.append(float(total.detach()) / tokens)
+    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 32, "sequence_parallel": 2},
+        {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "backend": "fsdp2"},
+        pytest.param({"workers": 1, "zero_stage": 2, "max_tokens_per_micro_batch": 64}, marks=pytest.mark.slow),
+        pytest.param(
+            {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 48, "gradient_checkpointing": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["tokens", "fsdp2", "one rank", "zero 3"],
+)
+def test_a_policy_that_teaches_itself_takes_the_steps_of_a_plain_loop(
+    resources: ResourceManager,
+    models: tuple[Path, Path, Path],
+    taught_plainly: tuple[list[float], dict[str, torch.Tensor]],
+    options: dict[str, Any],
+) -> None:
+    losses, weights = taught_plainly
+    algorithm = AlgorithmConfig(correction={"type": "none"})
+    objective = TaughtPolicyObjective(
+        settings=TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **options),
+        algorithm=algorithm,
+        max_response_tokens=16,
+        kl=KLController(algorithm.kl),
+        top_k=VOCABULARY,
+        loss_config=DISTILLATION_LOSSES.get("reverse_kl").Config(),
+        weight=1.0,
+        rewarded=True,
+    )
+    with ExitStack() as stack:
+        spec = spec_of(models[0], objective, frozen=False)
+        trainer = start_engine("training", spec, resources, SPAN, stack=stack)
+        for seed, loss in enumerate(losses):
+            samples = ragged_policy_samples(seed=seed)
+            told = top_k_answers(trainer, [with_prompt(sample, PROMPT) for sample in samples])
+            step = [replace(sample, taught=answers) for sample, (_, answers) in zip(samples, told, strict=True)]
+            assert reduce(trainer.train_step(step))["train/loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
         found = trained_weights(trainer.cluster)
     for name, parameter in weights.items():
         assert found[name].sub(parameter).abs().max() < 2e-6, name

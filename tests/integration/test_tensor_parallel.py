@@ -21,8 +21,9 @@ from torch import Tensor
 from trained_weights import largest_difference
 
 from roll_like.algorithms.kl import KLController
-from roll_like.builtin.pipelines.distill.answers import HiddenAnswers
+from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, chosen
 from roll_like.builtin.pipelines.distill.objective import DistillationObjective, Projection, TeacherTargets
+from roll_like.builtin.pipelines.on_policy_distill.objective import TaughtPolicyObjective
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
@@ -104,6 +105,7 @@ CASES = (
     Case("deepseek_v3", (), (("attention", "varlen"),)),  # compressed keys
     Case("qwen3_moe", (), (("gradient_checkpointing", True),), kind="routes", experts=2),
     Case("gpt_oss"),  # experts that ranks do not divide, attention sinks
+    Case("llama", kind="taught"),
 )
 #: Families that others stand for by day, and forms of them.
 EVERY = tuple(
@@ -123,10 +125,16 @@ def objective_of(case: Case, section: Any) -> Any:
         return ValueObjective(settings=section)
     if case.kind == "reward model":
         return RewardModelObjective(settings=section, algorithm=RewardModelAlgorithmConfig(), pad_token_id=0)
-    if case.kind in ("policy", "routes"):
+    if case.kind in ("policy", "routes", "taught"):
         algorithm = AlgorithmConfig()
         policy = {"algorithm": algorithm, "kl": KLController(algorithm.kl), "replays_routes": case.kind == "routes"}
-        return PolicyObjective(settings=section, max_response_tokens=16, temperature=0.8, **policy)
+        policy |= {"settings": section, "max_response_tokens": 16, "temperature": 0.8}
+        if case.kind != "taught":
+            return PolicyObjective(**policy)
+        loss = DISTILLATION_LOSSES.get("reverse_kl").Config()
+        return TaughtPolicyObjective(
+            **policy, top_k=9, loss_temperature=1.0, loss_config=loss, weight=0.5, rewarded=True
+        )
     loss = DISTILLATION_LOSSES.get("forward_kl").Config(temperature=2.0, ce_weight=0.25)
     weight = torch.randn(VOCABULARY, TEACHER_WIDTH, generator=torch.Generator().manual_seed(0)) / 4
     projection = Projection(weight_VE=weight, bias_V=None, logits=PLAIN_LOGITS)
@@ -144,11 +152,11 @@ def step_of(case: Case, seed: int) -> Any:
         return [Pair(chosen=chosen, rejected=rejected, margin=0.5) for chosen, rejected in pairs]
     if case.kind == "routes":
         return [replace(each, routes=routes_of(each.token_ids)) for each in samples]
-    if not case.kind.startswith("distill"):
+    if not case.kind.startswith(("distill", "taught")):
         return samples
     count = sum(int(each.loss_mask.sum()) for each in samples)
     answers: Any = HiddenAnswers(hidden_NE=random.normal(size=(count, TEACHER_WIDTH)).astype(np.float32))
-    if case.kind == "distill top-k":
+    if case.kind != "distill":
         logits = random.normal(size=(count, VOCABULARY))
         logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         ids = np.argsort(-logprobs)[:, :9]
@@ -157,6 +165,12 @@ def step_of(case: Case, seed: int) -> Any:
             logprobs_NK=np.take_along_axis(logprobs, ids, -1).astype(np.float32),
             entropy_N=-(np.exp(logprobs) * logprobs).sum(-1).astype(np.float32),
         )
+    if case.kind == "taught":
+        ends = np.cumsum([each.trained_tokens for each in samples])
+        parts = [
+            chosen(answers, slice(end - each.trained_tokens, end)) for each, end in zip(samples, ends, strict=True)
+        ]
+        return [replace(each, taught=part) for each, part in zip(samples, parts, strict=True)]
     return [TeacherTargets(teacher="it", samples=samples, answers=answers)]
 
 
@@ -245,6 +259,9 @@ def train(
         logprobs = []
         if case.kind in ("sft", "policy", "routes", "critic"):  # others have a loss only
             logprobs = [np.asarray(found) for found in trainer.forward(shards(trainer, case, 3)[0])]
+        if case.kind == "taught":
+            told = trainer.teach(shards(trainer, case, 3)[0])
+            logprobs = [np.concatenate([each.logprobs_NK.ravel(), each.entropy_N, each.own_N]) for each in told]
         sent = {name: each.detach().clone() for name, each in trainer.full_weights()} if kept else {}
         results.append(Trained([first, second, *third], gradients, saved, weights(trainer), logprobs, sent))
     torch.distributed.destroy_process_group()

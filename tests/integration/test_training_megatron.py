@@ -367,6 +367,7 @@ OBJECTIVES = (
     Case("llama", kind="reward model"),
     Case("qwen2", kind="distill"),
     Case("qwen3", kind="distill top-k"),
+    Case("llama", kind="taught"),
     Case("qwen3_moe", (("gradient_checkpointing", True),), kind="routes"),
     Case("deepseek_v3", kind="routes"),
     Case("gpt_oss", kind="policy"),

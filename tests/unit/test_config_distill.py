@@ -180,6 +180,7 @@ def test_a_run_that_compares_sampled_tokens_computes_nothing_else(use: str) -> N
             {"distillation": {**TOP_K, "loss": {"type": "reverse_kl", "ce_weight": 0.1}}},
             "distillation.loss.ce_weight: the cross-entropy would make what the student itself sampled likelier",
         ),
+        ({"distillation": TOP_K, "algorithm__loss": {"type": "raft"}}, "so that none would be left; use ppo"),
         (
             {"distillation": TOP_K, "teachers__large__other_tokenizer": True},
             "set distillation.use: advantage, and signal: sampled_token",

@@ -25,12 +25,13 @@ from roll_like.algorithms.distillation.base import DistillationConfig
 from roll_like.algorithms.distillation.on_policy import with_prompt
 from roll_like.algorithms.distillation.teacher import TeacherTopK
 from roll_like.algorithms.kl import KLController
-from roll_like.builtin.pipelines.distill.answers import joined
+from roll_like.builtin.pipelines.distill.answers import joined_answers
 from roll_like.builtin.pipelines.distill.objective import DistillationTarget, TopKObjective
 from roll_like.builtin.pipelines.on_policy_distill.objective import TaughtHead, TaughtPolicyObjective, TaughtTarget
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import top_k_answers
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.training import TrainingConfig
+from roll_like.errors import EngineError
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine
@@ -182,6 +183,34 @@ def test_what_is_only_measured_has_no_gradient() -> None:
     assert losses_N.requires_grad
 
 
+def two_of(theirs_NV: Tensor) -> TeacherTopK:
+    logprobs_NK, ids_NK = theirs_NV.log_softmax(-1).topk(2)
+    return TeacherTopK(ids_NK=ids_NK, logprobs_NK=logprobs_NK)
+
+
+@pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "js"])
+def test_two_tokens_and_the_rest_are_a_divergence_of_at_most_that_of_all(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    ours_NV, theirs_NV = (torch.randn(200, 6, generator=generator, dtype=torch.float64) * 3 for _ in range(2))
+    logprobs_NK, ids_NK = theirs_NV.log_softmax(-1).topk(6)
+    whole_N = compare(ours_NV, TeacherTopK(ids_NK=ids_NK, logprobs_NK=logprobs_NK), type=name)[3]
+    few_N = compare(ours_NV, two_of(theirs_NV), type=name)[3]
+    assert (few_N >= 0).all()
+    assert (few_N <= whole_N + 1e-9).all()
+    assert (few_N < whole_N - 1e-3).any()
+
+
+@pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "js"])
+def test_a_student_does_not_flee_from_the_tokens_that_are_compared(name: str) -> None:
+    theirs = torch.tensor([[3.0, 2.0, 0.0, -1.0, -1.0]], dtype=torch.float64)
+    teacher, logits = two_of(theirs), torch.zeros(1, 5, dtype=torch.float64)
+    for _ in range(400):
+        hidden, _, _, losses_N, _ = compare(logits, teacher, type=name)
+        logits = logits - 2.0 * torch.autograd.grad(losses_N.sum(), hidden)[0]
+    found, wanted = logits.softmax(-1)[0], theirs.softmax(-1)[0]
+    assert found[:2].tolist() == pytest.approx(wanted[:2].tolist(), abs=1e-4)
+
+
 # ---- training steps ------------------------------------------------------------------------------------
 
 
@@ -254,6 +283,40 @@ def test_truncated_samples_are_compared_over_all_tokens(tiny_model: Path) -> Non
     assert losses[0]["distill/divergence"] == pytest.approx(losses[1]["distill/divergence"], rel=1e-5)
 
 
+def test_one_token_is_taught_at_its_own_place(tiny_model: Path) -> None:
+    whole = ragged_policy_samples()[0]
+    first = np.flatnonzero(whole.loss_mask)[0]
+    sample = replace(whole, loss_mask=np.arange(len(whole)) == first, advantages=np.zeros(len(whole), np.float32))
+    engine = policy(tiny_model)
+    seen = with_prompt(sample, PROMPT)
+    ((_, answers),) = top_k_answers(engine, [seen])
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(PROMPT).long()[None]).logits[0, -1]
+    assert answers.ids_NK[0, :5].tolist() == logits.topk(5).indices.tolist()
+    figures = reduce(engine.measure([replace(sample, taught=answers)]))
+    theirs, ours = logits.log_softmax(-1), logits_of(model, sample)[0].log_softmax(-1).detach()
+    expected = float(kl_div(theirs, ours, log_target=True, reduction="sum"))
+    assert figures["distill/divergence"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_teacher_whose_vocabulary_is_padded_further(tiny_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.resize_token_embeddings(VOCABULARY + 16, mean_resizing=False)
+    with torch.no_grad():
+        model.lm_head.weight[VOCABULARY:] = 0.0
+        model.lm_head.weight[VOCABULARY + 1] = 50.0  # likely wherever hidden states sum to more than 0
+    model.save_pretrained(tmp_path)
+    samples = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in ragged_policy_samples()]
+    teacher = engine_of(TopKObjective[Any, Any](settings=settings_of(), top_k=8, tells_own=True), tmp_path)
+    told = [answers for _, answers in top_k_answers(teacher, samples)]
+    padding = max(int(answers.ids_NK.max()) for answers in told)
+    assert padding >= VOCABULARY, "the teacher finds padding likely"
+    taught_samples = [replace(sample, taught=answers) for sample, answers in zip(samples, told, strict=True)]
+    with pytest.raises(EngineError, match=r"token ids run from .* the student's vocabulary has 512 tokens"):
+        policy(tiny_model).train_step(taught_samples)
+
+
 def test_log_probabilities_are_those_of_a_policy_that_is_not_taught(tiny_model: Path) -> None:
     samples, algorithm = ragged_policy_samples(), AlgorithmConfig()
     shared: dict[str, Any] = {"settings": settings_of(), "temperature": 0.7}
@@ -284,4 +347,4 @@ def test_answers_are_joined_in_order() -> None:
         )
         for count in (1, 2)
     ]
-    assert joined(parts).ids_NK[:, 0].tolist() == [1, 2, 2]
+    assert joined_answers(parts).ids_NK[:, 0].tolist() == [1, 2, 2]
