@@ -251,7 +251,7 @@ def test_a_policy_that_teaches_itself_takes_the_step_of_a_plain_loop(tiny_model:
     parts = figures["train/policy_loss"] + figures["train/distillation_loss"]
     assert figures["train/loss"] == pytest.approx(parts, abs=1e-6)
     assert figures["train/distillation_loss"] == pytest.approx(0.5 * figures["distill/divergence"], rel=1e-5)
-    found = trained_weights(engine.cluster)  # type: ignore[arg-type]
+    found = trained_weights(engine.cluster)
     for name, parameter in weights.items():
         assert found[name].sub(parameter).abs().max() < 2e-6, name
 
