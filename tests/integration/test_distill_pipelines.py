@@ -108,12 +108,13 @@ def test_a_student_of_its_own_answers(tmp_path: Path, models: tuple[Path, Path])
     )
 
 
-def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("signal", [pytest.param("sampled_token", marks=pytest.mark.slow), "top_k"])
+def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Path, Path], signal: str) -> None:
     config = write_on_policy_distill_run(
         tmp_path,
         *models,
         steps=2,
-        distillation={"use": "loss", "weight": 0.5, "reward_weight": 1.0},
+        distillation={"use": "loss", "signal": signal, "weight": 0.5, "reward_weight": 1.0},
         rewards={"use": [{"type": "letter_e"}]},
         metrics=PLAIN,
     )
@@ -122,9 +123,13 @@ def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Pat
     assert code == 0, output
     run = tmp_path / "runs" / "tiny"
     for step in read_lines(run / "metrics.jsonl"):
-        # the loss is its two parts, and the divergence is that of the sampled tokens
-        assert step["train/loss"] == pytest.approx(step["train/policy_loss"] + step["train/kl_loss"], abs=1e-5)
-        assert step["train/kl_loss"] == pytest.approx(0.5 * step["train/kl"], rel=1e-3)
+        if signal == "sampled_token":  # the loss is its two parts, and the divergence is that of the sampled tokens
+            divergence = step["train/kl_loss"]
+            assert divergence == pytest.approx(0.5 * step["train/kl"], rel=1e-3)
+        else:
+            divergence = step["train/distillation_loss"]
+            assert divergence == pytest.approx(0.5 * step["distill/divergence"], rel=1e-3)
+        assert step["train/loss"] == pytest.approx(step["train/policy_loss"] + divergence, abs=1e-5)
         assert "rollout/reward/letter_e" in step
     assert "eval/avg" in read_lines(run / "evaluations.jsonl")[-1]
 
