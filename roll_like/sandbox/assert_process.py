@@ -30,6 +30,8 @@ T = TypeVar("T")
 MODULES = frozenset(
     ("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "hashlib", "heapq")
 ) | frozenset(("itertools", "json", "math", "operator", "random", "re", "statistics", "string", "time", "typing"))
+#: What NumPy asks an object for to read memory at an address, or by a shape, that the object states: never the program.
+_MEMORY = ("__array", "__dlpack")
 #: Longest iterator that a test may give to the program; it is read to its end first.
 MOST_ITEMS = 100_000
 
@@ -133,6 +135,9 @@ class Client:
             if len(items) > MOST_ITEMS:
                 raise ValueError(f"an iterator of more than {MOST_ITEMS} elements cannot be given to the program")
             return ("i", [self._wrap(item) for item in items])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic) and type(value.item()).__module__ == "builtins":
+            return ("v", value.item())
         if callable(value):
             raise Refused(f"the test gives the program a function of its own, {value!r}: it cannot enter the sandbox")
         if type(value).__module__ not in {"builtins", "collections", "decimal", "fractions"}:
@@ -170,6 +175,7 @@ class Handle:
         return client.ask(action, object.__getattribute__(self, "_target"), name, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        _require_no_memory(name)
         return self._ask("get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -234,10 +240,16 @@ class Name:
         return self._client.ask("call", self._target, None, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        _require_no_memory(name)
         return self._client.ask("get", self._target, name)
 
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, Handle) and instance._class == self.__name__
+
+
+def _require_no_memory(name: str) -> None:
+    if name.startswith(_MEMORY):
+        raise AttributeError(f"{name} of an object of the program is not asked for")
 
 
 def _exactly(kind: type[T], value: Any) -> T:
@@ -324,12 +336,13 @@ def run_test(channel: Channel) -> tuple[Any, ...]:
     try:
         tree = ast.parse(code, "<test>")
         test = compile(tree, "<test>", "exec")
-    except SyntaxError as error:
-        return ("refused", f"the test is no Python: {error}")
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        what = f"is no Python: {error}" if isinstance(error, SyntaxError) else "is too large to be read"
+        return ("refused", f"the test {what}")
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     client = Client(channel)
     if numpy is not None:
-        _beside("numpy_only").load_numpy(numpy)
+        _beside("numpy_only").load_numpy(numpy, strict=True)
     try:
         scope = stubs(source, used, names, client)
         scope |= {name: importlib.import_module(name) for name in (MODULES & used) - set(names)}

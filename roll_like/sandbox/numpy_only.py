@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 #: Parts that NumPy itself loads only when they are used.
 LATER = ("fft", "linalg", "ma", "polynomial", "random")
@@ -25,8 +26,14 @@ def numpy_folder() -> str:
     return os.path.dirname(os.path.realpath(spec.origin))
 
 
-def load_numpy(folder: str, parts: Iterable[str] = ()) -> None:
-    """Import NumPy from its folder, whatever `sys.path` holds, and some of its parts."""
+def load_numpy(folder: str, parts: Iterable[str] = (), *, strict: bool = False) -> None:
+    """Import NumPy from its folder, whatever `sys.path` holds, and some of its parts.
+
+    Args:
+        folder: The folder.
+        parts: Names of parts.
+        strict: Nothing is close to something: `allclose([], 1.5)`, which says nothing of any number, is False.
+    """
     for name in _THREADS:
         os.environ[name] = "1"
     spec = importlib.util.spec_from_file_location(
@@ -39,3 +46,10 @@ def load_numpy(folder: str, parts: Iterable[str] = ()) -> None:
     spec.loader.exec_module(module)
     for part in parts:
         importlib.import_module(f"numpy.{part}")
+    if strict:
+        close, size = module.allclose, module.size
+
+        def allclose(a: Any, b: Any, *arguments: Any, **options: Any) -> bool:
+            return bool(close(a, b, *arguments, **options)) and bool(size(a)) == bool(size(b))
+
+        module.allclose = allclose  # type: ignore[attr-defined]

@@ -45,7 +45,10 @@ class _Remote:
         """Wrap a value that leaves."""
         kind = type(value)
         if kind.__module__ == "numpy" and hasattr(value, "tolist"):
-            return cls.wrap(value.tolist(), depth)
+            plain = value.tolist()
+            if type(plain) is kind:  # long doubles, which no plain number holds exactly
+                plain = complex(value) if kind.__name__.startswith("c") else float(value)
+            return cls.wrap(plain, depth)
         if cls.is_plain(value):
             return ("v", value)
         if depth and kind in (list, tuple, set):
@@ -54,6 +57,14 @@ class _Remote:
             return ("d", [[cls.wrap(part, depth - 1) for part in pair] for pair in value.items()])
         cls.objects.append(value)
         return ("h", len(cls.objects) - 1, str(kind.__name__))
+
+    @staticmethod
+    def differs(now, then):
+        """Say whether an argument may have changed."""
+        try:
+            return bool(now != then)
+        except Exception:  # noqa: BLE001 - arrays say it of each number, objects of the program what they like
+            return True
 
     @classmethod
     def unwrap(cls, wrapped):
@@ -77,7 +88,8 @@ class _Remote:
         mutable = [(at, value) for at, value in given if type(value) in (list, dict, set, _remote_deque)]
         before = [_remote_copy.deepcopy(value) for _, value in mutable]
         result = function(*positional, **named)
-        changed = [[at, cls.wrap(now)] for (at, now), then in zip(mutable, before, strict=True) if now != then]
+        pairs = zip(mutable, before, strict=True)
+        changed = [[at, cls.wrap(now)] for (at, now), then in pairs if cls.differs(now, then)]
         return ("value", cls.wrap(result), changed)
 
     @classmethod

@@ -38,7 +38,10 @@ for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
 for top, _, names in os.walk(sys.argv[1]) if len(sys.argv) > 1 else ():
     for name in names:
         if name.endswith(".so"):
-            ctypes.CDLL(os.path.join(top, name))
+            try:
+                ctypes.CDLL(os.path.join(top, name))
+            except OSError:
+                pass
 for line in open("/proc/self/maps"):
     path = line.rstrip("\\n").partition("/")[2]
     if path:

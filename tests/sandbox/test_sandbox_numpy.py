@@ -103,6 +103,48 @@ def test_what_a_program_returns_is_compared_as_plain_values(program: str, status
     assert result.status is status, result
 
 
+@pytest.mark.parametrize(
+    "interface",
+    [
+        "{'version': 3, 'shape': (1,), 'typestr': '<f8', 'data': (4096, False)}",
+        "{'version': 3, 'shape': (1,), 'typestr': '|O', 'data': b'A' * 8}",
+        "{'version': 3, 'shape': (1,), 'typestr': '|O', 'data': bytes(8)}",
+        "{'version': 3, 'shape': (16384,), 'typestr': '<f8', 'data': b'x' * 24, 'offset': -65536}",
+        "{'version': 3, 'shape': (0,), 'typestr': '<f8', 'data': b''}",
+    ],
+)
+@pytest.mark.parametrize("test", ["np.allclose(f(), 1.5)", "np.asarray(f()).size >= 0 and np.shape([f()]) == (0,)"])
+def test_numpy_outside_reads_no_memory_that_an_object_of_the_program_states(interface: str, test: str) -> None:
+    """Before, the trusted process died, or read where it was told to."""
+    program = f"class X:\n    __array_interface__ = {interface}\n    __array_struct__ = 1\ndef f(): return X()"
+    result = evaluate(program, AssertTest(f"import numpy as np\nassert {test}"))
+    assert result.status in (TestStatus.WRONG_ANSWER, TestStatus.RUNTIME_ERROR), result
+
+
+def test_an_object_of_the_program_is_a_sequence_where_it_has_items() -> None:
+    program = "class X:\n    def __len__(self): return 2\n    def __getitem__(self, at): return [1.0, 2.0][at]\n"
+    test = AssertTest("import numpy as np\nassert np.allclose(np.array(f()), [1.0, 2.0])")
+    assert evaluate(f"{program}def f(): return X()", test).status is TestStatus.PASSED
+
+
+@pytest.mark.parametrize(
+    ("program", "test", "passes"),
+    [
+        ("def f(): return []", "np.allclose(f(), 1.5)", False),
+        ("def f(): return []", "np.allclose(f(), [])", True),
+        ("def f(): return 1.5", "np.allclose(f(), 1.5)", True),
+        ("def f(): return [1.5, 1.5]", "np.allclose(f(), 1.5)", True),
+        ("def f(): return np.longdouble(1), np.clongdouble(2)", "f() == (1.0, 2 + 0j)", True),
+        ("def f(x):\n    x[0] = np.array([1, 2])\n    return 1", "f(x) == 1 and x == [[1, 2], 0]", True),
+        ("def f(x): return type(x) is int and x == 3", "f(np.int64(3))", True),
+        ("def f(x): return type(x) is float and x == 0.5", "f(np.float32(0.5))", True),
+    ],
+)
+def test_values_of_numpy(program: str, test: str, passes: bool) -> None:
+    result = evaluate(f"import numpy as np\n{program}", AssertTest(f"import numpy as np\nx = [0, 0]\nassert {test}"))
+    assert result.status is (TestStatus.PASSED if passes else TestStatus.WRONG_ANSWER), result
+
+
 def test_a_test_of_megabytes() -> None:
     inputs = [[at, float(at), "x" * 40] for at in range(40_000)]
     code = f"import numpy as np\ninputs = {inputs}\nassert np.sum([f(*one) for one in inputs[::1000]]) == 0"
@@ -119,6 +161,7 @@ FENCED = "Sure.\n```python\n{}```\nIt works."
         ("humaneval_plus", "    return sum(x) / len(x)\n", [1.0]),
         ("humaneval_plus", "    import numpy as np\n    return np.mean(x)\n", [1.0]),
         ("humaneval_plus", "    return 1.5\n", [0.0]),
+        ("humaneval_plus", "    return []\n", [0.0]),
         ("humaneval_plus_instruct", FENCED.format("def mean(x):\n    return sum(x) / len(x)\n"), [1.0]),
         ("humaneval_plus_instruct", FENCED.format("def average(x):\n    return sum(x) / len(x)\n"), [0.0]),
         (
