@@ -115,7 +115,7 @@ def test_what_can_be_asynchronous(config: type, values: dict[str, Any]) -> None:
             asynchronous(ON_POLICY, distillation={"use": "loss"}),
             "rollout.schedule.type",
             "the teachers' divergence is not weighted for samples of older policies",
-            "set distillation.use: advantage, or type: sync",
+            "set distillation.use: advantage, distillation.signal: top_k, or type: sync",
         ),
         (
             OnlineDPOConfig,
