@@ -23,6 +23,12 @@ from roll_like.types import Task
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_KEYS = ("number", "date", "spans")
+_KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("number", (str, int, float), "a number or a text"),
+    ("date", (Mapping,), "a mapping of day, month and year"),
+    ("spans", (list, tuple), "a list of texts"),
+)
 
 
 class DropConfig(RewardConfig):
@@ -79,18 +85,24 @@ class Drop(Reward):
             return RewardError(str(error), fix="correct the row")
         found = normalised(completion.text)
         measure = exact if self.config.figure == "em" else overlap
-        return RewardResult(max(measure(found, spans) for spans in known), {"parsed": float(bool(found))}, found)
+        best = max(measure(found, spans) for spans in known) if found else 0.0
+        return RewardResult(best, {"parsed": float(bool(found))}, found)
 
 
 def drop_references(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the distinct answers of a row, each as its normalised spans; a number or a date is one span.
 
+    One of which nothing is left, such as "the", is dropped.
+
     Raises:
         ValueError: There are none, or they are not as DROP's rows have them.
     """
-    known = [tuple(map(normalised, spans)) for spans in map(_spans, _answers(row)) if spans[0].strip()]
+    known = [spans for spans in (tuple(map(normalised, _spans(answer))) for answer in _answers(row)) if any(spans)]
     if not known:
-        raise ValueError(f"the field 'answer' holds no number, date or spans: {short_repr(row.get('answer'))}")
+        raise ValueError(
+            "the field 'answer' holds no number, date or spans with a word but articles: "
+            f"{short_repr(row.get('answer'))}"
+        )
     return list(dict.fromkeys(known))
 
 
@@ -122,14 +134,23 @@ def normalised(text: str) -> str:
 
 
 def _answers(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    first, others = row.get("answer"), row.get("validated_answers") or {}
-    if not isinstance(first, Mapping) or not {"number", "date", "spans"} <= first.keys():
-        raise ValueError(f"the field 'answer' should hold number, date and spans, found {short_repr(first)}")
-    yield first
+    others = row.get("validated_answers") or ()
     if isinstance(others, Mapping):  # the hub's tables have a list for each key
-        columns = [others.get(key) or () for key in ("number", "date", "spans")]
-        others = [dict(zip(("number", "date", "spans"), values, strict=True)) for values in zip(*columns, strict=True)]
-    yield from others
+        columns = [others.get(key) or () for key in _KEYS]
+        if not all(isinstance(column, list | tuple) for column in columns):
+            raise ValueError(f"'validated_answers' should hold a list for each key, found {short_repr(others)}")
+        others = [dict(zip(_KEYS, values, strict=True)) for values in zip(*columns, strict=True)]
+    if not isinstance(others, list | tuple):
+        raise ValueError(f"'validated_answers' should hold answers, found {short_repr(others)}")
+    for field, answer in (("answer", row.get("answer")), *(("validated_answers", each) for each in others)):
+        if not isinstance(answer, Mapping) or not set(_KEYS) <= answer.keys():
+            raise ValueError(f"the field {field!r} should hold number, date and spans, found {short_repr(answer)}")
+        for key, kinds, wanted in _KINDS:
+            if answer[key] not in (None, "") and not isinstance(answer[key], kinds):
+                raise ValueError(f"the {key} of an answer should be {wanted}, found {short_repr(answer[key])}")
+        if odd := [span for span in answer["spans"] or () if not isinstance(span, str)]:
+            raise ValueError(f"the spans of an answer should be texts, found {short_repr(odd[0])}")
+        yield answer
 
 
 def _spans(answer: Mapping[str, Any]) -> tuple[str, ...]:

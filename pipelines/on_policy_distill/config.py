@@ -250,11 +250,15 @@ class OnPolicyDistillConfig(PromptConfig):
     def _signal_violations(self) -> Iterator[Violation]:
         signal = self.distillation
         loss = LOSSES.get(self.algorithm.loss.type)
-        if signal.use == "loss" and not signal.reward_weight and loss.selects is not PolicyLoss.selects:
+        if signal.use == "loss" and loss.selects is not PolicyLoss.selects:
+            why = (
+                "and the teachers' divergence (distillation.use: loss) would be lost for the others"
+                if signal.reward_weight
+                else "which are all 0 with distillation.use: loss and reward_weight: 0, so that none would be left"
+            )
             yield Violation(
                 ("algorithm", "loss", "type"),
-                f"{self.algorithm.loss.type} chooses samples by their advantages, which are all 0 with "
-                "distillation.use: loss and reward_weight: 0, so that none would be left; use ppo",
+                f"{self.algorithm.loss.type} chooses samples by their advantages, {why}; use ppo",
             )
         if signal.signal == "sampled_token":
             for name in signal.changed("top_k", "loss"):

@@ -38,6 +38,7 @@ from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 CONTEXT_BYTES = int(0.6 * GIB)
 COMMUNICATOR_BYTES = int(0.5 * GIB)
 #: What CUDA graphs of decoding hold, also while an engine sleeps: 0.36 to 0.58 GiB in users' logs of vLLM.
+GRAPHS = "CUDA graphs"
 GRAPH_BYTES = int(0.6 * GIB)
 #: Tokens of one forward pass of an engine: more than vLLM's default on GPUs, unless many guesses ask for more.
 ENGINE_TOKENS = 8192
@@ -167,8 +168,7 @@ def _plan_of(
         phase("sampling", whole, staying())
         per_token = _cache_per_token(config, engine, models_of_engine)
         awake = {} if _sleeps(config.inference) and models else whole
-        if not awake and config.inference.captures_graphs:  # else they are in the engine's share
-            graphs = {("inference", "CUDA graphs"): GRAPH_BYTES}
+        graphs = {part: size for part, size in whole.items() if part[1] == GRAPHS}
     for model in models:
         together = engine is None or not model.moves
         phase(model.role, model.while_computing(), awake or graphs, staying(but=model, all_of_them=together))
@@ -377,11 +377,13 @@ def _engine(
     logits = running * config.inference.tokens_per_pass
     tokens = max(ENGINE_TOKENS, logits)
     compute = tokens * (2 * shape.hidden_size + 3 * inner // gpus) * width + 3 * 4 * logits * shape.vocab_size
+    graphs = {GRAPHS: GRAPH_BYTES} if config.inference.captures_graphs else {}
     share = config.inference.gpu_share
     if memory is None or share is None:
         cache = running * config.longest_sample * _cache_per_token(config, role, shapes)
-        parts = {**loaded, "activations": compute, "KV cache at most": cache}
+        parts = {**loaded, "activations": compute, "KV cache at most": cache, **graphs}
         return {("inference", part): size for part, size in parts.items()}, None
-    cache = max(int(share * memory) - sum(loaded.values()) - compute, 0)
-    parts = {**loaded, "activations": compute, "KV cache": cache}
+    inside = sum(graphs.values()) if config.inference.graphs_in_share else 0
+    cache = max(int(share * memory) - sum(loaded.values()) - compute - inside, 0)
+    parts = {**loaded, "activations": compute, "KV cache": cache, **graphs}
     return {("inference", part): size for part, size in parts.items()}, cache

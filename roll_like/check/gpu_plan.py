@@ -41,7 +41,7 @@ class GPUReport:
         floor: Least seconds of a step; None where the kind of the GPUs is not known.
         host_memory: Memory of this machine in bytes, if it has the GPUs.
         awake: The most that one GPU would hold if neither engines nor the trainer made room for the other, in bytes;
-            None where they do not, or keys say that they do.
+            None where they do not, or keys say that they do, or the configuration would be refused.
     """
 
     plans: tuple[GPUPlan, ...]
@@ -90,8 +90,9 @@ def _awake(config: RunConfig, shapes: Mapping[str, ModelShape], memory: int) -> 
     if set(config.trained) != {"training"} or not engine.capabilities.sleep or chosen != (None, None):
         return None
     together = {name: getattr(config, name).model_copy(update={"sleep": False}) for name in ("training", "inference")}
-    plans = gpu_plans(config.model_copy(update=together), shapes, memory)
-    if any(plan.left_out for plan in plans):
+    both = config.model_copy(update=together)
+    plans = gpu_plans(both, shapes, memory)
+    if any(plan.left_out for plan in plans) or any(both.violations()):
         return None
     return max(phase.total for plan in plans for phase in plan.phases)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import locale
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -301,12 +302,14 @@ def lam_of_short_responses(config: PolicyGradientConfig) -> Iterator[Finding]:
     most = length_adaptive_lam(longest, alpha)
     if most >= LEAST_LAM:
         return
+    enough = max(1.0, math.ceil(100 / longest) / 10)  # 1 − 1/(α·n) is 0.9 with α = 10/n
     yield Finding(
         "warning",
         "algorithm.advantage.length_adaptive",
         f"with {alpha:g} λ is 0 for responses of up to {int(1 / alpha)} tokens and {most:.2g} for the longest "
         f"({longest}): the policy learns what the critic says of the next token, hardly the reward. VAPO's 0.05 is for "
-        f"thousands of tokens; for short responses set 1.0 (λ = 1 − 1/n)",
+        f"thousands of tokens; for these responses set {enough:.1f} or more (λ = "
+        f"{length_adaptive_lam(longest, enough):.2g} for the longest)",
     )
 
 

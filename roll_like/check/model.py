@@ -95,7 +95,7 @@ def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
             if section.attention in JOINING:
                 layers.refuse_joining(section.attention)
             if section.sequence_parallel > 1:
-                layers.refuse_joining("varlen")
+                layers.refuse_joining("varlen", automatic=True)
                 refuse_undivided_heads(model, section.sequence_parallel)
     except ConfigError as error:
         yield failed("model.path", error)

@@ -126,7 +126,7 @@ class Benchmark(ConfigModel):
         min_length=1, description="Fields that each row has, and what they hold."
     )
     where: Mapping[str, str] = Field(
-        default_factory=dict, description="Only rows whose fields have these values are asked."
+        default_factory=dict, description="Only rows whose fields, which are text, have these values are asked."
     )
     shuffle: BenchmarkShuffle | None = Field(
         default=None, description="Options in a seeded order, as `options`, with the right one's letter as `letter`."
@@ -165,6 +165,13 @@ class Benchmark(ConfigModel):
             raise ValueError("set either `subset` or `subsets`")
         if missing := self.where.keys() - self.columns.keys():
             raise ValueError(f"`where` names {min(missing)!r}, which is not in `columns`; add it there")
+        if others := [field for field in self.where if self.columns[field] != "text"]:
+            raise ValueError(
+                f"`where` compares texts, and `columns` has {others[0]!r} as {self.columns[others[0]]!r}; name a "
+                "column that is text"
+            )
+        if self.subsets and self.columns.get("subset") != "text":
+            raise ValueError("rows of `subsets` have theirs in the field `subset`; add `subset: text` to `columns`")
         return self
 
 

@@ -92,6 +92,8 @@ class EngineConfig(PluginConfig):
     memory_key: ClassVar[str] = "max_running"
     #: Its key that most changes the memory of its GPUs.
     gpu_memory_key: ClassVar[str] = "max_running"
+    #: Whether CUDA graphs are in the engine's share of a GPU's memory (`gpu_share`), or beside it.
+    graphs_in_share: ClassVar[bool] = False
 
     replicas: PositiveInt = Field(default=1, description="Engines. A device range is divided evenly among them.")
     max_model_len: PositiveInt | None = Field(

@@ -67,8 +67,11 @@ def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Tas
     """
     written = list(written_prompts(use, key))
     if not written:
-        wanted = "".join(f" with {field}: {value}" for field, value in use.benchmark.where.items())
-        raise DataError(f"{use.data().place} holds no rows{wanted}", fix=f"correct {key}.path")
+        where = use.benchmark.where
+        wanted = "".join(f" with {field}: {value}" for field, value in where.items())
+        filtered = f"correct `where` in the benchmark's file, or set {key}.path to data that has such rows"
+        fix = filtered if where else f"correct {key}.path"
+        raise DataError(f"{use.data().place} holds no rows{wanted}", fix=fix)
     chat = use.asked_form != "completion"
     pieces = [_text_of(prompt, renderer, row.origin) if chat else prompt.text for row, prompt in written]
     encoded = renderer.encode_pieces([(text, True) for text in pieces]) if chat else _plain_tokens(renderer, pieces)
@@ -145,12 +148,26 @@ def _rows_of(use: BenchmarkUse, key: str, split: str | None = None) -> Iterator[
     """Yield the rows of a split; those of several subsets in turn, so that the first rows are of all of them."""
     subsets = use.benchmark.subsets
     if not subsets or (use.path is not None and Path(use.path).expanduser().is_file()):
-        yield from read_rows(use.data(split), key)
+        yield from _read(use, key, split)
         return
-    for rows in zip_longest(*(read_rows(use.data(split, subset), key) for subset in subsets)):
+    for rows in zip_longest(*(_read(use, key, split, subset) for subset in subsets)):
         for subset, row in zip(subsets, rows, strict=True):
             if row is not None:
                 yield replace(row, fields={**row.fields, "subset": subset})
+
+
+def _read(use: BenchmarkUse, key: str, split: str | None, subset: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a split and a subset. What to change is `path`: a benchmark that is used has no other key."""
+    try:
+        yield from read_rows(use.data(split, subset), key)
+    except DataError as error:
+        if not any(f"{key}.{name}" in (error.fix or "") for name in ("split", "subset")):
+            raise
+        one = use.benchmark
+        named = f" of the subset {subset or one.subset!r}" if subset or one.subset else ""
+        raise DataError(
+            error.message, fix=f"set {key}.path to data of {one.path} that has the split {split or one.split!r}{named}"
+        ) from error
 
 
 class _Examples:

@@ -98,13 +98,22 @@ class AttentionLayers:
             fix="set model.path to a model without such layers" if key == ALWAYS_SHARED else f"set {key}: false",
         )
 
-    def refuse_joining(self, attention: str) -> None:
-        """Raise a ConfigError where layers with a state would read other rows of a micro-batch."""
+    def refuse_joining(self, attention: str, *, automatic: bool = False) -> None:
+        """Raise a ConfigError where layers with a state would read other rows of a micro-batch.
+
+        Args:
+            attention: What joins rows.
+            automatic: Whether `auto` is that, because the backend or `sequence_parallel` needs joined rows.
+        """
         if self.recurrent:
+            named, fix = attention, "set training.attention: dense"
+            if automatic:
+                named = f"auto ({attention} here)"
+                fix = "set training.backend to deepspeed or fsdp2, with training.sequence_parallel: 1"
             raise ConfigError(
-                f"training.attention: {attention} joins rows, and the state of {self.recurrent[0]} layers would run "
+                f"training.attention: {named} joins rows, and the state of {self.recurrent[0]} layers would run "
                 "through all of them",
-                fix="set training.attention: dense",
+                fix=fix,
             )
 
 

@@ -109,7 +109,7 @@ def use_row_attention(
     if automatic and joining:
         attention = by_length
     if attention in JOINING:
-        layers.refuse_joining(attention)
+        layers.refuse_joining(attention, automatic=automatic)
     if attention in ("varlen", "cudnn"):
         use_joined_attention(causal_lm, attention)
         calls = probe_attention(causal_lm.base_model, layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
 from roll_like.check import Report
 from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, training_bytes
-from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
+from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GRAPH_BYTES, GPUPlan, gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_gpus
 from roll_like.check.model import role_shapes
 from roll_like.check.plan import plan, training_states
@@ -35,6 +36,7 @@ from roll_like.models.shape import PUBLISHED, ModelShape, load_model_shape
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 TRANSIT = ("tensor in transit", "tensors in transit")
+EVERYWHERE = {"sampling", "training", "weight update"}
 #: 2³⁰ parameters, and layers so small that they hardly matter.
 BILLION = ModelShape(
     parameters=2**30,
@@ -71,9 +73,15 @@ def gpus(count: int = 1, **changes: Any) -> RLVRConfig:
 @pytest.mark.parametrize(
     ("changes", "held"),
     [
-        ({}, {"training", "weight update"}),
-        ({"sleep": False}, set()),  # in the share of the engine, which is there
+        ({}, EVERYWHERE),
+        ({"sleep": False}, EVERYWHERE),
         ({"enforce_eager": True}, set()),
+        ({"engine_args": {"compilation_config": {"cudagraph_mode": "NONE"}}}, set()),
+        ({"engine_args": {"compilation_config": {"cudagraph_mode": "none"}}}, set()),
+        ({"engine_args": {"compilation_config": {"cudagraph_mode": None}}}, EVERYWHERE),
+        ({"engine_args": {"compilation_config": 0}}, EVERYWHERE),
+        ({"type": "sglang", "cuda_graphs": True}, EVERYWHERE),
+        ({"type": "sglang"}, set()),
         ({"speculative": {"method": "draft", "model": str(SHAPES / "Qwen3-0.6B")}}, set()),
         ({"type": "hf"}, set()),
     ],
@@ -82,6 +90,29 @@ def test_cuda_graphs_stay_while_an_engine_sleeps(changes: dict[str, Any], held: 
     (made,) = plans(gpus(inference=changes))
     found = {phase.name: phase.parts.get(("inference", "CUDA graphs")) for phase in made.phases}
     assert {name for name, size in found.items() if size} == held
+
+
+def test_graphs_are_in_the_share_of_vllm_and_beside_that_of_sglang() -> None:
+    for kind, eager, graphs, beside in (
+        ("vllm", {"enforce_eager": True}, {}, 0),
+        ("sglang", {}, {"cuda_graphs": True}, GRAPH_BYTES),
+    ):
+        (without,), (made,) = (plans(gpus(inference={"type": kind, **keys})) for keys in (eager, graphs))
+        (before, after) = (next(phase for phase in each.phases if phase.name == "sampling") for each in (without, made))
+        assert after.total - before.total == beside
+        assert without.cache is not None
+        assert made.cache == without.cache - (GRAPH_BYTES - beside)
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.6, True), (0.7, False)])
+def test_engines_that_may_not_stay_awake_are_not_told_to(share: float, told: bool) -> None:
+    config = gpus(resources__gpu_memory_gib=141, inference__gpu_memory_utilization=share)
+    awake = {"training__sleep": False, "inference__sleep": False}
+    report = gpu_report(config, plan(config), dict.fromkeys(("training", "inference"), BILLION))
+    assert report is not None
+    assert any("fit on a GPU together" in finding.message for finding in check_gpus(config, report)) is told
+    with nullcontext() if told else pytest.raises(ConfigError, match="and would keep 70% of their memory"):
+        gpus(resources__gpu_memory_gib=141, inference__gpu_memory_utilization=share, **awake)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ TENSOR_PARALLEL = {"backend": "fsdp2", "zero_stage": 3, "workers": 2, "tensor_pa
         (
             {"layer_types": ["linear_attention", "full_attention"]},
             {"share_prompts": False, "workers": 2, "sequence_parallel": 2},
-            "training.attention: varlen joins rows",
+            "training.attention: auto (varlen here) joins rows",
         ),
         ({}, {"workers": 2, "sequence_parallel": 2}, None),
         ({"num_attention_heads": 1, "num_key_value_heads": 1}, {"workers": 2, "sequence_parallel": 2}, "1 query heads"),

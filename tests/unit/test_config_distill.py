@@ -182,6 +182,15 @@ def test_a_run_that_compares_sampled_tokens_computes_nothing_else(use: str) -> N
         ),
         ({"distillation": TOP_K, "algorithm__loss": {"type": "raft"}}, "so that none would be left; use ppo"),
         (
+            {
+                "distillation": {**TOP_K, "reward_weight": 1.0},
+                "rewards": {"use": [{"type": "ifeval"}]},
+                "algorithm__loss": {"type": "raft"},
+            },
+            "algorithm.loss.type: raft chooses samples by their advantages, and the teachers' divergence "
+            "(distillation.use: loss) would be lost for the others; use ppo",
+        ),
+        (
             {"distillation": TOP_K, "teachers__large__other_tokenizer": True},
             "set distillation.use: advantage, and signal: sampled_token",
         ),

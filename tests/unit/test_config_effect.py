@@ -232,7 +232,10 @@ def test_values_that_have_not_moved_are_not_clipped(critic: dict[str, Any], leve
         ({"length_adaptive": 0.05}, 48, "λ is 0 for responses of up to 20 tokens and 0.58 for the longest (48)"),
         ({"length_adaptive": 0.05}, 16, "λ is 0 for responses of up to 20 tokens and 0 for the longest (16)"),
         ({"length_adaptive": 0.05}, 200, ""),
+        ({"length_adaptive": 0.05}, 16, "for these responses set 1.0 or more (λ = 0.94 for the longest)"),
         ({"length_adaptive": 1.0}, 16, ""),
+        ({"length_adaptive": 1.0}, 3, "for these responses set 3.4 or more (λ = 0.9 for the longest)"),
+        ({"length_adaptive": 3.4}, 3, ""),
         ({}, 16, ""),
     ],
 )

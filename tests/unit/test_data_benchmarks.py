@@ -159,11 +159,16 @@ def test_a_file_names_its_subsets(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no field 'subset'.*\n.*set key.path to data of .* with a directory for each"):
         benchmark_tasks(BenchmarkUse(name=str(file), path=str(one)), renderer(), "key")
     one.write_text(json.dumps(row | {"subset": "africa", "known": "no"}))
-    with pytest.raises(DataError, match="holds no rows with known: yes"):
+    with pytest.raises(
+        DataError, match=r"holds no rows with known: yes\n.*correct `where` in the benchmark's file, or set"
+    ):
         benchmark_tasks(BenchmarkUse(name=str(file), path=str(one)), renderer(), "key")
     (tmp_path / "rows" / "africa").rename(tmp_path / "rows" / "afrika")
-    with pytest.raises(DataError, match="has no subset 'africa', which would be a directory in it"):
+    with pytest.raises(DataError, match="has no subset 'africa', which would be a directory in it") as raised:
         benchmark_tasks(BenchmarkUse(name=str(file)), renderer(), "key")
+    assert raised.value.fix is not None
+    assert raised.value.fix.startswith("set key.path to data of ")
+    assert raised.value.fix.endswith("that has the split 'test' of the subset 'africa'")
 
 
 def test_examples_of_a_split_that_is_not_there(tmp_path: Path) -> None:
@@ -197,6 +202,8 @@ def test_wrong_benchmarks(use: Any, message: str) -> None:
         ("shots: {answer: x}", "set either `rows` or `split`"),
         ("shots: {answer: x, split: train}", "`split` and `count`"),
         ("{subset: a, subsets: [b]}", "set either `subset` or `subsets`"),
+        ("where: {capital: x}\ncolumns: {country: text, capital: number}", "`columns` has 'capital' as 'number'; name"),
+        ("subsets: [africa]", "add `subset: text` to `columns`"),
         ("where: {continent: Africa}", "`where` names 'continent', which is not in `columns`; add it there"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from reward_support import outcomes, row
 
 from roll_like import RewardResult
-from roll_like.builtin.rewards.drop import Drop, DropConfig, overlap
+from roll_like.builtin.rewards.drop import Drop, DropConfig, drop_references, overlap
 from roll_like.errors import DataError, RewardError
 from roll_like.rewards.base import given_completion
 
@@ -69,9 +69,42 @@ def test_halves_are_rounded_to_even_as_by_the_evaluator() -> None:
     assert overlap("a", ("a e f g h i j k l m", "x", "y", "z")) == round(100 * 2 / 11 / 4) / 100
 
 
-@pytest.mark.parametrize("answer", [None, "3", {"number": "3"}, {"number": "", "date": DATE, "spans": []}])
+@pytest.mark.parametrize("text", ["", "the"])
+def test_an_answer_without_words_is_worth_nothing(text: str) -> None:
+    others = [{"number": "", "date": DATE, "spans": spans} for spans in (["the"], ["the", "Moss"])]
+    assert value("f1", text, {"answer": SPANS, "validated_answers": others}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ([{"number": "", "date": "1 May 2000", "spans": []}], "date .* should be a mapping .*found '1 May 2000'"),
+        ([{"number": ["3"], "date": DATE, "spans": []}], "number .* should be a number or a text"),
+        (["4"], "'validated_answers' should hold number, date and spans, found '4'"),
+        ("4", "'validated_answers' should hold answers, found '4'"),
+        ({"number": 4}, "'validated_answers' should hold a list for each key"),
+    ],
+)
+def test_malformed_answers_of_annotators_are_refused(others: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        drop_references({"answer": SPANS, "validated_answers": others})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        "3",
+        {"number": "3"},
+        {"number": "", "date": DATE, "spans": []},
+        {"number": "", "date": DATE, "spans": ["the"]},
+        {"number": "", "date": DATE, "spans": [1]},
+        {"number": "", "date": DATE, "spans": [None]},
+        {"number": "", "date": DATE, "spans": "Moss"},
+    ],
+)
 def test_rows_without_answers_are_refused(answer: Any) -> None:
-    with pytest.raises(DataError, match=r"data.jsonl:7: .*'answer'.*(?s:.*)as in EleutherAI/drop"):
+    with pytest.raises(DataError, match=r"data.jsonl:7: .*answer.*(?s:.*)as in EleutherAI/drop"):
         Drop(DropConfig()).check_row(replace(row(), metadata={"answer": answer}))
     [outcome] = outcomes(
         Drop(DropConfig()), [given_completion("3", messages=[], answer=None, metadata={"answer": answer})]

@@ -291,6 +291,13 @@ def test_layers_with_a_state_are_refused_with_joined_rows(family: str, attention
         use_row_attention(make_family(family), attention, row_sharing=None)
 
 
+def test_what_auto_stands_for_is_named_as_auto() -> None:
+    with pytest.raises(
+        ConfigError, match=r"training.attention: auto \(varlen here\) joins rows.*(?s:.*)fix: .*backend"
+    ):
+        use_row_attention(make_family(RECURRENT[0]), "auto", row_sharing=None, joining=True)
+
+
 #: One without and one with windows, those with bounds and sinks; the others ask of it what these do.
 FLEX = ("llama", "mistral", *CAPPED)
 OTHERS = tuple(name for name in ATTENDING if name not in FLEX)

@@ -95,6 +95,11 @@ class SGLangConfig(PassedThrough, SleepingEngineConfig):
         return self.mem_fraction_static
 
     @property
+    def captures_graphs(self) -> bool:
+        """Whether decoding runs from CUDA graphs, which are beside its share of the memory."""
+        return self.cuda_graphs
+
+    @property
     def wants_seeds(self) -> bool:
         """Whether one seed is to give one sample."""
         return self.deterministic

@@ -151,6 +151,7 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
     )
 
     memory_key: ClassVar[str] = "kv_cache_gib"
+    graphs_in_share: ClassVar[bool] = True
 
     type: Literal["vllm"] = Field(default="vllm", description="This engine.")
     lora: bool | None = Field(
@@ -195,6 +196,10 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
     @property
     def captures_graphs(self) -> bool:
         """Whether passes run from CUDA graphs on GPUs."""
+        compilation = self.engine_args.get("compilation_config")
+        mode = compilation.get("cudagraph_mode") if isinstance(compilation, Mapping) else None
+        if isinstance(mode, str) and mode.upper() == "NONE":
+            return False
         return self.draft_model is None if self.enforce_eager is None else not self.enforce_eager
 
     @property
