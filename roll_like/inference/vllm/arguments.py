@@ -159,14 +159,10 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
 
 
 def _graphs(config: VLLMSettings, device: str) -> dict[str, Any]:
-    """Return whether passes run from CUDA graphs, and which.
-
-    Those of a model that guesses read memory that is not theirs, by public reports (vllm#55013, after sleep).
-    """
-    drafts = isinstance(config, VLLMConfig) and config.draft_model is not None
-    if device == "cpu" or drafts or config.enforce_eager is not None:
-        return {"enforce_eager": config.enforce_eager is not False}
-    return {"enforce_eager": False, "compilation_config": DECODING_GRAPHS}
+    """Return whether passes run from CUDA graphs, and which."""
+    if device != "cpu" and config.decodes_from_graphs:
+        return {"enforce_eager": False, "compilation_config": DECODING_GRAPHS}
+    return {"enforce_eager": config.enforce_eager is not False}
 
 
 def known_arguments() -> set[str]:

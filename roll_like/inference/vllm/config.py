@@ -131,6 +131,11 @@ class VLLMSettings(PassedThrough):
     )
 
     @property
+    def decodes_from_graphs(self) -> bool:
+        """Whether, on GPUs, passes that only decode run from CUDA graphs, and nothing is compiled."""
+        return self.enforce_eager is None
+
+    @property
     def gpu_share(self) -> float:
         """Share of a GPU's memory that vLLM takes, weights included."""
         return self.gpu_memory_utilization
@@ -200,7 +205,12 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
         mode = compilation.get("cudagraph_mode") if isinstance(compilation, Mapping) else None
         if isinstance(mode, str) and mode.upper() == "NONE":
             return False
-        return self.draft_model is None if self.enforce_eager is None else not self.enforce_eager
+        return self.decodes_from_graphs or self.enforce_eager is False
+
+    @property
+    def decodes_from_graphs(self) -> bool:
+        """Not where another model guesses: its graphs read memory that is not theirs (vllm#55013, after sleep)."""
+        return super().decodes_from_graphs and self.draft_model is None
 
     @property
     def draft_model(self) -> str | None:
