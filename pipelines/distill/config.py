@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
+from roll_like.algorithms.distillation.base import DistillationConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt, Violation
 from roll_like.config.data import ConversationData, ConversationSource
 from roll_like.config.evaluation import RowsEvaluationConfig
@@ -88,6 +89,13 @@ class DistillConfig(OfflineRunConfig):
         longest, terms = self.longest_sample, self.longest_sample_terms
         yield from self.training.budget_violations("training", longest, terms)
         yield from self._other_tokenizer_violations()
+        loss = cast(DistillationConfig, self.algorithm.loss)
+        if loss.unmatched_weight and not any(teacher.other_tokenizer for teacher in self.teachers.values()):
+            yield Violation(
+                ("algorithm", "loss", "unmatched_weight"),
+                "it compares tokens that only one of two vocabularies has, and no teacher has another tokenizer; "
+                "remove it, or set other_tokenizer: true for such a teacher",
+            )
         sources = [*self.data.sources, *(() if self.evaluation is None else self.evaluation.sources)]
         yield from teacher_violations(self.teachers, [each.domain_label for each in sources], longest, terms)
 

@@ -25,7 +25,10 @@ from roll_like.builtin.pipelines.distill.answers import (
     assembled,
     chosen,
 )
+from roll_like.builtin.pipelines.distill.other_tokens import Translation
 from roll_like.config.base import PluginConfig
+from roll_like.config.teachers import teacher_key
+from roll_like.errors import ConfigError
 from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import BatchT, Engine, RankModel, StepT, Update, computed
@@ -33,7 +36,7 @@ from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.policy import TokenLogprobHead, kept_ids, tensors_of
 from roll_like.training.rank import TrainingRank
-from roll_like.types import LogitTransform, TopKAnswers, TrainingSample
+from roll_like.types import IntArray, LogitTransform, TopKAnswers, TrainingSample
 from roll_like.values import Metrics, merge
 
 
@@ -181,6 +184,22 @@ def send_projections(teachers: Mapping[str, TrainingEngine[Any]], student: Train
     student.cluster.everywhere(TrainingRank.ask, DistillationObjective.take_projections, projections)
 
 
+def send_unmatched(translations: Mapping[str, Translation], student: TrainingEngine[Any]) -> None:
+    """Tell every rank of a student which of its tokens the teachers with another tokenizer do not have.
+
+    Raises:
+        ConfigError: A teacher has them all.
+    """
+    for name in (name for name, translation in translations.items() if not len(translation.unmatched)):
+        raise ConfigError(
+            f"{teacher_key(name)}: its vocabulary has every token of the student's, so that algorithm.loss."
+            "unmatched_weight would compare nothing",
+            fix="set algorithm.loss.unmatched_weight to 0",
+        )
+    unmatched = {name: translation.unmatched for name, translation in translations.items()}
+    student.cluster.everywhere(TrainingRank.ask, DistillationObjective.take_unmatched, unmatched)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherTargets:
     """Samples with what one teacher says of their targets.
@@ -272,10 +291,12 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
     Attributes:
         loss_config: The distillation loss and its settings.
         projections: Output projections of teachers that send hidden states, by name; ranks have them.
+        unmatched: The student's tokens that teachers with another tokenizer do not have, by the teacher's name.
     """
 
     loss_config: PluginConfig
     projections: dict[str, Projection] = field(default_factory=dict)
+    unmatched: dict[str, IntArray] = field(default_factory=dict)
 
     @property
     def row_sharing(self) -> str | None:
@@ -289,6 +310,10 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
     def take_projections(self, model: RankModel, projections: Mapping[str, Projection]) -> None:
         """Keep the output projections of teachers."""
         self.projections.update({name: each.to(model.device) for name, each in projections.items()})
+
+    def take_unmatched(self, model: RankModel, unmatched: Mapping[str, IntArray]) -> None:  # noqa: ARG002
+        """Keep which tokens of the student teachers do not have."""
+        self.unmatched.update(unmatched)
 
     def updates(self, step: Sequence[TeacherTargets], engine: Engine) -> Iterator[Update[TeacherScoredBatch]]:
         """Yield one optimizer step; a micro-batch has one teacher."""
@@ -324,7 +349,13 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
                 for name in ("ids_NK", "spans_N", "best_N")
             }
             floats = {name: model.tensor(getattr(answers, name)) for name in ("logprobs_NK", "entropy_N")}
-            return TeacherTexts(**integers, **floats, temperature=loss.config.temperature)
+            unmatched = self.unmatched.get(batch.teacher)
+            return TeacherTexts(
+                **integers,
+                **floats,
+                temperature=loss.config.temperature,
+                unmatched_U=None if unmatched is None else torch.from_numpy(unmatched).to(model.device),
+            )
         if isinstance(answers, TopKAnswers):
             return top_k_teacher(model, answers, loss)
         projection = self.projections[batch.teacher]

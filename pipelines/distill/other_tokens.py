@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from roll_like.algorithms.distillation.spans import common_spans
 from roll_like.builtin.pipelines.distill.answers import OwnTopKAnswers, TextAnswers
@@ -74,6 +75,10 @@ class TokenBytes:
     def spelled(self, token_ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of tokens."""
         return [self.of[token_id] for token_id in token_ids]
+
+    def without(self, other: TokenBytes) -> npt.NDArray[np.bool_]:
+        """Return by id whether a token spells what no token of another tokenizer spells alone."""
+        return np.array([bool(text) and text not in other.ids for text in self.of])
 
 
 def _types(decoder: Any) -> Iterator[str]:
@@ -142,6 +147,9 @@ class Translation:
         teacher: The teacher's.
         name: The teacher's name, for messages.
 
+    Attributes:
+        unmatched: The student's tokens whose text no token of the teacher spells, no special ones.
+
     Raises:
         ConfigError: One of the tokenizers does not say which bytes its tokens spell.
     """
@@ -154,6 +162,8 @@ class Translation:
         self._ours_of = np.array(
             [self._after(b"", b"", token_id) for token_id in range(len(self._theirs.of))], np.int32
         )
+        self.unmatched = np.flatnonzero(self._ours.without(self._theirs)).astype(np.int32)
+        self._theirs_alone = self._theirs.without(self._ours)
 
     def difference(self, ours: TrainingSample, theirs: TrainingSample) -> str | None:
         """Return how two tokenizations of one conversation train different texts; None where they do not."""
@@ -246,12 +256,14 @@ class Translation:
         own = int(found.ids_NK[at, 0])
         # one text is one outcome, in which the samples' own tokens stand for all that spell it
         ids = np.where((likely == their_own) | (ids == self._ours.same[own]), own, ids)
+        told_for = (ids >= 0) | self._theirs_alone[likely]
         earlier = float(told.own_N[theirs.start : last].sum(dtype=np.float64))
         found.best_N[at] = ids[int(told.logprobs_NK[last].argmax())]
+        told_for &= ids != own
         ids = np.where(ids == own, -1, ids)
         found.ids_NK[at, 1:] = ids
         found.logprobs_NK[at, 0] = earlier + float(told.own_N[last])
-        found.logprobs_NK[at, 1:] = np.where(ids < 0, -np.inf, earlier + told.logprobs_NK[last])
+        found.logprobs_NK[at, 1:] = np.where(told_for, earlier + told.logprobs_NK[last], -np.inf)
         found.entropy_N[at] = told.entropy_N[last]
 
     def _after(self, prefix: bytes, their_prefix: bytes, token: int) -> int:

@@ -15,6 +15,7 @@ from roll_like.builtin.pipelines.distill.objective import (
     TeacherObjective,
     TeacherTargets,
     send_projections,
+    send_unmatched,
     teacher_answers,
 )
 from roll_like.builtin.pipelines.distill.other_tokens import Translation
@@ -91,4 +92,8 @@ def start_teachers(
         send()
         for engine in (student, *engines.values()):
             engine.on_rebuilt.append(send)
+    if cast(DistillationConfig, config.algorithm.loss).unmatched_weight:
+        tell = partial(send_unmatched, translations, student)
+        tell()
+        student.on_rebuilt.append(tell)
     return partial(distributions, engines, translations, timer)

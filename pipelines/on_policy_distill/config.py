@@ -280,6 +280,12 @@ class OnPolicyDistillConfig(PromptConfig):
                 "it is about sampled tokens, and distillation.signal: top_k computes the divergence of distributions; "
                 "remove it, or set signal: sampled_token",
             )
+        if cast(DistillationConfig, signal.loss).unmatched_weight:
+            yield Violation(
+                ("distillation", "loss", "unmatched_weight"),
+                "it compares tokens that only one of two vocabularies has, and with distillation.signal: top_k no "
+                "teacher has another tokenizer; remove it",
+            )
         if cast(DistillationConfig, signal.loss).ce_weight:
             yield Violation(
                 ("distillation", "loss", "ce_weight"),

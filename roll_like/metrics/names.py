@@ -133,6 +133,7 @@ distill/cross_entropy | nats/token | cross-entropy | Of the student, with the da
 distill/top1_agreement | share | agreement | Tokens for which both find the same token most likely.
 distill/teacher_entropy | nats/token | teacher entropy | Entropy of the teacher, at the loss's temperature.
 distill/teacher_mass | share | teacher mass | Mass of the teacher's distribution that its top-k covers.
+distill/unmatched | – | unmatched | Rank distance of tokens that only one of two vocabularies has.
 distill/reverse_kl | nats/token | reverse kl | Mean of log π − log π_teacher over the student's own tokens.
 distill/<name> | – | <name> | A further figure of distillation.
 critic/loss | – | critic loss | Clipped squared error of the critic's values, halved.

@@ -15,6 +15,7 @@ from oracle_imports import references
 from torch import Tensor
 
 from roll_like.algorithms.distillation.base import Outcomes
+from roll_like.algorithms.distillation.objective import distillation_losses
 from roll_like.algorithms.distillation.spans import common_spans
 from roll_like.algorithms.distillation.texts import TeacherTexts, TextOutcomes, text_outcomes
 
@@ -31,12 +32,13 @@ ENDS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4)
 
 
 class Gold(NamedTuple):
-    """What TRL makes of a case: the groups, both merged distributions [L, V], and the loss of common tokens."""
+    """What TRL makes of a case: groups, both merged distributions [L, V], losses of common and of other tokens."""
 
     groups: tuple[list[list[int]], list[list[int]]]
     student: Tensor
     teacher: Tensor
     loss: Tensor
+    unmatched: Tensor
 
 
 def gold(
@@ -61,27 +63,40 @@ def gold(
         loss._merge_probabilities_with_alignment_groups(logits_NV.softmax(-1), group, token_ids.tolist())
         for logits_NV, group, token_ids in zip(logits, groups, ids, strict=True)
     ]
-    return Gold(groups, *merged, loss._compute_hybrid_uld_loss(*merged))
+    matched = loss._compute_hybrid_uld_loss(*merged)
+    return Gold(groups, *merged, matched, loss.last_unmatched_loss)
 
 
-def ours(ends: tuple[list[int], list[int]], ids: tuple[Tensor, Tensor], logits: tuple[Tensor, Tensor]) -> TextOutcomes:
-    """The same by our stretches: outcomes are the common tokens, the student's own first."""
+def told(ends: tuple[list[int], list[int]], ids: tuple[Tensor, Tensor], logits: tuple[Tensor, Tensor]) -> TeacherTexts:
+    """What our teacher says: outcomes are the common tokens, the student's own first; then tokens that only it has."""
     spans, their_spans = (torch.from_numpy(each) for each in common_spans(*ends))
     logprobs_NW = logits[1].log_softmax(-1)
     own_N = logprobs_NW.gather(1, ids[1][:, None]).squeeze(1)
     count = len(spans)
-    ids_NK = torch.full((count, COMMON), -1)
+    ids_NK = torch.full((count, THEIRS), -1)
     ids_NK[:, 0] = ids[0]
-    told_NK = torch.full((count, COMMON), -torch.inf, dtype=torch.float64)
+    told_NK = torch.full((count, THEIRS), -torch.inf, dtype=torch.float64)
     for stretch in spans.unique():
         last = int((spans == stretch).nonzero()[-1])
         rows = (their_spans == stretch).nonzero().flatten()
         own = int(ids[0][last])
-        ids_NK[last] = torch.tensor([own, *(token for token in range(COMMON) if token != own)])
-        told_NK[last] = own_N[rows[:-1]].sum() + logprobs_NW[rows[-1], ids_NK[last]]
-    texts = TeacherTexts(
-        ids_NK=ids_NK, logprobs_NK=told_NK, spans_N=spans, entropy_N=torch.zeros(count), best_N=ids_NK[:, 0]
+        order = torch.tensor([own, *(token for token in range(THEIRS) if token != own)])
+        ids_NK[last] = order.where(order < COMMON, -1)
+        told_NK[last] = own_N[rows[:-1]].sum() + logprobs_NW[rows[-1], order]
+    return TeacherTexts(
+        ids_NK=ids_NK,
+        logprobs_NK=told_NK,
+        spans_N=spans,
+        entropy_N=torch.zeros(count),
+        best_N=ids_NK[:, 0],
+        unmatched_U=torch.arange(COMMON, OURS),
     )
+
+
+def ours(ends: tuple[list[int], list[int]], ids: tuple[Tensor, Tensor], logits: tuple[Tensor, Tensor]) -> TextOutcomes:
+    """The same as `gold` by our stretches."""
+    texts = told(ends, ids, logits)
+    ids_NK = texts.ids_NK
     chosen_NK = logits[0].gather(1, ids_NK.clamp(min=0))
     rest_N = torch.stack(
         [row.index_fill(0, own[own >= 0], -torch.inf).logsumexp(0) for row, own in zip(logits[0], ids_NK, strict=True)]
@@ -109,7 +124,7 @@ def test_common_tokens_are_compared_as_gold_compares_them(
             int((spans[side] <= stretch).sum()) for stretch in range(int(spans[side][-1]) + 1)
         ]
     made = ours(ends, ids, logits)
-    student_LK, teacher_LK = made.outcomes.student_NM[:, :-1], made.outcomes.teacher_NM[:, :-1]
+    student_LK, teacher_LK = made.outcomes.student_NM[:, :COMMON], made.outcomes.teacher_NM[:, :COMMON]
     order_LK = torch.stack(
         [
             torch.tensor([own, *(token for token in range(COMMON) if token != own)])
@@ -122,4 +137,35 @@ def test_common_tokens_are_compared_as_gold_compares_them(
     found = loss.divergence(Outcomes(student_LK, teacher_LK)).mean()
     torch.testing.assert_close(found, theirs.loss, rtol=1e-6, atol=1e-8)
     gradients = [torch.autograd.grad(value, logits[0])[0] for value in (found, theirs.loss)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-8)
+
+
+@same_cases
+@given(ends=ENDS, seed=st.integers(0, 1000))
+def test_what_one_vocabulary_lacks_is_compared_by_rank_as_gold_does(
+    ends: tuple[list[int], list[int]], seed: int
+) -> None:
+    """A teacher that tells its whole vocabulary: GOLD's unmatched loss is ours, with its gradient."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = tuple(torch.randint(0, COMMON, (len(side),), generator=draw) for side in ends)
+    logits = tuple(
+        torch.randn(len(side), vocabulary, generator=draw, dtype=torch.float64)
+        for side, vocabulary in zip(ends, (OURS, THEIRS), strict=True)
+    )
+    logits[0].requires_grad_()
+    theirs = gold(ends, ids, logits, 0.5)
+    found = []
+    for weight in (0.0, 1.0):
+        losses = distillation_losses(
+            logits[0],
+            torch.eye(OURS, dtype=torch.float64),
+            told(ends, ids, logits),
+            distillation_loss("js", unmatched_weight=weight),
+            chunk_tokens=2,
+            chunk_vocab=3,
+        )
+        found.append(losses.losses_N.sum() / len(theirs.student))
+    distance = found[1] - found[0]
+    torch.testing.assert_close(distance, theirs.unmatched, rtol=1e-6, atol=1e-8)
+    gradients = [torch.autograd.grad(value, logits[0])[0] for value in (distance, theirs.unmatched)]
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-8)

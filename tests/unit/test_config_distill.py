@@ -95,6 +95,16 @@ def test_what_cannot_be_taught(changes: dict[str, Any], message: str) -> None:
     assert message in refused(DistillConfig, changed(OFFLINE, **changes))
 
 
+def test_ranks_are_for_tokens_that_only_one_vocabulary_has() -> None:
+    ranked = changed(OFFLINE, algorithm={"loss": {"type": "js", "unmatched_weight": 0.5}})
+    DistillConfig.from_values(changed(ranked, teachers__large__other_tokenizer=True))
+    found = refused(DistillConfig, ranked)
+    assert "algorithm.loss.unmatched_weight: " in found
+    assert "no teacher has another tokenizer; remove it, or set other_tokenizer: true" in found
+    negative = refused(DistillConfig, changed(OFFLINE, algorithm={"loss": {"type": "js", "unmatched_weight": -1}}))
+    assert "algorithm.loss.unmatched_weight" in negative
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -179,6 +189,10 @@ def test_a_run_that_compares_sampled_tokens_computes_nothing_else(use: str) -> N
         (
             {"distillation": {**TOP_K, "loss": {"type": "reverse_kl", "ce_weight": 0.1}}},
             "distillation.loss.ce_weight: the cross-entropy would make what the student itself sampled likelier",
+        ),
+        (
+            {"distillation": {**TOP_K, "loss": {"type": "js", "unmatched_weight": 0.1}}},
+            "distillation.loss.unmatched_weight: it compares tokens that only one of two vocabularies has",
         ),
         ({"distillation": TOP_K, "algorithm__loss": {"type": "raft"}}, "so that none would be left; use ppo"),
         (

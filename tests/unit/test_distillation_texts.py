@@ -30,11 +30,11 @@ from transformers import PreTrainedTokenizerFast
 
 from roll_like.algorithms.distillation.base import Outcomes
 from roll_like.algorithms.distillation.objective import distillation_losses
-from roll_like.algorithms.distillation.texts import TeacherTexts, text_outcomes
+from roll_like.algorithms.distillation.texts import TeacherTexts, rank_distance, text_outcomes
 from roll_like.builtin.pipelines.distill.answers import OwnTopKAnswers, TextAnswers
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.distill.data import load_samples_of_teachers
-from roll_like.builtin.pipelines.distill.objective import DistillationObjective, TeacherObjective
+from roll_like.builtin.pipelines.distill.objective import DistillationObjective, TeacherObjective, send_unmatched
 from roll_like.builtin.pipelines.distill.other_tokens import TokenBytes, Translation
 from roll_like.builtin.pipelines.distill.pipeline import DistillPipeline
 from roll_like.builtin.pipelines.distill.teachers import distributions
@@ -165,6 +165,81 @@ def test_by_hand() -> None:
     assert losses.metrics["distill/top1_agreement"].tolist() == [1, 1]
 
 
+# ---- tokens that only one vocabulary has, by rank ----------------------------------------------------
+
+#: The student's tokens that the teacher does not have: the last ones of a larger vocabulary.
+UNMATCHED = [VOCABULARY, VOCABULARY + 1, VOCABULARY + 2]
+
+
+def test_ranks_by_hand() -> None:
+    ours = torch.tensor([[0.1, 0.4], [0.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    theirs = torch.tensor([[0.3, 0.2, 0.1], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    distances = rank_distance(ours, theirs)
+    assert distances.tolist() == pytest.approx([0.3, 0.5])
+    # the larger of the first row is above the teacher's larger one, the smaller below
+    assert torch.autograd.grad(distances[0], ours)[0].tolist() == [[-1.0, 1.0], [0.0, 0.0]]
+    assert rank_distance(theirs, ours).tolist() == pytest.approx([0.3, 0.5]), "the longer list on either side"
+
+
+def with_unmatched(texts: TeacherTexts, *, seed: int) -> TeacherTexts:
+    """The same with two texts that only the teacher can write, in columns without a token of the student."""
+    count = len(texts)
+    more_N2 = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 5
+    return replace(
+        texts,
+        ids_NK=torch.cat([texts.ids_NK, torch.full((count, 2), -1)], 1),
+        logprobs_NK=torch.cat([texts.logprobs_NK, more_N2.log()], 1),
+        unmatched_U=torch.tensor(UNMATCHED),
+    )
+
+
+@pytest.mark.parametrize("tail", ["rest", "renormalise"])
+@pytest.mark.parametrize("name", ["forward_kl", "js"])
+@few_cases
+@given(spans=STRETCHES, seed=st.integers(0, 1000))
+def test_what_one_vocabulary_lacks_is_compared_by_rank(name: str, tail: str, spans: list[int], seed: int) -> None:
+    """Loss and gradients against sorted probabilities of a whole softmax; the divergence stays as it is."""
+    plain, targets_N = made_texts(spans, seed=seed)
+    if seed % 2:  # an outcome that a longer stretch has, of a token that the teacher does not
+        plain.ids_NK[:, 1] = UNMATCHED[0]
+    texts = with_unmatched(plain, seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    hidden_ND = torch.randn(len(spans), 4, generator=draw, dtype=torch.float64).requires_grad_()
+    weight_VD = torch.randn(VOCABULARY + 3, 4, generator=draw, dtype=torch.float64).requires_grad_()
+    bias_V = torch.randn(VOCABULARY + 3, generator=draw, dtype=torch.float64).requires_grad_()
+    factors = (hidden_ND, weight_VD, bias_V)
+
+    def made(weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = distillation_loss(name, tail=tail, ce_weight=0.25, temperature=2.0, unmatched_weight=weight)
+        given = replace(texts, temperature=2.0)
+        losses = distillation_losses(hidden_ND, weight_VD, given, loss, bias=bias_V, targets_N=targets_N, **WHOLE)
+        return losses.losses_N.sum(), dict(losses.metrics)
+
+    (ranked, figures), (unranked, before) = made(0.5), made(0.0)
+    assert "distill/unmatched" not in before
+    for key in before:
+        torch.testing.assert_close(figures[key], before[key])
+
+    probabilities = ((hidden_ND @ weight_VD.t() + bias_V) / 2).softmax(-1)
+    expected = []
+    for stretch in range(spans[-1] + 1):
+        *earlier, last = (row for row, each in enumerate(spans) if each == stretch)
+        share = torch.stack([probabilities[row, texts.ids_NK[row, 0]] for row in earlier]).prod() if earlier else 1.0
+        tokens = [token for token in UNMATCHED if token not in texts.ids_NK[last].tolist()]
+        ours = sorted((share * probabilities[last, token] for token in tokens), key=Tensor.item, reverse=True)
+        theirs = [*sorted(texts.logprobs_NK[last, -2:].exp().tolist(), reverse=True), 0.0]
+        expected.append(
+            sum(abs(one - other) for one, other in zip([*ours, *[0.0] * (3 - len(ours))], theirs, strict=True))
+        )
+    distance = torch.stack(expected).sum()
+    assert figures["distill/unmatched"].sum().item() == pytest.approx(distance.item())
+    extra = 0.75 * 4 * 0.5 * distance
+    assert (ranked - unranked).item() == pytest.approx(extra.item())
+    found = torch.autograd.grad(ranked - unranked, factors)
+    for ours, theirs in zip(found, torch.autograd.grad(extra, factors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
 def test_another_temperature_is_refused() -> None:
     texts, _ = made_texts([0])
     hidden, weight = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(VOCABULARY, 2, dtype=torch.float64)
@@ -228,7 +303,7 @@ def test_outcomes_spell_what_the_teacher_says(pair: tuple[str, str], text: str) 
 
     spell, spell_theirs = translation._ours, translation._theirs
     our_ids, their_ids = (each.token_ids[each.loss_mask].tolist() for each in (ours, theirs))
-    at = begun = 0
+    at = begun = told_for_ranks = 0
     for stretch in range(int(answers.spans_N[count - 1]) + 1):
         own = np.flatnonzero(answers.spans_N[:count] == stretch)
         before = b"".join(spell.spelled([our_ids[token] for token in own[:-1]]))
@@ -245,14 +320,23 @@ def test_outcomes_spell_what_the_teacher_says(pair: tuple[str, str], text: str) 
         assert answers.logprobs_NK[last, 0] == pytest.approx(earlier + logprobs[at - 1, their_ids[at - 1]], abs=1e-4)
         for token, told_logprob in zip(answers.ids_NK[last, 1:], answers.logprobs_NK[last, 1:], strict=True):
             if token < 0:
-                assert told_logprob == -np.inf
+                told_for_ranks += np.isfinite(told_logprob)
                 continue
             text = before + spell.of[token]
             source = next(other for other in told.ids_NK[at - 1] if their_before + spell_theirs.of[other] == text)
             assert told_logprob == pytest.approx(earlier + logprobs[at - 1, source], abs=1e-4)
         chosen = answers.ids_NK[last][answers.ids_NK[last] >= 0]
         assert len(set(chosen.tolist())) == len(chosen)
+        alone = [
+            earlier + logprobs[at - 1, other]
+            for other in told.ids_NK[at - 1]
+            if spell_theirs.of[other] and spell_theirs.of[other] not in spell.ids
+        ]
+        unspelled = answers.logprobs_NK[last][(answers.ids_NK[last] < 0) & np.isfinite(answers.logprobs_NK[last])]
+        assert {round(float(each), 3) for each in unspelled} <= {round(float(each), 3) for each in alone}
     assert at == len(their_ids)
+    assert told_for_ranks, "some of the teacher's tokens are unknown to the student"
+    assert {spell.of[token] for token in translation.unmatched.tolist()} == set(spell.ids) - set(spell_theirs.ids)
 
 
 def _twice(told: OwnTopKAnswers) -> OwnTopKAnswers:
@@ -458,6 +542,42 @@ def test_a_student_comes_nearer_to_a_teacher_with_other_tokens(tmp_path: Path, t
     figures = [reduce(trainer.train_step(scored)) for _ in range(6)]
     assert figures[-1]["distill/kl"] < figures[0]["distill/kl"] / 2
     assert all(0 < each["distill/teacher_mass"] < 1 for each in figures)
+    assert "distill/unmatched" not in figures[0]
+    with pytest.raises(ConfigError, match=r"teachers\.other\.path: its vocabulary has every token of the student's"):
+        send_unmatched(translations, trainer)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_student_gives_up_tokens_that_its_teacher_does_not_have(tmp_path: Path, tiny_model: Path) -> None:
+    other = make_other_model(tmp_path / "other")
+    state = json.loads((other / "tokenizer.json").read_text())
+    joined = {"".join(merge.split() if isinstance(merge, str) else merge) for merge in state["model"]["merges"]}
+    special = {token["content"] for token in state["added_tokens"]}
+    state["model"]["vocab"] = {  # what is not joined any more is another token
+        token if len(token) == 1 or token in joined | special else token * 2: token_id
+        for token, token_id in state["model"]["vocab"].items()
+    }
+    (other / "tokenizer.json").write_text(json.dumps(state))
+    teachers = {"other": {"path": str(other), "other_tokenizer": True}}
+    run = write_distill_run(tmp_path, tiny_model, other, teachers=teachers)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "Say it", "completion": "A river describes it."}))
+    config: DistillConfig = load_config(run, ["algorithm.loss={type: forward_kl, unmatched_weight: 20}"])
+    student, renderer = (
+        load_renderer(config.model),
+        load_renderer(teacher_model(config.model, config.teachers["other"])),
+    )
+    data = load_samples_of_teachers(config, config.data, student, "data")
+    settings = TrainingConfig(backend="plain", optimizer={"lr": 3e-3}, max_tokens_per_micro_batch=256)
+    teacher = engine_of(TeacherObjective(settings=settings, top_k=32, tells_own=True), other, frozen=True)
+    trainer = engine_of(DistillationObjective(settings=settings, loss_config=config.algorithm.loss), tiny_model)
+    translations = {"other": Translation(student, renderer, name="other")}
+    send_unmatched(translations, trainer)
+    scored = distributions({"other": teacher}, translations, untimed, data.samples)
+    figures = [reduce(trainer.train_step(scored)) for _ in range(6)]
+    assert 0 < figures[-1]["distill/unmatched"] < figures[0]["distill/unmatched"] / 2
+    assert figures[0]["train/loss"] == pytest.approx(
+        figures[0]["distill/divergence"] + 20 * figures[0]["distill/unmatched"], rel=1e-4
+    )
 
 
 def test_rows_that_train_other_texts_are_left_out_or_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -44,6 +44,11 @@ class DistillationConfig(PluginConfig):
         default="rest",
         description="What the tokens beyond the teacher's top-k are: one more outcome that holds their mass, or left "
         "out, with both distributions renormalised over the top-k.",
+    )
+    unmatched_weight: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="With `other_tokenizer`: weight of ULD's rank term, added to the divergence. Tokens that only one "
+        "vocabulary has are compared by the rank of their probabilities; 0: they are not.",
     )
 
 

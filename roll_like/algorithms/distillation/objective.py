@@ -16,7 +16,13 @@ from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import kl
 from roll_like.algorithms.distillation.student import ChosenLogits, FullDivergence, entropy
 from roll_like.algorithms.distillation.teacher import REST_FLOOR, Teacher, TeacherHead, TeacherTopK
-from roll_like.algorithms.distillation.texts import TeacherTexts, text_outcomes
+from roll_like.algorithms.distillation.texts import (
+    NOTHING,
+    TeacherTexts,
+    likely_unmatched,
+    text_outcomes,
+    unmatched_distance,
+)
 from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
@@ -41,8 +47,9 @@ def distillation_losses(
     """Return the loss of each token, (1 − c)·T²·D(teacher, student) + c·CE, before weights, shape [N].
 
     D is the loss's divergence at its temperature T, c its `ce_weight`, and CE the cross-entropy with `targets_N` at
-    temperature 1. Gradients flow to `hidden_ND`, `weight_VD` and `bias`; the teacher has none. Products run in the
-    dtype of `hidden_ND`, everything else in float32 (float64 for float64).
+    temperature 1. Of texts, `unmatched_weight` × the rank distance of unmatched tokens is added to D. Gradients flow
+    to `hidden_ND`, `weight_VD` and `bias`; the teacher has none. Products run in the dtype of `hidden_ND`, everything
+    else in float32 (float64 for float64).
 
     At most `chunk_tokens` × `chunk_vocab` logits exist at a time, of each model, or those of one token where a whole
     row is larger; besides them the gradient of the weight, in float32, and K numbers a token.
@@ -62,8 +69,8 @@ def distillation_losses(
 
     Returns:
         Losses, and figures of each token: `distill/divergence` (without T²), `distill/kl` (forward),
-        `distill/top1_agreement`, `distill/teacher_entropy`, with a top-k `distill/teacher_mass`, and with targets
-        `distill/cross_entropy`.
+        `distill/top1_agreement`, `distill/teacher_entropy`, with a top-k `distill/teacher_mass`, with an
+        `unmatched_weight` `distill/unmatched`, and with targets `distill/cross_entropy`.
 
     Raises:
         ConfigError: A cross-entropy without targets, or a teacher at another temperature.
@@ -88,7 +95,7 @@ def distillation_losses(
         divergence_N, logprob_N, figures = _of_top_k(head, labels_N, teacher, loss, cut, divided, vocabulary)
     elif isinstance(teacher, TeacherTexts):
         teacher.check(vocabulary, loss.config.temperature)
-        divergence_N, logprob_N, figures = _of_texts(head, labels_N, teacher, loss, cut, divided)
+        divergence_N, logprob_N, figures = _of_texts(head, labels_N, teacher, loss, cut, divided, vocabulary)
     else:
         divergence_N, logprob_N, rows_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
             *head, labels_N, teacher, loss, cut, divided
@@ -193,11 +200,17 @@ def _of_texts(
     loss: DistillationLoss,
     cut: Cut,
     divided: DividedVocabulary | None,
+    vocabulary: int,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the same as `_of_top_k` for texts; the divergence of a stretch is at its last token."""
-    chosen_NK, rest_N, logprob_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
-        *head, teacher.ids_NK.long(), labels_N, cut, divided
+    ids_NK, weight = teacher.ids_NK.long(), loss.config.unmatched_weight
+    unmatched_NU = likely_unmatched(head, teacher, cut, divided, vocabulary) if weight else ids_NK[:, :0]
+    logits_NM, rest_N, logprob_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
+        *head, torch.cat([ids_NK, unmatched_NU], 1), labels_N, cut, divided
     )
+    chosen_NK, more_NU = logits_NM.tensor_split([ids_NK.shape[1]], 1)
+    if weight:  # they are other texts, too
+        rest_N = torch.cat([rest_N[:, None], more_NU.masked_fill(unmatched_NU < 0, NOTHING)], 1).logsumexp(-1)
     texts = text_outcomes(chosen_NK, rest_N, teacher, rest=loss.config.tail == "rest")
     outcomes = texts.outcomes
     with torch.no_grad():
@@ -208,7 +221,13 @@ def _of_texts(
             "distill/teacher_entropy": texts.everywhere(teacher.entropy_N[texts.last_N]),
             "distill/teacher_mass": texts.everywhere(mass_N[texts.last_N].clamp(max=1.0)),
         }
-    return texts.at_last(loss.divergence(outcomes)), logprob_N, figures
+    divergence_N = texts.at_last(loss.divergence(outcomes))
+    if weight:
+        total_N = torch.cat([chosen_NK.masked_fill(ids_NK < 0, NOTHING), rest_N[:, None]], 1).logsumexp(-1)
+        distance_N = texts.at_last(unmatched_distance(more_NU, unmatched_NU, total_N, texts, teacher))
+        figures |= {"distill/divergence": divergence_N.detach(), "distill/unmatched": distance_N.detach()}
+        divergence_N = divergence_N + weight * distance_N
+    return divergence_N, logprob_N, figures
 
 
 def _spread(values: Tensor, kept_N: Tensor) -> Tensor:
