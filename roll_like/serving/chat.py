@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +26,14 @@ class Chat:
     Attributes:
         model: The model, as transformers loads it.
         renderer: Its tokenizer and chat template.
-        temperature: 0 is greedy.
+        sampling: How tokens are drawn, by transformers' names. Temperature 0 is greedy; what is missing is 1, or off.
         max_tokens: Longest answer.
         system: The system message, if there is one.
     """
 
     model: Any
     renderer: Renderer
-    temperature: float
+    sampling: Mapping[str, float]
     max_tokens: int
     system: str | None = None
     _messages: list[dict[str, str]] = field(default_factory=list, init=False)
@@ -55,15 +55,13 @@ class Chat:
         self._messages.append({"role": "user", "content": text})
         ids = self.renderer.encode(self.renderer.render(self._messages, ()))
         prompt = torch.tensor([list(map(int, ids))], device=self.model.device)
-        sampling = (
-            {"do_sample": False} if self.temperature == 0 else {"do_sample": True, "temperature": self.temperature}
-        )
+        greedy = self.sampling.get("temperature") == 0
+        sampling = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0, **self.sampling}
         with torch.inference_mode():
             answer = self.model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 max_new_tokens=self.max_tokens,
-                top_k=0 if self.temperature else None,
                 pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
                 streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
                 **sampling,
@@ -73,22 +71,29 @@ class Chat:
         return found
 
 
-def start_chat(trained: TrainedModel, *, temperature: float, max_tokens: int, system: str | None) -> Chat:
+def start_chat(trained: TrainedModel, *, sampling: Mapping[str, float], max_tokens: int, system: str | None) -> Chat:
     """Load the model, on a GPU if there is one.
+
+    How tokens are drawn is said in each answer: of its `generation_config.json`, which the starting model's authors
+    have written, special tokens alone are heeded.
 
     Raises:
         ConfigError: It has no tokenizer or no chat template, or transformers cannot load it.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     config = ModelConfig(path=str(trained.directory), template_options=dict(trained.template_options))
     renderer = load_renderer(config)
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(str(trained.directory), dtype="auto", local_files_only=True)
+    stated = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=stated.bos_token_id, eos_token_id=stated.eos_token_id, pad_token_id=stated.pad_token_id
+    )
     if torch.cuda.is_available():
         model = model.to("cuda")
-    return Chat(model.eval(), renderer, temperature, max_tokens, system)
+    return Chat(model.eval(), renderer, sampling, max_tokens, system)
 
 
 def talk(chat: Chat, lines: Iterable[str], *, prompt: str) -> None:

@@ -58,12 +58,12 @@ def _chat(arguments: argparse.Namespace) -> int:
     from roll_like.serving.trained import trained_model
 
     trained = trained_model(arguments.run, arguments.output_dir, command="chat")
-    temperature = arguments.temperature
-    if temperature is None:
-        temperature = 1.0 if trained.temperature is None else trained.temperature
+    sampling = dict(trained.sampling)
+    if arguments.temperature is not None:
+        sampling["temperature"] = arguments.temperature
     system = trained.system_prompt if arguments.system is None else arguments.system
-    print(f"{trained.name}, temperature {temperature:g}; {AGAIN} begins anew, Ctrl-D ends")
-    chat = start_chat(trained, temperature=temperature, max_tokens=arguments.max_tokens, system=system)
+    print(f"{trained.name}, temperature {sampling.get('temperature', 1.0):g}; {AGAIN} begins anew, Ctrl-D ends")
+    chat = start_chat(trained, sampling=sampling, max_tokens=arguments.max_tokens, system=system)
     talk(chat, lines_of_a_terminal(), prompt="> ")
     return OK
 

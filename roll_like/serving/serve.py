@@ -26,6 +26,10 @@ def serve_command(model: TrainedModel, host: str, port: int, further: Sequence[s
     # `vllm serve` looks up the version of a package called vllm, and vLLM for CPUs is called otherwise
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.directory)]
     command += ["--served-model-name", model.name, "--host", host, "--port", str(port)]
+    # of requests that say nothing: not what the starting model's authors suggest, such as a penalty of repetitions
+    command += ["--generation-config", "vllm"]
+    if model.sampling:
+        command += ["--override-generation-config", json.dumps(dict(model.sampling))]
     if model.template_options:
         command += ["--default-chat-template-kwargs", json.dumps(dict(model.template_options))]
     return [*command, *further]

@@ -14,6 +14,8 @@ from roll_like.run.checkpoint import checkpoint_name, newest_step
 
 #: Where a run exports its model to, in its folder.
 MODEL = "model"
+#: How tokens are drawn, by the names that the configuration, vLLM and transformers have for it.
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 #: Pipelines whose models give numbers, not texts.
 _SCORES = frozenset({"reward_model"})
 
@@ -27,7 +29,7 @@ class TrainedModel:
         name: Of its run; of the directory where that is no run's.
         template_options: Variables of its chat template.
         system_prompt: The system message that was put before each prompt, if all data had the same one.
-        temperature: That it was sampled at; None where it was not sampled from.
+        sampling: `temperature`, `top_p`, `top_k` and `min_p` of the run's rollouts; empty where it did not sample.
         on_cpu: Whether the run was on CPU.
         kv_cache_gib: Key-value cache of the run's engines, where it was on CPU. GiB.
     """
@@ -36,7 +38,7 @@ class TrainedModel:
     name: str
     template_options: Mapping[str, Any] = field(default_factory=dict)
     system_prompt: str | None = None
-    temperature: float | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
     on_cpu: bool = False
     kv_cache_gib: float | None = None
 
@@ -79,7 +81,7 @@ def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = Fa
         name=folder.name,
         template_options=setting_of(config, "model", "template_options") or {},
         system_prompt=prompts.pop() if len(prompts) == 1 else None,
-        temperature=setting_of(config, "rollout", "temperature"),
+        sampling={key: value for key in SAMPLING if (value := setting_of(config, "rollout", key)) is not None},
         on_cpu=setting_of(config, "resources", "device") == "cpu",
         kv_cache_gib=setting_of(config, "inference", "kv_cache_gib"),
     )

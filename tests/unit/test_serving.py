@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import socket
@@ -24,7 +25,7 @@ from roll_like.serving.trained import TrainedModel, trained_model
 CONFIG = {
     "model": {"path": "x", "template_options": {"enable_thinking": False}},
     "data": {"sources": [{"path": "a", "system_prompt": "Be short."}, {"path": "b", "system_prompt": "Be short."}]},
-    "rollout": {"temperature": 0.7},
+    "rollout": {"temperature": 0.7, "top_p": 0.9, "max_response_tokens": 8},
     "resources": {"device": "cpu"},
     "inference": {"kv_cache_gib": 1.4},
 }
@@ -44,7 +45,7 @@ def test_a_run_is_found_by_name_folder_and_model(run: Path, tmp_path: Path) -> N
         name="sums",
         template_options={"enable_thinking": False},
         system_prompt="Be short.",
-        temperature=0.7,
+        sampling={"temperature": 0.7, "top_p": 0.9},
         on_cpu=True,
         kv_cache_gib=1.4,
     )
@@ -85,11 +86,14 @@ def test_the_servers_command_and_environment(run: Path) -> None:
     assert command == [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(run / "model")),
         *("--served-model-name", "sums", "--host", "127.0.0.1", "--port", "8001"),
+        *("--generation-config", "vllm", "--override-generation-config", '{"temperature": 0.7, "top_p": 0.9}'),
         *("--default-chat-template-kwargs", '{"enable_thinking": false}', "--max-model-len=64"),
     ]
     assert serve_environment(model, {"A": "b"}) == {"A": "b", "VLLM_CPU_KVCACHE_SPACE": "1"}
     assert serve_environment(model, {"VLLM_CPU_KVCACHE_SPACE": "9"}) == {"VLLM_CPU_KVCACHE_SPACE": "9"}
     assert serve_environment(TrainedModel(Path("x"), "x"), {}) == {}
+    unsampled = serve_command(TrainedModel(Path("x"), "x"), "127.0.0.1", 8001, [])
+    assert unsampled[-2:] == ["--generation-config", "vllm"]  # without a penalty that the model's files suggest
 
 
 def test_the_command_becomes_the_server(
@@ -133,7 +137,7 @@ def test_a_conversation_in_the_terminal(
 
 def test_turns_are_remembered_until_a_new_beginning(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained_model("sums", Path("runs"), command="chat")
-    chat = start_chat(model, temperature=0.7, max_tokens=3, system="Be kind.")
+    chat = start_chat(model, sampling=model.sampling, max_tokens=3, system="Be kind.")
     shown: list[list[dict[str, str]]] = []
     render = chat.renderer.render
     monkeypatch.setattr(
@@ -156,3 +160,29 @@ def test_turns_are_remembered_until_a_new_beginning(run: Path, monkeypatch: pyte
         ],
         [system, {"role": "user", "content": "Three"}],
     ]
+
+
+def test_what_the_starting_models_authors_suggest_does_not_change_answers(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GenerationMixin
+
+    used: list[list[str]] = []
+    made = GenerationMixin._get_logits_processor
+
+    def recorded(*arguments: Any, **more: Any) -> Any:
+        processors = made(*arguments, **more)
+        used.append([type(one).__name__ for one in processors])
+        return processors
+
+    monkeypatch.setattr(GenerationMixin, "_get_logits_processor", recorded)
+    model = trained_model("sums", Path("runs"), command="chat")
+    path = run / "model" / "generation_config.json"
+    plain = start_chat(model, sampling={"temperature": 0}, max_tokens=8, system=None).say("Hi")
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.3, "top_k": 5, "suppress_tokens": [7]})
+    )
+    assert start_chat(model, sampling={"temperature": 0}, max_tokens=8, system=None).say("Hi") == plain
+    start_chat(model, sampling=model.sampling, max_tokens=2, system=None).say("Hi")
+    start_chat(model, sampling={}, max_tokens=2, system=None).say("Hi")
+    assert used == [[], [], ["TemperatureLogitsWarper", "TopPLogitsWarper"], []]
