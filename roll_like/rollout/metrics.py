@@ -22,10 +22,12 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     """Return what a step's samples were like; every mean is over samples or tokens, never over means.
 
     Args:
-        collected: The step's groups. Rejected groups count for the reward: they were sampled too.
+        collected: The step's groups. Rejected groups count for the reward: they were sampled too. Those that lost all
+            samples count in `rollout/failures` alone.
         policy_version: Version of the weights that the step trains.
     """
-    groups = by_agent(_with_success([*collected.groups, *collected.rejected]))
+    rejected = [group for group in collected.rejected if group.samples]  # of others infrastructure lost all
+    groups = by_agent(_with_success([*collected.groups, *rejected]))
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, Metric] = merge(_sample_metrics(sample) for sample in samples)
     metrics |= {
@@ -33,7 +35,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         "rollout/samples": Sum(float(len(samples))),
         "rollout/failures": Sum(float(len(collected.failures))),
         "rollout/groups/accepted": Sum(float(len(collected.groups))),
-        "rollout/groups/rejected": Sum(float(len(collected.rejected))),
+        "rollout/groups/rejected": Sum(float(len(rejected))),
         "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
         "rollout/groups/zero_variance": Mean(_share_zero_variance(groups), len(groups)),
         "time/reward": Sum(collected.wait_reward_seconds),

@@ -260,6 +260,15 @@ def test_rollout_metrics_are_over_samples_not_over_groups() -> None:
     assert values["rollout/samples"] == 6
 
 
+def test_a_group_that_lost_all_samples_is_neither_unsolved_nor_without_variance() -> None:
+    groups = [group(task(0), [1.0, 0.0]), group(task(1), [1.0, 0.5])]
+    values = reduce(rollout_metrics(collected(groups), policy_version=2))
+    lost = (group(task(2), []), group(task(3), []))
+    with_lost = reduce(rollout_metrics(collected(groups, rejected=lost), policy_version=2))
+    assert with_lost == values
+    assert (values["rollout/reward/pass"], values["rollout/groups/zero_variance"]) == (1.0, 0.0)
+
+
 def test_a_step_without_samples_has_no_means() -> None:
     values = reduce(rollout_metrics(collected([]), policy_version=0))
     assert "rollout/reward/mean" not in values
