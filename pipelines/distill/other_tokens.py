@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +13,9 @@ from roll_like.algorithms.distillation.spans import common_spans
 from roll_like.builtin.pipelines.distill.answers import OwnTopKAnswers, TextAnswers
 from roll_like.config.teachers import teacher_key
 from roll_like.data.chat import Renderer
+from roll_like.data.token_bytes import decoders_of, spelling_of
 from roll_like.errors import ConfigError
 from roll_like.types import TrainingSample
-
-#: What SentencePiece writes for a space.
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-#: How it writes a byte that no piece spells.
-_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
@@ -45,15 +37,11 @@ class TokenBytes:
 
     def __init__(self, renderer: Renderer, key: str) -> None:
         tokenizer = renderer.tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoders = [] if backend is None else [*_types(json.loads(backend.to_str())["decoder"])]
-        if "ByteLevel" in decoders:
-            spelled = _byte_level
-        elif {"Replace", "ByteFallback"} <= set(decoders) and "Strip" not in decoders:
-            spelled = _sentencepiece
-        else:
+        spelling = spelling_of(tokenizer)
+        if spelling is None or spelling.takes_space:
+            decoder = ", ".join(decoders_of(tokenizer)) or "unknown"
             raise ConfigError(
-                f"{key}: its tokenizer ({type(tokenizer).__name__}, decoder {', '.join(decoders) or 'unknown'}) does "
+                f"{key}: its tokenizer ({type(tokenizer).__name__}, decoder {decoder}) does "
                 "not say which bytes a token spells; expected one over bytes, or SentencePiece without a leading space",
                 fix="use a teacher of another family; or train on its answers with `pipeline: sft`",
             )
@@ -62,10 +50,9 @@ class TokenBytes:
         ranks = [0] * len(self.of)
         for token, token_id in vocabulary.items():
             if token_id not in renderer.special_ids:
-                literal = token_id in added and spelled is _byte_level  # SentencePiece writes ▁ in added tokens, too
-                self.of[token_id] = token.encode() if literal else spelled(token)
-                is_byte = spelled is _sentencepiece and _BYTE.fullmatch(token) is not None
-                ranks[token_id] = 2 if is_byte else int(token_id not in added)
+                literal = token_id in added and spelling.byte_level  # SentencePiece writes ▁ in added tokens, too
+                self.of[token_id] = token.encode() if literal else spelling.bytes_of(token)
+                ranks[token_id] = 2 if spelling.is_byte(token) else int(token_id not in added)
         self.ids: dict[bytes, int] = {}
         for token_id in sorted(range(len(self.of)), key=lambda token_id: ranks[token_id]):
             if text := self.of[token_id]:
@@ -79,33 +66,6 @@ class TokenBytes:
     def without(self, other: TokenBytes) -> npt.NDArray[np.bool_]:
         """Return by id whether a token spells what no token of another tokenizer spells alone."""
         return np.array([bool(text) and text not in other.ids for text in self.of])
-
-
-def _types(decoder: Any) -> Iterator[str]:
-    if isinstance(decoder, dict):
-        yield from (each for part in decoder.get("decoders", ()) for each in _types(part))
-        yield str(decoder["type"])
-
-
-@cache
-def _alphabet() -> dict[str, int]:
-    """Return the byte of each character of byte-level tokenizers."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-def _byte_level(token: str) -> bytes:
-    try:
-        return bytes(map(_alphabet().__getitem__, token))
-    except KeyError:  # no token of bytes: encoding a text never gives it
-        return b""
-
-
-def _sentencepiece(token: str) -> bytes:
-    if (byte := _BYTE.fullmatch(token)) is not None:
-        return bytes.fromhex(byte[1])
-    return token.replace(_SPACE, " ").encode()
 
 
 @dataclass(frozen=True, slots=True)

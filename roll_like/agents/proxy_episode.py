@@ -312,10 +312,11 @@ class ProxyEpisode:
         )
 
     def _logprobs(self, generation: Generation) -> list[dict[str, Any]]:
-        texts = [self._renderer.decode([token_id]) for token_id in generation.token_ids.tolist()]
+        # joined, the bytes are the text; those of one token may be a part of a character
+        spelled = [self._renderer.token_bytes(token_id) for token_id in generation.token_ids.tolist()]
         return [
-            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, logprob in zip(texts, np.asarray(generation.logprobs, np.float64).tolist(), strict=True)
+            {"token": text.decode(errors="replace"), "logprob": logprob, "bytes": list(text), "top_logprobs": []}
+            for text, logprob in zip(spelled, np.asarray(generation.logprobs, np.float64).tolist(), strict=True)
         ]
 
 

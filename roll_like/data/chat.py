@@ -19,6 +19,7 @@ from roll_like.data.images import ImageTokens, expanded, pictures_of
 from roll_like.data.marks import call_marks
 from roll_like.data.reasoning import after_prompt, known_tags
 from roll_like.data.segments import Segments
+from roll_like.data.token_bytes import Spelling, spelling_of
 from roll_like.errors import EnvError
 from roll_like.types import THINK, IntArray, Picture, PlacedImage, ReasoningTags
 
@@ -366,6 +367,19 @@ class Renderer:
         """Return the text of tokens, special ones included."""
         ids = np.asarray(token_ids).tolist()
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @cached_property
+    def _spelling(self) -> Spelling | None:
+        return spelling_of(self.tokenizer)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token spells, in UTF-8: a part of a character, where the tokenizer has divided one."""
+        token, spelling = self.tokenizer.convert_ids_to_tokens(token_id), self._spelling
+        if token is None:
+            return b""
+        if spelling is None or (token_id in self.tokenizer.added_tokens_decoder and not spelling.is_byte(token)):
+            return self.decode([token_id]).encode()
+        return spelling.bytes_of(token)
 
     def first_special(self, token_ids: IntArray) -> int | None:
         """Return the place of the first special token."""

@@ -326,3 +326,17 @@ async def test_a_hundred_episodes_at_the_same_time() -> None:
         whole = scored.trajectory
         assert [whole.token_ids[whole.turns == turn].tolist() for turn in range(4)] == sampled
         assert f"episode {number}<" in CHATML.decode(whole.token_ids)
+
+
+@pytest.mark.parametrize("name", ["chatml", "sentencepiece"])
+async def test_bytes_of_tokens_are_those_of_the_answer_also_of_parts_of_characters(name: str) -> None:
+    said = "naïve 😀 the fox"
+    async with rig(said, render=renderer(name)) as played:
+        answer = await played.ask("hello", logprobs=True)
+        tokens = answer.choices[0].logprobs.content
+        assert len(tokens) == len(played.policy.generations[0].token_ids)
+    spelled = [bytes(token.bytes) for token in tokens]
+    assert [token.token for token in tokens] == [each.decode(errors="replace") for each in spelled]
+    assert any(token.token == "\ufffd" for token in tokens)
+    ends = "".join(played.policy.renderer.decode([each]) for each in played.policy.renderer.end_ids)
+    assert b"".join(spelled).decode().replace(" ", "") == f"{said}{ends}".replace(" ", "")
