@@ -12,15 +12,26 @@ from roll_like.data.chat import ChatMessage
 from roll_like.inference.interface import Sampling
 
 ROLES = ("system", "user", "assistant", "tool")
-#: Sampling options that the run decides, and the value of each that changes nothing.
-DECIDED_BY_THE_RUN: Mapping[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
+#: Options that are not followed, and the value of each that asks for nothing; of all others that is 0, false or empty.
+NEUTRAL: Mapping[str, Any] = {
+    "add_generation_prompt": True,
+    "length_penalty": 1,
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
     "repetition_penalty": 1,
-    "logit_bias": {},
     "response_format": {"type": "text"},
-    "reasoning_effort": None,
+    "seed": None,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "truncation": "disabled",
+    "verbosity": "medium",
 }
+#: Fields that are followed, or that are about the account and not about the answer.
+_KNOWN = {
+    "max_completion_tokens", "max_tokens", "messages", "model", "stop", "stream", "stream_options", "tools", "logprobs",
+    "cache_salt", "metadata", "prompt_cache_key", "prompt_cache_retention", "return_token_ids", "request_id",
+    "safety_identifier", "service_tier", "store", "user",
+}  # fmt: skip
 #: Values of options that can be served, and why no others.
 _SERVED_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "n": (
@@ -72,7 +83,7 @@ class ChatRequest:
         stream: Whether the answer is sent as server-sent events.
         include_usage: Whether a stream ends with the numbers of tokens.
         logprobs: Whether the log-probabilities of the sampled tokens are sent.
-        ignored: Options that differ from the run's settings, which decide them.
+        ignored: Options that are not followed: the run decides how prompts are rendered and tokens are drawn.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -304,8 +315,8 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     for index, tool in enumerate(value):
         at = f"tools[{index}]"
         function = _function(tool, at, "{type: function, function: {name: …, parameters: …}}")
-        parameters = function.get("parameters", {})
-        if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties", {}), Mapping):
+        parameters = function.get("parameters") or {}
+        if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties") or {}, Mapping):
             raise ApiError(400, f"{at}.function.parameters: expected a JSON Schema of an object", param=at)
     return tuple(value)
 
@@ -337,17 +348,16 @@ def _ignored(body: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "seed": None,
-        **DECIDED_BY_THE_RUN,
+        **NEUTRAL,
     }
     same: dict[str, Sequence[Any]] = {"top_k": (0, -1)} if sampling.top_k == 0 else {}
-    return tuple(
-        sorted(
-            key
-            for key, value in decided.items()
-            if body.get(key) is not None and body[key] != value and body[key] not in same.get(key, ())
-        )
-    )
+    others = body.keys() - _KNOWN - _SERVED_VALUES.keys()
+    return tuple(sorted(key for key in others if _asks(body[key], key, decided) and body[key] not in same.get(key, ())))
+
+
+def _asks(value: Any, key: str, decided: Mapping[str, Any]) -> bool:
+    """Return whether an option asks for something else than what is done without it."""
+    return value is not None and (bool(value != decided[key]) if key in decided else bool(value))
 
 
 def kind_of(value: Any) -> str:

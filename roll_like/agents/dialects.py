@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 from roll_like.agents.chat_api import ApiError, ChatResponse, kind_of
 
 Body = Mapping[str, Any]
-#: Options that chat requests check, whatever the format that they come in.
-_CHECKED = ("n", "top_logprobs")
 
 
 class Dialect(ABC):
@@ -88,6 +86,7 @@ class Responses(Dialect):
 
     path = "/v1/responses"
     count_path = "/v1/responses/input_tokens"
+    _read = ("input", "instructions", "tools", "tool_choice", "text", "reasoning", "include", "background")
 
     def to_chat(self, body: Body) -> dict[str, Any]:
         """Return input items as messages; neighbouring calls and text of the assistant are one message, as in chat."""
@@ -102,12 +101,12 @@ class Responses(Dialect):
         messages = [] if not body.get("instructions") else [{"role": "system", "content": body["instructions"]}]
         for index, item in enumerate(_listed(items, "input")):
             _add(messages, self._message(item, f"input[{index}]"))
-        kept = ("temperature", "top_p", "stream", *_CHECKED)
-        chat = _renamed(body, {"max_output_tokens": "max_completion_tokens"}, kept)
+        chat = _renamed(body, {"max_output_tokens": "max_completion_tokens"}, self._read)
         choice = body.get("tool_choice")
         return {
             **chat,
             **_nested(body, "text", "format", "response_format"),
+            **_nested(body, "text", "verbosity", "verbosity"),
             **_nested(body, "reasoning", "effort", "reasoning_effort"),
             "logprobs": "message.output_text.logprobs" in _listed(body.get("include") or [], "include"),
             "messages": messages,
@@ -248,6 +247,7 @@ class Messages(Dialect):
 
     path = "/v1/messages"
     count_path = "/v1/messages/count_tokens"
+    _read = ("system", "messages", "tools", "tool_choice")
 
     def to_chat(self, body: Body) -> dict[str, Any]:
         """Return blocks as messages: results of tools are messages of their own, and come before the user's text."""
@@ -262,12 +262,16 @@ class Messages(Dialect):
         if messages and messages[-1]["role"] == "assistant":
             what = "the last message is the assistant's; an answer that is begun for the policy is not sampled by it"
             raise ApiError(400, what, param="messages")
-        kept = ("max_tokens", "temperature", "top_p", "top_k", "stream", *_CHECKED)
-        chat = _renamed(body, {"stop_sequences": "stop"}, kept)
+        chat = _renamed(body, {"stop_sequences": "stop"}, self._read)
         choice = body.get("tool_choice") or {}
-        named = {"auto": "auto", "any": "required", "none": "none"}.get(choice.get("type", "auto"), choice)
+        if not isinstance(choice, Mapping):
+            what = f"tool_choice: expected an object, found {kind_of(choice)}"
+            raise ApiError(400, what, param="tool_choice")
+        alone = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
+        named = {"auto": "auto", "any": "required", "none": "none"}.get(str(choice.get("type", "auto")), choice)
         return {
             **chat,
+            **alone,
             "messages": messages,
             **({"tools": self._tools(body["tools"]), "tool_choice": named} if body.get("tools") else {}),
         }
@@ -385,10 +389,17 @@ def _listed(value: Any, at: str) -> Sequence[Any]:
     return value
 
 
-def _renamed(body: Body, names: Mapping[str, str], kept: Sequence[str]) -> dict[str, Any]:
-    """Return a request's options by their names in chat requests; null ones are left out."""
-    pairs = [*names.items(), *((name, name) for name in kept)]
-    return {name: body[key] for key, name in pairs if body.get(key) is not None}
+def _renamed(body: Body, names: Mapping[str, str], read: Sequence[str]) -> dict[str, Any]:
+    """Return a request's options by their names in chat requests; null ones are left out.
+
+    What chat requests do not have goes along, so that they say that it is ignored.
+
+    Args:
+        body: The request.
+        names: Names in chat requests of those that are called otherwise.
+        read: Fields that become something else.
+    """
+    return {names.get(key, key): value for key, value in body.items() if value is not None and key not in read}
 
 
 def _nested(body: Body, section: str, key: str, name: str) -> dict[str, Any]:

@@ -225,7 +225,10 @@ class Proxy:
         for option in request.ignored:
             if option not in self._warned:
                 self._warned.add(option)
-                _log.warning("an agent sets %s; it is ignored, because the run decides how tokens are drawn", option)
+                _log.warning(
+                    "an agent sets %s, which is ignored: the run decides how prompts are rendered and tokens are drawn",
+                    option,
+                )
         return {"x-roll-like-ignored": ",".join(request.ignored)} if request.ignored else {}
 
     async def _reward(self, http: web.Request) -> web.Response:

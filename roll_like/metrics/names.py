@@ -43,7 +43,7 @@ rollout/domain/<name>/truncated | share | <name> | Share of them that the token 
 rollout/domain/<name>/zero_variance | share | <name> | Share of its groups whose rewards are all equal.
 rollout/domain/<name>/groups | groups | <name> | Groups of one domain, rejected ones included.
 rollout/tokens | tokens | tokens | Tokens that the policy sampled in the step.
-rollout/samples | samples | samples | Scored samples that the step trains on.
+rollout/samples | samples | samples | Scored samples of the step, those of rejected groups included.
 rollout/failures | samples | failures | Samples that infrastructure lost; they are never trained on.
 rollout/groups/accepted | groups | accepted | Groups that the step trains on.
 rollout/groups/rejected | groups | rejected | Complete groups that a filter dropped.
@@ -60,7 +60,7 @@ rollout/success | share | success | Share of episodes that were solved, where en
 rollout/turns | turns | turns | Mean number of the policy's turns in an episode.
 rollout/cuts | – | cuts | How often the chat template rewrote history, a mean over episodes.
 rollout/conversations | – | conversations | Conversations that an agent program held, a mean over episodes.
-rollout/ignored_options | – | ignored | Sampling options of an agent program that the run decides, a mean.
+rollout/ignored_options | – | ignored | Requests of an agent program with options that are ignored, a mean.
 rollout/<name> | – | <name> | Mean of a figure that a reward reports beside its value.
 curriculum/attempted | tasks | attempted | Tasks that a curriculum had attempted since the step before.
 curriculum/passed_by | share | passed by | Share of the tasks whose turn came that the curriculum let pass by.

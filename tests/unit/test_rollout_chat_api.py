@@ -141,6 +141,27 @@ def test_options_that_the_run_decides_are_named() -> None:
         "seed",
         "temperature",
     )
+    assert read(seed=0).ignored == ("seed",)
+
+
+def test_options_that_are_not_known_are_named_where_they_ask_for_something() -> None:
+    asked = {"parallel_tool_calls": False, "chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 5}
+    assert read(**asked, temprature=0.5).ignored == (
+        "chat_template_kwargs",
+        "min_tokens",
+        "parallel_tool_calls",
+        "temprature",
+    )
+    nothing = {"parallel_tool_calls": True, "chat_template_kwargs": {}, "min_tokens": 0, "ignore_eos": False}
+    account = {"model": "m", "user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto"}
+    assert read(**nothing, **account, stop=["x"], max_tokens=4, logprobs=True, n=1).ignored == ()
+
+
+def test_what_a_tool_leaves_out_may_be_null() -> None:
+    bare = {"name": "add", "description": None, "strict": None}
+    for parameters in (None, {"type": "object", "properties": None}):
+        tool = {"type": "function", "function": {**bare, "parameters": parameters}}
+        assert read(tools=[tool]).tools == (tool,)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000])

@@ -227,6 +227,30 @@ async def test_options_of_responses_that_the_run_decides_are_named() -> None:
         assert "x-roll-like-ignored" not in answer.headers
 
 
+async def test_options_that_a_format_has_alone_are_named_too() -> None:
+    tool = {"name": "add", "input_schema": {"type": "object"}}
+    said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "tools": [tool]}
+    async with rig("fine") as each:
+        for path, body, named in (
+            ("responses", {"input": "hi", "max_tool_calls": 1, "truncation": "auto"}, "max_tool_calls,truncation"),
+            ("responses", {"input": "hi", "parallel_tool_calls": False, "store": False}, "parallel_tool_calls"),
+            ("responses", {"input": "hi", "text": {"verbosity": "low"}, "truncation": "disabled"}, "verbosity"),
+            ("messages", {**said, "thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+            (
+                "messages",
+                {**said, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+                "parallel_tool_calls",
+            ),
+            ("messages", {**said, "metadata": {"user_id": "u"}, "stop_sequences": ["x"]}, None),
+        ):
+            answer = await each.post(path, body)
+            assert (answer.status_code, answer.headers.get("x-roll-like-ignored")) == (200, named)
+        for choice in ("auto", {"type": []}):
+            answer = await each.post("messages", {**said, "tool_choice": choice})
+            assert (answer.status_code, "tool_choice" in answer.text) == (400, True)
+        assert each.episode.error is None  # an agent's mistake is no failure of the machine
+
+
 async def test_an_answer_that_was_cut_says_so() -> None:
     async with rig("a long answer") as each, anthropic_client(each) as client:
         cut = await each.client.responses.create(model="any", input="hi", max_output_tokens=4)
