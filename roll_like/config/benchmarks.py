@@ -100,7 +100,7 @@ class BenchmarkSampling(ConfigModel):
     samples_per_prompt: PositiveInt = Field(default=1, description="k of avg@k, pass@k and maj@k.")
     max_prompt_tokens: PositiveInt = Field(description="A longer prompt is an error. Tokens.")
     max_response_tokens: PositiveInt = Field(description="Longest answer. Tokens.")
-    stop: tuple[str, ...] = Field(default=(), description="Strings that end an answer.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end an answer; in reasoning they do not.")
 
 
 class Benchmark(ConfigModel):

@@ -26,7 +26,7 @@ class SamplingConfig(ConfigModel):
         description="Keep tokens whose probability is at least this share of the likeliest token's; 0 keeps all.",
     )
     max_response_tokens: PositiveInt = Field(default=512, description="Longer responses are cut. Tokens.")
-    stop: tuple[str, ...] = Field(default=(), description="Strings that end a response.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end a response, also in its reasoning.")
 
     @property
     def truncation(self) -> tuple[str, ...]:

@@ -22,7 +22,16 @@ import numpy as np
 from roll_like.config.inference import BASE, POLICY
 from roll_like.config.model import Precision
 from roll_like.errors import GenerationError
-from roll_like.types import FloatArray, IntArray, KeptTokens, PlacedImage, RouteArray, Segment, StopReason
+from roll_like.types import (
+    FloatArray,
+    IntArray,
+    KeptTokens,
+    PlacedImage,
+    ReasoningTags,
+    RouteArray,
+    Segment,
+    StopReason,
+)
 
 
 class EngineDied(GenerationError):
@@ -69,6 +78,7 @@ class GenerateRequest:
         json_schema: JSON Schema that the response follows; of an engine with `EngineSpec.adapter` only.
         top_logprobs: How many of the likeliest tokens are told at each position (`Generation.top`); 0 for none. Of an
             engine that declares `top_logprobs` as many or more.
+        reasoning: What delimits reasoning that stop strings do not end; None: they end a response wherever they stand.
     """
 
     request_id: str
@@ -79,6 +89,7 @@ class GenerateRequest:
     adapter: str = POLICY
     json_schema: str | None = None
     top_logprobs: int = 0
+    reasoning: ReasoningTags | None = None
 
 
 def derived_seed(seed: int | None, *place: int) -> int | None:

@@ -2,6 +2,8 @@
 
 A string that is one special token ends a response by the token's id: engines decode without special tokens, so its
 text would never be seen. A string that has a special token within is looked for in the text with special tokens.
+
+Where a request says what delimits reasoning, strings are looked for behind it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from roll_like.types import StopReason
+from roll_like.data.reasoning import split_reasoning
+from roll_like.types import ReasoningTags, StopReason
 
 
 class ResponseDecoder:
@@ -84,6 +87,7 @@ class Stops:
         strings: tuple[str, ...],
         reason: StopReason,
         ids: tuple[int, ...] | None = None,
+        reasoning: ReasoningTags | None = None,
     ) -> str:
         """Return a response as people and rewards see it: without special tokens, and without what ended it.
 
@@ -92,6 +96,7 @@ class Stops:
             strings: The request's stop strings.
             reason: Why it ended.
             ids: The request's stop tokens (`Sampling.stop_ids`).
+            reasoning: The request's (`GenerateRequest.reasoning`).
         """
         stops = self.of(strings, ids)
         if reason is not StopReason.STOP:
@@ -99,13 +104,19 @@ class Stops:
         if tokens and tokens[-1] in stops.ids:
             return self._plain(tokens[:-1])
         if not stops.special:
-            return before(self._plain(tokens), stops.strings)
-        whole = before(self._tokenizer.decode(tokens, skip_special_tokens=False), stops.strings)
+            return before(self._plain(tokens), stops.strings, reasoning)
+        whole = before(self._tokenizer.decode(tokens, skip_special_tokens=False), stops.strings, reasoning)
         for token in self._left_out:
             whole = whole.replace(token, "")
         return whole
 
-    def found(self, tokens: Sequence[int], strings: tuple[str, ...], ids: tuple[int, ...] | None = None) -> bool:
+    def found(
+        self,
+        tokens: Sequence[int],
+        strings: tuple[str, ...],
+        ids: tuple[int, ...] | None = None,
+        reasoning: ReasoningTags | None = None,
+    ) -> bool:
         """Return whether the last token, or a stop string in the text so far, ends a response."""
         stops = self.of(strings, ids)
         if tokens and tokens[-1] in stops.ids:
@@ -113,14 +124,25 @@ class Stops:
         if not stops.strings:
             return False
         text = self._tokenizer.decode(tokens, skip_special_tokens=False) if stops.special else self._plain(tokens)
-        return any(string in text for string in stops.strings)
+        return len(before(text, stops.strings, reasoning)) < len(text)
 
 
-def before(text: str, strings: Sequence[str]) -> str:
+def before(text: str, strings: Sequence[str], reasoning: ReasoningTags | None = None) -> str:
     """Return what stands before the first of some strings; all of it where there is none.
 
     >>> before("one two one", ("two", "ne t"))
     'o'
+    >>> before("<think>one two</think>two", ("two",), ReasoningTags(open="<think>", close="</think>"))
+    '<think>one two</think>'
+
+    Args:
+        text: A response.
+        strings: What to look for.
+        reasoning: What delimits reasoning that is passed over; None: it is not.
     """
-    ends = [at for at in (text.find(string) for string in strings) if at >= 0]
+    start = 0
+    if reasoning is not None:
+        thought, answer = split_reasoning(text, reasoning)
+        start = 0 if thought is None else text.rfind(answer) if answer else len(text)
+    ends = [at for at in (text.find(string, start) for string in strings) if at >= 0]
     return text[: min(ends)] if ends else text

@@ -7,11 +7,13 @@ import contextlib
 import sys
 from abc import abstractmethod
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from roll_like.cluster.progress import PROGRESS
+from roll_like.data.kept import joined_kept
 from roll_like.errors import GenerationError, RollLikeError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -22,6 +24,7 @@ from roll_like.inference.interface import (
     Guesses,
     PolledEngine,
     TopLogprobs,
+    derived_seed,
 )
 from roll_like.inference.kept import told_kept
 from roll_like.inference.process_output import ProcessOutput
@@ -152,7 +155,7 @@ class TaskEngine(PolledEngine):
         """Run one request; its outcome, whatever it is, goes to `poll`."""
         outcome: Generation | FailedGeneration
         try:
-            outcome = await self._generate(request)
+            outcome = await self._whole(request)
         except EngineDied:
             return
         except Exception as error:  # noqa: BLE001 - whatever a library raises over one request fails that request
@@ -169,6 +172,57 @@ class TaskEngine(PolledEngine):
             self._show()
         self._finished.append(outcome)
         self._arrived.set()
+
+    async def _whole(self, request: GenerateRequest) -> Generation:
+        """Return the outcome of a request, which goes on where a stop string ended reasoning.
+
+        The library looks for stop strings everywhere.
+        """
+        found, sampling = await self._generate(request), request.sampling
+        while request.reasoning is not None and found.stop_reason is StopReason.STOP:
+            tokens = found.token_ids.tolist()
+            if self._stops.found(tokens, sampling.stop, sampling.stop_ids, request.reasoning):
+                break
+            if len(tokens) >= sampling.max_tokens:
+                return self._joined(request, replace(found, stop_reason=StopReason.LENGTH))
+            more = replace(
+                request,
+                prompt_ids=np.concatenate([request.prompt_ids, found.token_ids], dtype=np.int32),
+                sampling=replace(sampling, max_tokens=sampling.max_tokens - len(tokens)),
+                seed=derived_seed(request.seed, len(tokens)),
+            )
+            found = self._joined(request, found, await self._generate(more))
+        return found
+
+    def _joined(self, request: GenerateRequest, first: Generation, *following: Generation) -> Generation:
+        """Return a generation with what was sampled after it."""
+        parts, last = (first, *following), (first, *following)[-1]
+        lengths = [len(part.token_ids) for part in parts]
+        starts = [sum(lengths[:place]) for place in range(len(parts))]
+        tokens = np.concatenate([part.token_ids for part in parts], dtype=np.int32)
+        sampling, tops = request.sampling, [part.top for part in parts if part.top is not None]
+        guesses = [part.speculation for part in parts if part.speculation is not None]
+        return replace(
+            first,
+            token_ids=tokens,
+            logprobs=np.concatenate([part.logprobs for part in parts], dtype=np.float32),
+            segments=tuple(
+                segment.shifted(start) for start, part in zip(starts, parts, strict=True) for segment in part.segments
+            ),
+            text=self._stops.text(
+                tokens.tolist(), sampling.stop, last.stop_reason, sampling.stop_ids, request.reasoning
+            ),
+            stop_reason=last.stop_reason,
+            routes=last.routes,  # of its prompt too, which the parts before are
+            top=TopLogprobs(
+                token_ids=np.concatenate([top.token_ids for top in tops]),
+                logprobs=np.concatenate([top.logprobs for top in tops]),
+            )
+            if tops
+            else None,
+            kept=joined_kept([(part.kept, length) for part, length in zip(parts, lengths, strict=True)]),
+            speculation=sum(guesses[1:], guesses[0]) if guesses else None,
+        )
 
     def _generation(
         self,
@@ -201,7 +255,9 @@ class TaskEngine(PolledEngine):
                 for start, end, version in spans
                 if start < min(end, len(tokens))
             ),
-            text=self._stops.text(tokens, request.sampling.stop, stop_reason, request.sampling.stop_ids),
+            text=self._stops.text(
+                tokens, request.sampling.stop, stop_reason, request.sampling.stop_ids, request.reasoning
+            ),
             stop_reason=stop_reason,
             cached_prompt_tokens=cached,
             routes=told_routes(routes, request, len(tokens), stop_reason, self._experts),

@@ -293,7 +293,10 @@ class PromptWorkers(RewardWorkers[PromptT]):
         for index, use in enumerate(schedule.benchmarks):
             asked = benchmark_tasks(use, renderer, f"evaluation.benchmarks.{index}")
             plan = GroupPlan(
-                samples_per_group=use.sampling.samples_per_prompt, sampling=benchmark_sampling(use), urgent=True
+                samples_per_group=use.sampling.samples_per_prompt,
+                sampling=benchmark_sampling(use),
+                urgent=True,
+                stops_answers=True,
             )
             found[use.label] = self._evaluator(plan, asked, schedule, beside)
         return found[""] if list(found) == [""] else BenchmarkEvaluator(found, schedule, warn)

@@ -31,6 +31,7 @@ class GroupPlan:
         baseline: How one more sample of each group is drawn, which ends up in `Group.baselines`; none by default.
         adapter: What samples (`GenerateRequest.adapter`).
         urgent: Whether requests go before those of plans that are not.
+        stops_answers: Whether stop strings end answers alone, and not the reasoning before them.
     """
 
     samples_per_group: int
@@ -39,6 +40,7 @@ class GroupPlan:
     redundant: int = 0
     adapter: str = POLICY
     urgent: bool = False
+    stops_answers: bool = False
 
     @property
     def drawn_per_group(self) -> int:
@@ -191,6 +193,7 @@ class _PromptRunner:
             seed=derived_seed(self._seed, group, sample),
             images=task.images,
             adapter=self._plan.adapter,
+            reasoning=task.reasoning if self._plan.stops_answers else None,
         )
 
     def _key(self, group: int) -> tuple[int, int]:

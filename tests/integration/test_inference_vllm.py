@@ -27,7 +27,7 @@ from roll_like.inference.interface import EngineDied, GenerateRequest, Generatio
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.models.modules import load_causal_lm
-from roll_like.types import StopReason
+from roll_like.types import ReasoningTags, StopReason
 
 pytestmark = pytest.mark.integration
 
@@ -130,6 +130,17 @@ def test_end_of_sequence_is_a_sampled_token_and_stop_strings_cut_the_text(
     assert stopped.stop_reason is StopReason.STOP
     assert stopped.text == whole.text[: whole.text.index(stop)]
     np.testing.assert_array_equal(stopped.token_ids, whole.token_ids[: len(stopped.token_ids)])
+    # reasoning that is never closed goes on behind the string, up to the limit
+    tags = ReasoningTags(open="<open>", close="<close>", opened=True)
+    reasoned = vllm.generate([replace(request("reasoned", seed=3, stop=(stop,)), reasoning=tags)])["reasoned"]
+    assert (reasoned.stop_reason, len(reasoned.token_ids)) == (StopReason.LENGTH, 24)
+    length = len(stopped.token_ids)
+    assert length < 24
+    np.testing.assert_array_equal(reasoned.token_ids[:length], stopped.token_ids)
+    assert reasoned.text.startswith(whole.text[: whole.text.index(stop) + len(stop)])
+    expected = reference_logprobs(float_model, reasoned, request("reasoned", seed=3).sampling)
+    np.testing.assert_allclose(reasoned.logprobs, expected, atol=1e-3)
+    assert [index for one in reasoned.segments for index in range(one.start, one.end)] == [*range(24)]
 
 
 def test_aborted_requests_come_back_with_their_tokens(vllm: EngineThread) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.stops import before
 from roll_like.inference.weight_transfer.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
 from roll_like.models.modules import load_causal_lm
-from roll_like.types import Segment, StopReason
+from roll_like.types import IntArray, ReasoningTags, Segment, StopReason
 
 PROMPT = np.arange(20, 60, dtype=np.int32)
 
@@ -82,6 +84,34 @@ async def test_stop_strings_end_a_response(engine: HFEngine) -> None:
     stopped = (await generate(engine, request("stopped", stop=(stop,))))["stopped"]
     assert stopped.stop_reason is StopReason.STOP
     assert stopped.text == whole.text[: whole.text.index(stop)]
+
+
+async def test_a_stop_string_in_reasoning_does_not_end_a_response(engine: HFEngine) -> None:
+    whole = (await generate(engine, request("whole", max_tokens=40)))["whole"]
+    # words that each occur once, in this order
+    words = [word for word in dict.fromkeys(re.findall(r"[A-Za-z]{3,}", whole.text)) if whole.text.count(word) == 1]
+    early, close, late = words[0], words[len(words) // 2], words[-1]
+    tags = ReasoningTags(open="<open>", close=close, opened=True)
+    end = whole.text.index(late)
+    asked = replace(request("asked", max_tokens=40, stop=(early, late)), reasoning=tags)
+    found = (await generate(engine, asked))["asked"]
+    length = len(found.token_ids)
+    assert found.stop_reason is StopReason.STOP
+    assert found.text == whole.text[:end]
+    np.testing.assert_array_equal(found.token_ids, whole.token_ids[:length])
+    np.testing.assert_allclose(found.logprobs, whole.logprobs[:length], atol=1e-6)
+    assert [index for segment in found.segments for index in range(segment.start, segment.end)] == [*range(length)]
+    # reasoning that fills the response is cut by its limit, and not by the string
+    short = replace(asked, request_id="short", sampling=replace(asked.sampling, max_tokens=6))
+    cut = (await generate(engine, short))["short"]
+    assert (cut.stop_reason, len(cut.token_ids)) == (StopReason.LENGTH, 6)
+    assert cut.text == tokenizer_text(engine, whole.token_ids[:6])
+    ended = (await generate(engine, replace(asked, request_id="ended", reasoning=None)))["ended"]
+    assert ended.text == whole.text[: whole.text.index(early)]
+
+
+def tokenizer_text(engine: HFEngine, tokens: IntArray) -> str:
+    return engine._stops.text(tokens.tolist(), (), StopReason.LENGTH)
 
 
 async def test_aborts_keep_tokens_and_weight_updates_keep_requests(engine: HFEngine) -> None:

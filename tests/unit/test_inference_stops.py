@@ -18,11 +18,11 @@ from roll_like.config.model import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import DataError, EnvError
 from roll_like.inference.interface import GenerateRequest, Sampling
-from roll_like.inference.stops import Stops
+from roll_like.inference.stops import Stops, before
 from roll_like.inference.vllm.engine import _sampling_params
 from roll_like.models.ends import end_tokens, stated_ends
 from roll_like.models.load import load_renderer
-from roll_like.types import StopReason
+from roll_like.types import THINK, ReasoningTags, StopReason
 
 #: Of families: their special tokens, template and end-of-sequence token → what ends a turn, and an answered turn.
 TEMPLATES: dict[str, tuple[str, str | None, str, str]] = {
@@ -205,3 +205,28 @@ def test_an_end_that_is_ordinary_text_is_told(tokenizer: Any, tmp_path: Path) ->
     config: Any = type("Config", (), {"model": ModelConfig(path="m")})()
     [finding] = check_tokens(config, render, end_tokens(render, tmp_path))
     assert f"{tokenizer.decode([40])!r} (40), with which config.json says that a response ends" in finding.message
+
+
+OPENED = ReasoningTags(open="<think>", close="</think>", opened=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "tags", "expected"),
+    [
+        ("<think>Q: 1</think>\n5. Q: 2", THINK, "<think>Q: 1</think>\n5. "),
+        ("<think>Q: 1", THINK, "<think>Q: 1"),  # it is still going on
+        ("Q: 1</think>5 Q: 2", OPENED, "Q: 1</think>5 "),
+        ("Q: 1", OPENED, "Q: 1"),
+        ("5. Q: 1", THINK, "5. "),  # a response without reasoning
+        ("5. Q: 1", None, "5. "),
+        ("<think>Q: 1</think>5", None, "<think>"),
+    ],
+)
+def test_a_stop_string_in_reasoning_ends_nothing(text: str, tags: Any, expected: str, tokenizer: Any) -> None:
+    assert before(text, ("Q:",), tags) == expected
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    assert tokenizer.decode(tokens) == text
+    stops = Stops(tokenizer)
+    assert stops.found(tokens, ("Q:",), None, tags) == (expected != text)
+    assert stops.text(tokens, ("Q:",), StopReason.STOP, None, tags) == expected
+    assert stops.found([*tokens, tokenizer.eos_token_id], ("Q:",), None, tags)  # the end of the turn ends all

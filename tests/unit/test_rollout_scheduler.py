@@ -14,7 +14,7 @@ from roll_like.inference.interface import FailedGeneration, GenerateRequest, Gen
 from roll_like.rollout.collection import Collected, SampleCounter, collect_batch
 from roll_like.rollout.router import ReplicaLost, Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
-from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
+from roll_like.types import THINK, Failure, Group, Scored, Segment, StopReason, Task, Trajectory
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, stop=())
 
@@ -176,6 +176,14 @@ def test_every_sample_has_a_seed_of_its_own_that_a_second_run_repeats() -> None:
     seeds = [request.seed for request in first.submitted]
     assert len(set(seeds)) == 8
     assert seeds == [request.seed for request in second.submitted]
+
+
+def test_stop_strings_end_answers_alone_where_a_plan_says_so() -> None:
+    anywhere, answers = FakeReplica(), FakeReplica()
+    fill([anywhere])
+    fill([answers], stops_answers=True)
+    assert {request.reasoning for request in anywhere.submitted} == {None}
+    assert {request.reasoning for request in answers.submitted} == {THINK}  # the tasks'
 
 
 def test_requests_in_flight_are_bounded() -> None:

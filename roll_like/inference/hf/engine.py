@@ -250,8 +250,8 @@ class HFEngine(PolledEngine):
             yield {"input_ids": ids_BL, "position_ids": torch.full((3, 1, 1), position, device=ids_BL.device)}
 
     def _why_stopped(self, sample: _Sample) -> StopReason | None:
-        sampling = sample.request.sampling
-        if self._stops.found(sample.tokens, sampling.stop, sampling.stop_ids):
+        sampling, reasoning = sample.request.sampling, sample.request.reasoning
+        if self._stops.found(sample.tokens, sampling.stop, sampling.stop_ids, reasoning):
             return StopReason.STOP
         return StopReason.LENGTH if len(sample.tokens) >= sampling.max_tokens else None
 
@@ -274,6 +274,7 @@ class HFEngine(PolledEngine):
                         sample.request.sampling.stop,
                         sample.stop_reason,
                         sample.request.sampling.stop_ids,
+                        sample.request.reasoning,
                     ),
                     stop_reason=sample.stop_reason,
                     routes=self._routes(sample),
