@@ -49,7 +49,9 @@ class EvaluationSchedule(ScheduleConfig):
         description="Keep tokens whose probability is at least this share of the likeliest token's; 0 keeps all.",
     )
     max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
-    stop: tuple[str, ...] = Field(default=(), description="Strings that end an evaluated response, also in its reasoning.")
+    stop: tuple[str, ...] = Field(
+        default=(), description="Strings that end an evaluated response, also in its reasoning."
+    )
 
     #: The key that says k of avg@k and pass@k.
     samples_key: ClassVar[str]
