@@ -15,7 +15,8 @@ from torch import Tensor
 from vocabulary_threads import compare_with_ranks, on_threads
 
 from roll_like.algorithms.distillation.objective import distillation_losses
-from roll_like.algorithms.distillation.teacher import teacher_topk
+from roll_like.algorithms.distillation.teacher import TeacherTopK, teacher_topk
+from roll_like.algorithms.distillation.texts import TeacherTexts
 from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.errors import ConfigError, EngineError
@@ -74,8 +75,23 @@ def test_log_probabilities(entropy, size, chunk, tokens, with_bias, cap, seed):
     compare_with_ranks(compute, inputs, wanted, upstream, ranks=ranks)
 
 
+def texts_of(told: TeacherTopK, vocabulary: int) -> TeacherTexts:
+    """The same as texts of two tokens each, where the student has three tokens that the teacher does not."""
+    ids_NK = told.ids_NK.long()
+    ids_NK[:, 1:][:, ::3] = -1  # what only the teacher can write
+    return TeacherTexts(
+        ids_NK=ids_NK,
+        logprobs_NK=told.logprobs_NK,
+        spans_N=torch.arange(len(told)) // 2,
+        entropy_N=torch.zeros(len(told), dtype=torch.float64),
+        best_N=ids_NK[:, 0],
+        temperature=told.temperature,
+        unmatched_U=torch.arange(vocabulary - 3, vocabulary),
+    )
+
+
 @pytest.mark.parametrize("name", ["forward_kl", "js", "adaptive_kl"])
-@pytest.mark.parametrize("kind", ["head", "top_k"])
+@pytest.mark.parametrize("kind", ["head", "top_k", "texts"])
 @few_cases
 @given(
     size=ranks_of,
@@ -89,7 +105,9 @@ def test_distillation(name, kind, size, chunk, tokens, k, ce_weight, cap):
     ranks, vocabulary = size
     pair = make_pair(tokens, vocabulary, seed=k)
     teacher = pair.head if kind == "head" else pair.top_k(k, 1.3)
-    loss = distillation_loss(name, temperature=1.3, ce_weight=ce_weight)
+    if kind == "texts":
+        teacher = texts_of(teacher, vocabulary)
+    loss = distillation_loss(name, temperature=1.3, ce_weight=ce_weight, unmatched_weight=float(kind == "texts"))
     options: dict[str, Any] = {"targets_N": pair.targets_N, "logits": LogitTransform(cap=cap)}
     options |= {"chunk_tokens": chunk[0], "chunk_vocab": chunk[1]}
     wanted = distillation_losses(pair.hidden_ND, pair.weight_VD, teacher, loss, bias=pair.bias, **options)
