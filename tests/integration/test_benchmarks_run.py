@@ -31,6 +31,7 @@ COLUMNS = {
     "layout_scale": {"rows"},
     "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
     "delta_sync": {"1e-05", "mbit"},
+    "observations": {"0.1 before", "0.1 after"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "quantised_base": {f"{kind}_{name}" for kind in ("nf4", "fp4") for name in ("mb", "nll", "difference")},
     "recipes": {f"{run} {when}" for run in ("grpo", "vapo", "solve_rate") for when in ("before", "after")},

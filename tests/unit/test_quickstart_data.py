@@ -92,3 +92,25 @@ def test_rows_mean_the_same_after_a_round_trip_through_parquet(script: ModuleTyp
     assert any(None in instruction.values() for row in back for instruction in row["instructions"])
     for row, other in zip(rows, back, strict=True):
         assert parse_instructions(row["instructions"]) == parse_instructions(other["instructions"])
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_demonstrations_follow_the_instructions_of_their_rows(split: str) -> None:
+    """Rows of configs/recipes/sdft.yaml: the quickstart's, with a good answer each."""
+    plain = {row["prompt"]: row for row in read(ROOT / "configs" / "data" / f"quickstart_{split}.jsonl")}
+    rows = read(ROOT / "configs" / "data" / f"sdft_{split}.jsonl")
+    assert len({row["prompt"] for row in rows}) == len(rows) >= 32
+    answers = [
+        Completion(
+            text=str(row["demonstration"]),
+            messages=({"role": "user", "content": str(row["prompt"])},),
+            answer=None,
+            metadata=row,
+            stop_reason=StopReason.STOP,
+            response_tokens=8,
+        )
+        for row in rows
+        if {**plain[row["prompt"]], "demonstration": row["demonstration"]} == row
+    ]
+    assert len(answers) == len(rows)
+    assert {result.value for result in IFEval(IFEvalConfig(topic_field="topic")).score(answers)} == {1.0}

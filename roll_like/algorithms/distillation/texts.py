@@ -158,7 +158,7 @@ def text_outcomes(chosen_NK: Tensor, rest_N: Tensor, teacher: TeacherTexts, *, r
 def rank_distance(ours_LU: Tensor, theirs_LK: Tensor) -> Tensor:
     """Return Σ_i |p_(i) − q_(i)| of each row, shape [L]: the i-th largest probabilities of two lists, 0 where one ends.
 
-    The Wasserstein distance of ULD (Boizard et al. 2024, arXiv:2402.12030, equation 4), as in TRL's GOLD trainer for
+    The Wasserstein distance of ULD (Boizard et al. 2024, arXiv:2402.12030), as in TRL's GOLD trainer for
     tokens that only one vocabulary has (`uld_hybrid_unmatched_weight`).
 
         0.1, 0.4 and 0.3, 0.2, 0.1  →  |0.4 − 0.3| + |0.1 − 0.2| + |0 − 0.1| = 0.3
