@@ -50,41 +50,35 @@ gymnasium.register("test/Echo-v0", entry_point=Echo, disable_env_checker=True, o
 SPEC = EnvironmentSpec(name="echo", env_id="test/Echo-v0", kwargs={"seconds": 1.5})
 
 
-def test_a_worker_hosts_episodes() -> None:
-    async def work() -> None:
-        worker = EnvWorker()
-        started = await worker.reset("a", SPEC, 7)
-        assert isinstance(started, Started)
-        assert [(one["role"], one["content"]) for one in started.messages] == [("system", "Talk."), ("user", "seed 7")]
-        assert started.tools[0]["function"]["name"] == "look"
-        assert started.state == "seed 7"
-        stepped = await worker.step("a", "hello")
-        assert isinstance(stepped, Stepped)
-        assert stepped.messages == [{"role": "user", "content": "hello"}]
-        assert (stepped.reward, stepped.terminated, stepped.success, stepped.state) == (0.5, False, None, "hello")
-        ended = await worker.step("a", "end")
-        assert isinstance(ended, Stepped)
-        assert (ended.terminated, ended.success, ended.state) == (True, True, "s")
-        assert await worker.hosted() == 1
-        await worker.close("a")
-        await worker.close("a")
-        assert await worker.hosted() == 0
-
-    asyncio.run(work())
+async def test_a_worker_hosts_episodes() -> None:
+    worker = EnvWorker()
+    started = await worker.reset("a", SPEC, 7)
+    assert isinstance(started, Started)
+    assert [(one["role"], one["content"]) for one in started.messages] == [("system", "Talk."), ("user", "seed 7")]
+    assert started.tools[0]["function"]["name"] == "look"
+    assert started.state == "seed 7"
+    stepped = await worker.step("a", "hello")
+    assert isinstance(stepped, Stepped)
+    assert stepped.messages == [{"role": "user", "content": "hello"}]
+    assert (stepped.reward, stepped.terminated, stepped.success, stepped.state) == (0.5, False, None, "hello")
+    ended = await worker.step("a", "end")
+    assert isinstance(ended, Stepped)
+    assert (ended.terminated, ended.success, ended.state) == (True, True, "s")
+    assert await worker.hosted() == 1
+    await worker.close("a")
+    await worker.close("a")
+    assert await worker.hosted() == 0
 
 
-def test_what_crashes_is_reported_with_its_traceback() -> None:
-    async def work() -> None:
-        worker = EnvWorker()
-        await worker.reset("a", SPEC, 0)
-        crashed = await worker.step("a", "crash")
-        assert isinstance(crashed, Crashed)
-        assert "RuntimeError: echo broke" in crashed.error
-        missing = await worker.reset("b", EnvironmentSpec(name="x", env_id="test/Ecko-v0", kwargs={}), 0)
-        assert isinstance(missing, Crashed)
-        assert "Ecko" in missing.error
-
-    asyncio.run(work())
+async def test_what_crashes_is_reported_with_its_traceback() -> None:
+    worker = EnvWorker()
+    await worker.reset("a", SPEC, 0)
+    crashed = await worker.step("a", "crash")
+    assert isinstance(crashed, Crashed)
+    assert "RuntimeError: echo broke" in crashed.error
+    missing = await worker.reset("b", EnvironmentSpec(name="x", env_id="test/Ecko-v0", kwargs={}), 0)
+    assert isinstance(missing, Crashed)
+    assert "Ecko" in missing.error
 
 
 class Returns(gymnasium.Env[str, str]):
@@ -182,34 +176,28 @@ class Notes(gymnasium.Env[str, str]):
 gymnasium.register("test/Notes-v0", entry_point=Notes, disable_env_checker=True, order_enforce=False)
 
 
-def test_an_episode_stays_in_its_thread() -> None:
-    async def work() -> None:
-        worker, spec = EnvWorker(), EnvironmentSpec(name="notes", env_id="test/Notes-v0", kwargs={})
-        names = [str(number) for number in range(8)]
-        await asyncio.gather(*(worker.reset(name, spec, 0) for name in names))
-        for turn in ("1", "2"):
-            stepped = await asyncio.gather(*(worker.step(name, turn) for name in reversed(names)))
-            assert [one.messages[0]["content"] for one in stepped if isinstance(one, Stepped)] == [turn] * len(names)
-        await worker.shut_down()
-        assert await worker.hosted() == 0
-
-    asyncio.run(work())
+async def test_an_episode_stays_in_its_thread() -> None:
+    worker, spec = EnvWorker(), EnvironmentSpec(name="notes", env_id="test/Notes-v0", kwargs={})
+    names = [str(number) for number in range(8)]
+    await asyncio.gather(*(worker.reset(name, spec, 0) for name in names))
+    for turn in ("1", "2"):
+        stepped = await asyncio.gather(*(worker.step(name, turn) for name in reversed(names)))
+        assert [one.messages[0]["content"] for one in stepped if isinstance(one, Stepped)] == [turn] * len(names)
+    await worker.shut_down()
+    assert await worker.hosted() == 0
 
 
-def test_a_stop_of_an_iteration_is_an_error_like_others() -> None:
+async def test_a_stop_of_an_iteration_is_an_error_like_others() -> None:
     """No future takes it: the task that waits would wait until the deadline, and the worker be replaced."""
 
-    async def work() -> None:
-        worker = EnvWorker()
-        await worker.reset("a", EnvironmentSpec(name="notes", env_id="test/Notes-v0", kwargs={}), 0)
-        try:
-            crashed = await asyncio.wait_for(worker.step("a", "next"), 60)
-        finally:
-            await worker.close("a")
-        assert isinstance(crashed, Crashed)
-        assert re.search(r"RuntimeError: StopIteration \(.*`next\(iter\(\(\)\)\)`", crashed.error)
-
-    asyncio.run(work())
+    worker = EnvWorker()
+    await worker.reset("a", EnvironmentSpec(name="notes", env_id="test/Notes-v0", kwargs={}), 0)
+    try:
+        crashed = await asyncio.wait_for(worker.step("a", "next"), 60)
+    finally:
+        await worker.close("a")
+    assert isinstance(crashed, Crashed)
+    assert re.search(r"RuntimeError: StopIteration \(.*`next\(iter\(\(\)\)\)`", crashed.error)
 
 
 class Waits(gymnasium.Env[str, str]):
@@ -245,33 +233,30 @@ gymnasium.register("test/Waits-v0", entry_point=Waits, disable_env_checker=True,
 
 @pytest.mark.parametrize("method", ["reset", "step"])
 @pytest.mark.parametrize("ended_by", ["close", "shut_down"])
-def test_an_episode_that_is_dropped_in_a_slow_call_is_closed_after_it(method: str, ended_by: str) -> None:
+async def test_an_episode_that_is_dropped_in_a_slow_call_is_closed_after_it(method: str, ended_by: str) -> None:
     """What drops it does not wait for the call; the other environments are closed whatever happens to it."""
     for event in (Waits.begun, Waits.may_go_on, Waits.closed):
         event.clear()
 
-    async def work() -> None:
-        worker, spec = EnvWorker(), EnvironmentSpec(name="w", env_id="test/Waits-v0", kwargs={"method": method})
-        await worker.reset("other", SPEC, 0)
-        slow = asyncio.create_task(worker.reset("a", spec, 0))
-        if method == "step":
-            await slow
-            slow = asyncio.create_task(worker.step("a", "go"))
-        assert await asyncio.to_thread(Waits.begun.wait, 60)
-        if ended_by == "close":
-            await worker.close("a")
-            await worker.close("a")
-            assert isinstance(await asyncio.wait_for(slow, 60), Crashed)
-            assert not Waits.closed.is_set()
-        slow.cancel()
-        ended = asyncio.create_task(worker.shut_down())
-        await asyncio.sleep(0)
-        Waits.may_go_on.set()
-        await asyncio.wait_for(ended, 60)
-        assert Waits.closed.is_set()
-        assert await worker.hosted() == 0
-
-    asyncio.run(work())
+    worker, spec = EnvWorker(), EnvironmentSpec(name="w", env_id="test/Waits-v0", kwargs={"method": method})
+    await worker.reset("other", SPEC, 0)
+    slow = asyncio.create_task(worker.reset("a", spec, 0))
+    if method == "step":
+        await slow
+        slow = asyncio.create_task(worker.step("a", "go"))
+    assert await asyncio.to_thread(Waits.begun.wait, 60)
+    if ended_by == "close":
+        await worker.close("a")
+        await worker.close("a")
+        assert isinstance(await asyncio.wait_for(slow, 60), Crashed)
+        assert not Waits.closed.is_set()
+    slow.cancel()
+    ended = asyncio.create_task(worker.shut_down())
+    await asyncio.sleep(0)
+    Waits.may_go_on.set()
+    await asyncio.wait_for(ended, 60)
+    assert Waits.closed.is_set()
+    assert await worker.hosted() == 0
 
 
 class FakeCluster:
@@ -303,52 +288,43 @@ def pool_of(cluster: Any, deadline: float = 5.0) -> EnvPool:
     return EnvPool(cluster, deadline_seconds=deadline)
 
 
-def test_episodes_go_to_the_worker_with_the_fewest() -> None:
-    async def work() -> None:
-        cluster = FakeCluster(2)
-        pool = pool_of(cluster)
-        opened = [pool.open(SPEC) for _ in range(4)]
-        for one in opened:
-            await one.reset(1)
-        assert [await worker.hosted() for worker in cluster.workers] == [2, 2]
-        for one in opened:
-            await one.close()
-        assert [await worker.hosted() for worker in cluster.workers] == [0, 0]
-
-    asyncio.run(work())
-
-
-def test_a_crash_is_an_error_of_the_environment() -> None:
-    async def work() -> None:
-        one = pool_of(FakeCluster(1)).open(SPEC)
+async def test_episodes_go_to_the_worker_with_the_fewest() -> None:
+    cluster = FakeCluster(2)
+    pool = pool_of(cluster)
+    opened = [pool.open(SPEC) for _ in range(4)]
+    for one in opened:
         await one.reset(1)
-        with pytest.raises(EnvError, match=r"(?s)step of test/Echo-v0 failed: .*echo broke") as caught:
-            await one.step("crash")
-        assert not isinstance(caught.value, EnvironmentLost)
+    assert [await worker.hosted() for worker in cluster.workers] == [2, 2]
+    for one in opened:
+        await one.close()
+    assert [await worker.hosted() for worker in cluster.workers] == [0, 0]
 
-    asyncio.run(work())
+
+async def test_a_crash_is_an_error_of_the_environment() -> None:
+    one = pool_of(FakeCluster(1)).open(SPEC)
+    await one.reset(1)
+    with pytest.raises(EnvError, match=r"(?s)step of test/Echo-v0 failed: .*echo broke") as caught:
+        await one.step("crash")
+    assert not isinstance(caught.value, EnvironmentLost)
 
 
-def test_a_hung_environment_goes_with_its_worker_and_the_others_are_not_to_blame() -> None:
-    async def work() -> None:
-        cluster = FakeCluster(1)
-        pool = pool_of(cluster, deadline=0.4)
-        guilty, other, bystander = (pool.open(SPEC) for _ in range(3))
-        for one in (guilty, other, bystander):
-            await one.reset(1)
-        with pytest.raises(EnvError, match=r"did not return within 0\.4 s"):
-            await guilty.step("hang")
-        assert cluster.restarted == [0]
-        with pytest.raises(EnvironmentLost):
-            await other.step("hello")
-        for one in (guilty, other, bystander):
-            await one.close()  # nothing of the new worker is touched
-        fresh = pool.open(SPEC)
-        await fresh.reset(1)
-        assert (await fresh.step("hello")).reward == 0.5
-        assert pool.worker_restarts.generations[0] == 1
-
-    asyncio.run(work())
+async def test_a_hung_environment_goes_with_its_worker_and_the_others_are_not_to_blame() -> None:
+    cluster = FakeCluster(1)
+    pool = pool_of(cluster, deadline=0.4)
+    guilty, other, bystander = (pool.open(SPEC) for _ in range(3))
+    for one in (guilty, other, bystander):
+        await one.reset(1)
+    with pytest.raises(EnvError, match=r"did not return within 0\.4 s"):
+        await guilty.step("hang")
+    assert cluster.restarted == [0]
+    with pytest.raises(EnvironmentLost):
+        await other.step("hello")
+    for one in (guilty, other, bystander):
+        await one.close()  # nothing of the new worker is touched
+    fresh = pool.open(SPEC)
+    await fresh.reset(1)
+    assert (await fresh.step("hello")).reward == 0.5
+    assert pool.worker_restarts.generations[0] == 1
 
 
 class SlowToStart(FakeCluster):
@@ -363,37 +339,31 @@ class SlowToStart(FakeCluster):
         return await super().ask(rank, method, *arguments)
 
 
-def test_a_worker_that_does_not_start_again_in_time_names_the_key() -> None:
-    async def work() -> None:
-        cluster = SlowToStart(1)
-        cluster.start_timeout_seconds = 0.4
-        pool = pool_of(cluster, deadline=0.4)
-        guilty = pool.open(SPEC)
-        await guilty.reset(1)
-        with pytest.raises(EnvError, match=r"step of .* did not return within 0\.4 s") as hung:
-            await guilty.step("hang")
-        assert "env_workers.deadline_seconds" in str(hung.value.fix)
-        with pytest.raises(EnvError, match=r"the process of .* did not return within 0\.4 s") as late:
-            await pool.open(SPEC).reset(1)
-        assert "resources.start_timeout_seconds" in str(late.value.fix)
-
-    asyncio.run(work())
+async def test_a_worker_that_does_not_start_again_in_time_names_the_key() -> None:
+    cluster = SlowToStart(1)
+    cluster.start_timeout_seconds = 0.4
+    pool = pool_of(cluster, deadline=0.4)
+    guilty = pool.open(SPEC)
+    await guilty.reset(1)
+    with pytest.raises(EnvError, match=r"step of .* did not return within 0\.4 s") as hung:
+        await guilty.step("hang")
+    assert "env_workers.deadline_seconds" in str(hung.value.fix)
+    with pytest.raises(EnvError, match=r"the process of .* did not return within 0\.4 s") as late:
+        await pool.open(SPEC).reset(1)
+    assert "resources.start_timeout_seconds" in str(late.value.fix)
 
 
-def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
-    async def work() -> None:
-        pool = pool_of(SlowToStart(1), deadline=0.4)
-        guilty = pool.open(SPEC)
-        await guilty.reset(1)
-        with pytest.raises(EnvError, match=r"did not return within 0\.4 s"):
-            await guilty.step("hang")
-        for _ in range(2):
-            fresh = pool.open(SPEC)
-            await fresh.reset(1)
-            assert (await fresh.step("hello")).reward == 0.5
-        assert pool.worker_restarts.generations[0] == 1
-
-    asyncio.run(work())
+async def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
+    pool = pool_of(SlowToStart(1), deadline=0.4)
+    guilty = pool.open(SPEC)
+    await guilty.reset(1)
+    with pytest.raises(EnvError, match=r"did not return within 0\.4 s"):
+        await guilty.step("hang")
+    for _ in range(2):
+        fresh = pool.open(SPEC)
+        await fresh.reset(1)
+        assert (await fresh.step("hello")).reward == 0.5
+    assert pool.worker_restarts.generations[0] == 1
 
 
 def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_run(
@@ -432,37 +402,31 @@ def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_r
     assert said[-1] == "worker 0 is gone; environments 0 was lost too often and is not replaced again"
 
 
-def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> None:
-    async def work() -> None:
-        cluster = FakeCluster(1)
-        pool = pool_of(cluster)
-        one = pool.open(SPEC)
+async def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> None:
+    cluster = FakeCluster(1)
+    pool = pool_of(cluster)
+    one = pool.open(SPEC)
+    await one.reset(1)
+    taking_its_turn = asyncio.create_task(one.step("hello"))
+    await asyncio.sleep(0)  # asked, and not yet sent
+    pool.worker_restarts.replace(0, 0, "a test")
+    with pytest.raises(EnvironmentLost, match="took it down"):
+        await taking_its_turn
+    with pytest.raises(EnvironmentLost):
         await one.reset(1)
-        taking_its_turn = asyncio.create_task(one.step("hello"))
-        await asyncio.sleep(0)  # asked, and not yet sent
-        pool.worker_restarts.replace(0, 0, "a test")
-        with pytest.raises(EnvironmentLost, match="took it down"):
-            await taking_its_turn
-        with pytest.raises(EnvironmentLost):
-            await one.reset(1)
-        await one.close()
-        assert await cluster.workers[0].hosted() == 0
-
-    asyncio.run(work())
+    await one.close()
+    assert await cluster.workers[0].hosted() == 0
 
 
-def test_a_dead_worker_is_replaced_once() -> None:
-    async def work() -> None:
-        cluster = FakeCluster(1)
-        pool = pool_of(cluster)
-        first, second = pool.open(SPEC), pool.open(SPEC)
-        await first.reset(1)
-        await second.reset(1)
-        cluster.dead.add(0)
-        with pytest.raises(EnvError, match="died in step"):
-            await first.step("hello")
-        with pytest.raises(EnvironmentLost):
-            await second.step("hello")
-        assert cluster.restarted == [0]
-
-    asyncio.run(work())
+async def test_a_dead_worker_is_replaced_once() -> None:
+    cluster = FakeCluster(1)
+    pool = pool_of(cluster)
+    first, second = pool.open(SPEC), pool.open(SPEC)
+    await first.reset(1)
+    await second.reset(1)
+    cluster.dead.add(0)
+    with pytest.raises(EnvError, match="died in step"):
+        await first.step("hello")
+    with pytest.raises(EnvironmentLost):
+        await second.step("hello")
+    assert cluster.restarted == [0]

@@ -21,6 +21,8 @@ from roll_like.rollout.metrics import speculation_metrics
 from roll_like.rollout.router import ReplicaLost, RequestAborted, Router, SampleLost, most_held
 from roll_like.types import Segment, StopReason
 
+pytestmark = pytest.mark.timeout(60)
+
 
 def request(name: str) -> GenerateRequest:
     return GenerateRequest(
@@ -164,66 +166,54 @@ def test_requests_under_way_are_spans_up_to_now() -> None:
     assert 4 <= span.ended - span.began <= 20  # of the clock that ticks 2 s a look
 
 
-def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
-    async def work() -> None:
-        replica = FakeReplica(held=["a", "b"])
-        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
-        waiting = [asyncio.create_task(router.generate(request(name), affinity_key=name)) for name in "ab"]
-        await all_follows()
-        replica.lose(ReplicaLost("gone"))
-        for one in waiting:
-            with pytest.raises(GenerationError, match="every inference replica is gone; the last error: gone"):
-                await one
-        with pytest.raises(GenerationError, match="every inference replica is gone"):
-            await router.generate(request("c"), affinity_key="c")
-
-    run(work())
+async def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
+    replica = FakeReplica(held=["a", "b"])
+    router = Router([replica], max_running=100, max_in_flight=1, retries=0)
+    waiting = [asyncio.create_task(router.generate(request(name), affinity_key=name)) for name in "ab"]
+    await all_follows()
+    replica.lose(ReplicaLost("gone"))
+    for one in waiting:
+        with pytest.raises(GenerationError, match="every inference replica is gone; the last error: gone"):
+            await one
+    with pytest.raises(GenerationError, match="every inference replica is gone"):
+        await router.generate(request("c"), affinity_key="c")
 
 
-def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
-    async def work() -> None:
-        replica = FakeReplica(held=["a"])
-        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
-        waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
-        await all_follows()
-        replica.lose(ValueError("what is this"))
-        with pytest.raises(ValueError, match="what is this"):
-            await waiting
-
-    run(work())
+async def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
+    replica = FakeReplica(held=["a"])
+    router = Router([replica], max_running=100, max_in_flight=1, retries=0)
+    waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
+    await all_follows()
+    replica.lose(ValueError("what is this"))
+    with pytest.raises(ValueError, match="what is this"):
+        await waiting
 
 
-def test_aborted_requests_come_back_or_never_start() -> None:
-    async def work() -> None:
-        replica = FakeReplica(held=["a"])
-        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
-        running = asyncio.create_task(router.generate(request("a"), affinity_key=0))
-        queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
-        await all_follows()
-        await router.abort(["a", "b"])
-        assert running.done() or (await running)
-        assert (await running).stop_reason is StopReason.ABORTED
-        with pytest.raises(RequestAborted):
-            await queued
-        assert replica.calls == [["a"]]
-        assert replica.aborted == ["a"]
-
-    run(work())
+async def test_aborted_requests_come_back_or_never_start() -> None:
+    replica = FakeReplica(held=["a"])
+    router = Router([replica], max_running=100, max_in_flight=1, retries=0)
+    running = asyncio.create_task(router.generate(request("a"), affinity_key=0))
+    queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
+    await all_follows()
+    await router.abort(["a", "b"])
+    assert running.done() or (await running)
+    assert (await running).stop_reason is StopReason.ABORTED
+    with pytest.raises(RequestAborted):
+        await queued
+    assert replica.calls == [["a"]]
+    assert replica.aborted == ["a"]
 
 
-def test_who_stops_waiting_frees_the_replica() -> None:
-    async def work() -> None:
-        replica = FakeReplica(held=["a"])
-        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
-        waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
-        queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
-        await all_follows()
-        waiting.cancel()
-        assert (await router.generate(request("c"), affinity_key=0)).text == "c"
-        assert (await queued).text == "b"
-        assert replica.aborted == ["a"]
-
-    run(work())
+async def test_who_stops_waiting_frees_the_replica() -> None:
+    replica = FakeReplica(held=["a"])
+    router = Router([replica], max_running=100, max_in_flight=1, retries=0)
+    waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
+    queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
+    await all_follows()
+    waiting.cancel()
+    assert (await router.generate(request("c"), affinity_key=0)).text == "c"
+    assert (await queued).text == "b"
+    assert replica.aborted == ["a"]
 
 
 class Rig:
@@ -318,41 +308,35 @@ class ScriptedReplica:
         self._changed.set()
 
 
-def test_a_replica_has_what_it_can_run_and_a_few_more_and_the_rest_goes_to_who_is_free() -> None:
+async def test_a_replica_has_what_it_can_run_and_a_few_more_and_the_rest_goes_to_who_is_free() -> None:
     assert [most_held(running) for running in (1, 16, 17, 128)] == [2, 17, 19, 136]
 
-    async def work() -> None:
-        rig = Rig(replicas=2, max_running=2)
-        for number in range(9):
-            rig.ask(str(number), key="same")
-        await rig.settle()
-        first, second = rig.replicas
-        assert (len(first.open), len(second.open)) == (3, 3)
-        await rig.finish(*second.open)
-        assert (len(first.open), len(second.open)) == (3, 3)  # all that waited went to the free one, whatever its key
-        assert sorted(second.open) == ["6", "7", "8"]
-
-    run(work())
+    rig = Rig(replicas=2, max_running=2)
+    for number in range(9):
+        rig.ask(str(number), key="same")
+    await rig.settle()
+    first, second = rig.replicas
+    assert (len(first.open), len(second.open)) == (3, 3)
+    await rig.finish(*second.open)
+    assert (len(first.open), len(second.open)) == (3, 3)  # all that waited went to the free one, whatever its key
+    assert sorted(second.open) == ["6", "7", "8"]
 
 
-def test_a_key_keeps_its_home_until_that_is_ahead_by_more_than_the_slack() -> None:
-    async def work() -> None:
-        rig = Rig(replicas=2, max_running=8)
-        for number in range(4):
-            rig.ask(str(number), key="episode")
-        await rig.settle()
-        first, second = rig.replicas
-        assert (sorted(first.open), sorted(second.open)) == (["0", "1", "2"], ["3"])
-        await rig.finish("0", "1", "2")
-        rig.ask("4", key="episode")  # its home is the second one now
-        await rig.settle()
-        assert sorted(second.open) == ["3", "4"]
-        rig.router.forget(["episode"])
-        rig.ask("5", key="episode")
-        await rig.settle()
-        assert first.open == {"5"}
-
-    run(work())
+async def test_a_key_keeps_its_home_until_that_is_ahead_by_more_than_the_slack() -> None:
+    rig = Rig(replicas=2, max_running=8)
+    for number in range(4):
+        rig.ask(str(number), key="episode")
+    await rig.settle()
+    first, second = rig.replicas
+    assert (sorted(first.open), sorted(second.open)) == (["0", "1", "2"], ["3"])
+    await rig.finish("0", "1", "2")
+    rig.ask("4", key="episode")  # its home is the second one now
+    await rig.settle()
+    assert sorted(second.open) == ["3", "4"]
+    rig.router.forget(["episode"])
+    rig.ask("5", key="episode")
+    await rig.settle()
+    assert first.open == {"5"}
 
 
 def test_requests_of_new_keys_go_to_the_least_loaded_replica_whatever_has_ended() -> None:
@@ -379,88 +363,76 @@ def test_requests_of_new_keys_go_to_the_least_loaded_replica_whatever_has_ended(
     run(work())
 
 
-def test_a_key_moves_when_its_home_is_full() -> None:
-    async def work() -> None:
-        rig = Rig(replicas=2, max_running=1)
-        for number in range(3):
-            rig.ask(str(number), key="episode")
-        await rig.settle()
-        assert [sorted(replica.open) for replica in rig.replicas] == [["0", "1"], ["2"]]
-
-    run(work())
+async def test_a_key_moves_when_its_home_is_full() -> None:
+    rig = Rig(replicas=2, max_running=1)
+    for number in range(3):
+        rig.ask(str(number), key="episode")
+    await rig.settle()
+    assert [sorted(replica.open) for replica in rig.replicas] == [["0", "1"], ["2"]]
 
 
-def test_a_cancelled_request_leaves_its_queue_at_once() -> None:
-    async def work() -> None:
-        rig = Rig(max_running=1, max_in_flight=1)
-        rig.ask("a")
-        await rig.settle()
-        rig.ask("b")
-        rig.ask("c", urgent=True)
-        await rig.settle()
-        assert any(rig.router._queues.values())
-        rig.asked["b"].cancel()
-        rig.asked["c"].cancel()
-        await rig.settle()
-        assert not any([*rig.router._queues.values(), rig.router._ordinary])
-        await rig.finish("a")
-        assert rig.sent == ["a"]
-
-    run(work())
+async def test_a_cancelled_request_leaves_its_queue_at_once() -> None:
+    rig = Rig(max_running=1, max_in_flight=1)
+    rig.ask("a")
+    await rig.settle()
+    rig.ask("b")
+    rig.ask("c", urgent=True)
+    await rig.settle()
+    assert any(rig.router._queues.values())
+    rig.asked["b"].cancel()
+    rig.asked["c"].cancel()
+    await rig.settle()
+    assert not any([*rig.router._queues.values(), rig.router._ordinary])
+    await rig.finish("a")
+    assert rig.sent == ["a"]
 
 
-def test_urgent_requests_go_before_prioritized_ones_and_these_before_others() -> None:
-    async def work() -> None:
-        rig = Rig(max_running=1, max_in_flight=1)
-        rig.ask("first")
-        await rig.settle()
-        for name in ("a0", "b0", "b1", "a1"):
-            rig.ask(name, key=name[0])
-        rig.ask("measured", urgent=True)
-        rig.router.prioritize("b")
-        rig.ask("b2", key="b")  # a later turn
-        for name in ("first", "measured", "b0", "b1", "b2", "a0"):
-            await rig.finish(name)
-        assert rig.sent == ["first", "measured", "b0", "b1", "b2", "a0", "a1"]
-        rig.router.forget("b")
-        rig.ask("a2", key="a")
-        rig.ask("b3", key="b")
-        for name in ("a1", "a2", "b3"):
-            await rig.finish(name)
-        assert rig.sent[-2:] == ["a2", "b3"]
-        assert all(one.done() for one in rig.asked.values())
-
-    run(work())
+async def test_urgent_requests_go_before_prioritized_ones_and_these_before_others() -> None:
+    rig = Rig(max_running=1, max_in_flight=1)
+    rig.ask("first")
+    await rig.settle()
+    for name in ("a0", "b0", "b1", "a1"):
+        rig.ask(name, key=name[0])
+    rig.ask("measured", urgent=True)
+    rig.router.prioritize("b")
+    rig.ask("b2", key="b")  # a later turn
+    for name in ("first", "measured", "b0", "b1", "b2", "a0"):
+        await rig.finish(name)
+    assert rig.sent == ["first", "measured", "b0", "b1", "b2", "a0", "a1"]
+    rig.router.forget("b")
+    rig.ask("a2", key="a")
+    rig.ask("b3", key="b")
+    for name in ("a1", "a2", "b3"):
+        await rig.finish(name)
+    assert rig.sent[-2:] == ["a2", "b3"]
+    assert all(one.done() for one in rig.asked.values())
 
 
-def test_engines_are_busy_while_they_have_a_request() -> None:
-    async def work() -> None:
-        now = 10.0
-        rig = Rig(replicas=2, clock=lambda: now)
-        assert (rig.router.replicas, rig.router.busy_seconds()) == (2, 0)
-        rig.ask("a")
-        rig.ask("b")
-        await rig.settle()
-        now = 12.0
-        assert rig.router.busy_seconds() == 4  # of two, both still at it
-        await rig.finish("a")
-        now = 15.0
-        assert rig.router.busy_seconds() == 7
-        rig.replicas[1].lose()
-        await rig.settle()
-        now = 16.0
-        assert rig.replicas[0].open == {"b"}  # it moved at 15: 2 + 5 seconds before, and one since
-        assert (rig.router.replicas, rig.router.busy_seconds()) == (1, 8)
-        rig.ask("c")
-        await rig.settle()
-        now = 17.0
-        await rig.finish("b")  # it is still at the other
-        now = 18.0
-        await rig.finish("c")
-        now = 20.0
-        assert rig.router.busy_seconds() == 10
-
-    run(work())
+async def test_engines_are_busy_while_they_have_a_request() -> None:
+    now = 10.0
+    rig = Rig(replicas=2, clock=lambda: now)
+    assert (rig.router.replicas, rig.router.busy_seconds()) == (2, 0)
+    rig.ask("a")
+    rig.ask("b")
+    await rig.settle()
+    now = 12.0
+    assert rig.router.busy_seconds() == 4  # of two, both still at it
+    await rig.finish("a")
+    now = 15.0
+    assert rig.router.busy_seconds() == 7
+    rig.replicas[1].lose()
+    await rig.settle()
+    now = 16.0
+    assert rig.replicas[0].open == {"b"}  # it moved at 15: 2 + 5 seconds before, and one since
+    assert (rig.router.replicas, rig.router.busy_seconds()) == (1, 8)
+    rig.ask("c")
+    await rig.settle()
+    now = 17.0
+    await rig.finish("b")  # it is still at the other
+    now = 18.0
+    await rig.finish("c")
+    now = 20.0
+    assert rig.router.busy_seconds() == 10
 
 
 def test_an_aborted_request_is_not_tried_again() -> None:
@@ -486,43 +458,37 @@ def test_an_aborted_request_is_not_tried_again() -> None:
     run(ended(lambda rig: rig.replicas[0].lose()))
 
 
-def test_an_abort_does_not_overtake_its_request() -> None:
-    async def work() -> None:
-        replica = FakeReplica(held=["a"])
-        router = Router([replica], max_running=9, max_in_flight=9, retries=0)
-        submit, gate = replica.submit, asyncio.Event()
+async def test_an_abort_does_not_overtake_its_request() -> None:
+    replica = FakeReplica(held=["a"])
+    router = Router([replica], max_running=9, max_in_flight=9, retries=0)
+    submit, gate = replica.submit, asyncio.Event()
 
-        async def slow(requests: Sequence[GenerateRequest]) -> None:
-            await gate.wait()
-            await submit(requests)
+    async def slow(requests: Sequence[GenerateRequest]) -> None:
+        await gate.wait()
+        await submit(requests)
 
-        replica.submit = slow  # type: ignore[method-assign]
-        waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
-        await all_follows()
-        taking_back = asyncio.create_task(router.abort(["a"]))
-        await all_follows()
-        assert replica.aborted == []
-        gate.set()
-        await taking_back
-        assert (await waiting).stop_reason is StopReason.ABORTED
-
-    run(work())
+    replica.submit = slow  # type: ignore[method-assign]
+    waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
+    await all_follows()
+    taking_back = asyncio.create_task(router.abort(["a"]))
+    await all_follows()
+    assert replica.aborted == []
+    gate.set()
+    await taking_back
+    assert (await waiting).stop_reason is StopReason.ABORTED
 
 
-def test_a_replica_that_is_slow_to_take_requests_delays_no_other() -> None:
-    async def work() -> None:
-        rig = Rig(replicas=2)
-        rig.replicas[0].submit = lambda requests: asyncio.Event().wait()  # type: ignore[assignment, method-assign]
-        for name in "abcd":
-            rig.ask(name)
-        await rig.settle()
-        assert len(rig.replicas[1].open) == 2
-        await rig.finish(*rig.replicas[1].open)
-        rig.ask("e")
-        await rig.settle()
-        assert rig.replicas[1].open == {"e"}
-
-    run(work())
+async def test_a_replica_that_is_slow_to_take_requests_delays_no_other() -> None:
+    rig = Rig(replicas=2)
+    rig.replicas[0].submit = lambda requests: asyncio.Event().wait()  # type: ignore[assignment, method-assign]
+    for name in "abcd":
+        rig.ask(name)
+    await rig.settle()
+    assert len(rig.replicas[1].open) == 2
+    await rig.finish(*rig.replicas[1].open)
+    rig.ask("e")
+    await rig.settle()
+    assert rig.replicas[1].open == {"e"}
 
 
 #: What a script may do next; numbers choose among what there is.
@@ -589,47 +555,41 @@ class Script(Rig):
 
 @settings(max_examples=150, deadline=None)
 @given(EVENTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(0, 2))
-def test_whatever_happens_limits_hold_urgent_ones_go_first_and_each_request_ends_once(
+async def test_whatever_happens_limits_hold_urgent_ones_go_first_and_each_request_ends_once(
     events: list[tuple[str, int]], replicas: int, max_running: int, max_in_flight: int, retries: int
 ) -> None:
-    async def work() -> None:
-        rig = Script(replicas, max_running=max_running, max_in_flight=max_in_flight, retries=retries)
-        held = most_held(max_running)
-        for number, (what, choice) in enumerate(events):
-            before = len(rig.sent)
-            await rig.do(what, number, choice)
-            running, sent = rig.running, rig.sent[before:]
-            assert len(set(running)) == len(running) <= max_in_flight
-            assert all(replica.most <= held for replica in rig.replicas)
-            waiting = [name for name in rig.unfinished if name not in running]
-            room = any(len(one.open) < held for one in rig.replicas if not one.lost)
-            assert not waiting or not room or len(running) == max_in_flight  # no place stays free
-            if what != "lose" and waiting and sent:  # what a lost replica had waits again, after others have started
-                assert max(rig.ranks[name] for name in sent) <= min(rig.ranks[name] for name in waiting)
-        while rig.running:
-            await rig.finish(*rig.running)
-        results = await asyncio.gather(*rig.asked.values(), return_exceptions=True)  # a second end would have raised
-        for name, result in zip(rig.asked, results, strict=True):
-            assert isinstance(result, (RequestAborted, SampleLost, asyncio.CancelledError)) or result.text == name
-        router = rig.router
-        assert not any([router._unfinished, *router._queues.values(), router._ordinary, router._in_flight])
-
-    run(work())
+    rig = Script(replicas, max_running=max_running, max_in_flight=max_in_flight, retries=retries)
+    held = most_held(max_running)
+    for number, (what, choice) in enumerate(events):
+        before = len(rig.sent)
+        await rig.do(what, number, choice)
+        running, sent = rig.running, rig.sent[before:]
+        assert len(set(running)) == len(running) <= max_in_flight
+        assert all(replica.most <= held for replica in rig.replicas)
+        waiting = [name for name in rig.unfinished if name not in running]
+        room = any(len(one.open) < held for one in rig.replicas if not one.lost)
+        assert not waiting or not room or len(running) == max_in_flight  # no place stays free
+        if what != "lose" and waiting and sent:  # what a lost replica had waits again, after others have started
+            assert max(rig.ranks[name] for name in sent) <= min(rig.ranks[name] for name in waiting)
+    while rig.running:
+        await rig.finish(*rig.running)
+    results = await asyncio.gather(*rig.asked.values(), return_exceptions=True)  # a second end would have raised
+    for name, result in zip(rig.asked, results, strict=True):
+        assert isinstance(result, (RequestAborted, SampleLost, asyncio.CancelledError)) or result.text == name
+    router = rig.router
+    assert not any([router._unfinished, *router._queues.values(), router._ordinary, router._in_flight])
 
 
-def test_guesses_of_all_samples_add_up_and_are_taken_once() -> None:
-    async def work() -> None:
-        rig = Rig(replicas=1, max_running=4)
-        for number in range(3):
-            rig.ask(str(number), key=number)
-        await rig.settle()
-        rig.replicas[0].speculation = Guesses(tokens=8, accepted=6, passes=2)
-        await rig.finish(*rig.replicas[0].open)
-        taken = rig.router.take_guesses()
-        assert taken == Guesses(tokens=24, accepted=18, passes=6)
-        metrics = speculation_metrics(taken)
-        assert metrics["rollout/speculation/accepted"].value == 0.75
-        assert metrics["rollout/speculation/length"].value == 4.0
-        assert speculation_metrics(rig.router.take_guesses()) == {}
-
-    asyncio.run(work())
+async def test_guesses_of_all_samples_add_up_and_are_taken_once() -> None:
+    rig = Rig(replicas=1, max_running=4)
+    for number in range(3):
+        rig.ask(str(number), key=number)
+    await rig.settle()
+    rig.replicas[0].speculation = Guesses(tokens=8, accepted=6, passes=2)
+    await rig.finish(*rig.replicas[0].open)
+    taken = rig.router.take_guesses()
+    assert taken == Guesses(tokens=24, accepted=18, passes=6)
+    metrics = speculation_metrics(taken)
+    assert metrics["rollout/speculation/accepted"].value == 0.75
+    assert metrics["rollout/speculation/length"].value == 4.0
+    assert speculation_metrics(rig.router.take_guesses()) == {}

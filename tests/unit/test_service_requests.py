@@ -272,19 +272,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", list(WRONG))
-def test_wrong_data_fail_one_request_and_the_next_goes_on(tmp_path: Path, what: str) -> None:
+async def test_wrong_data_fail_one_request_and_the_next_goes_on(tmp_path: Path, what: str) -> None:
     data, loss, words = WRONG[what]
 
-    async def body() -> None:
-        async with served(tmp_path) as client:
-            model = await client.model(await client.begin())
-            refused = await client.result(await client.train(model, 1, data, loss))
-            assert refused["category"] == "user"
-            assert words in refused["error"]
-            await client.result(await client.train(model, 2))
-            assert [what[0] for what in client.trainer.asked] == ["create", "train"]
-
-    asyncio.run(body())
+    async with served(tmp_path) as client:
+        model = await client.model(await client.begin())
+        refused = await client.result(await client.train(model, 1, data, loss))
+        assert refused["category"] == "user"
+        assert words in refused["error"]
+        await client.result(await client.train(model, 2))
+        assert [what[0] for what in client.trainer.asked] == ["create", "train"]
 
 
 @served_test
@@ -308,20 +305,17 @@ async def test_what_fails_on_the_ranks_is_the_services_fault(client: Client) -> 
     await client.result(await client.train(model, 2))
 
 
-def test_a_gap_in_a_models_requests_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gap_in_a_models_requests_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosted, "GAP_SECONDS", 0.05)
 
-    async def body() -> None:
-        async with served(tmp_path) as client:
-            model = await client.model(await client.begin())
-            early = await client.train(model, 2)
-            await asyncio.sleep(0.06)
-            client.core.state.models[model].queue.give_up_gaps()
-            assert "waited" in (await client.result(early))["error"]
-            await client.result(await client.train(model, 3))
-            assert [what[0] for what in client.trainer.asked] == ["create", "train"]
-
-    asyncio.run(body())
+    async with served(tmp_path) as client:
+        model = await client.model(await client.begin())
+        early = await client.train(model, 2)
+        await asyncio.sleep(0.06)
+        client.core.state.models[model].queue.give_up_gaps()
+        assert "waited" in (await client.result(early))["error"]
+        await client.result(await client.train(model, 3))
+        assert [what[0] for what in client.trainer.asked] == ["create", "train"]
 
 
 @served_test
@@ -461,24 +455,21 @@ WRONG_SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_wrong_samples_are_refused_and_the_next_goes_on(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with served(tmp_path) as client:
-            made = {"session_id": await client.begin(), "sampling_session_seq_id": 0, "base_model": "tiny"}
-            sampler = (await client.post("create_sampling_session", made)).json()["sampling_session_id"]
-            good = {"sampling_session_id": sampler, "prompt": text(1, 2, 3), "sampling_params": {"max_tokens": 4}}
-            for number, (changes, words) in enumerate(WRONG_SAMPLES.values()):
-                answer = await client.post("asample", {**good, "seq_id": number, **changes})
-                if answer.status_code == 400:
-                    assert words in answer.json()["detail"]
-                else:
-                    refused = await client.result(answer)
-                    assert (refused["category"], words in refused["error"]) == ("user", True), (words, refused)
-            nested = await client.http.post("/api/v1/asample", content=b"[" * 100_000)
-            assert (nested.status_code, "no JSON" in nested.json()["detail"]) == (400, True)
-            assert isinstance(await client.result(await client.post("asample", {**good, "seq_id": 99})), bytes)
-
-    asyncio.run(body())
+async def test_wrong_samples_are_refused_and_the_next_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path) as client:
+        made = {"session_id": await client.begin(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+        sampler = (await client.post("create_sampling_session", made)).json()["sampling_session_id"]
+        good = {"sampling_session_id": sampler, "prompt": text(1, 2, 3), "sampling_params": {"max_tokens": 4}}
+        for number, (changes, words) in enumerate(WRONG_SAMPLES.values()):
+            answer = await client.post("asample", {**good, "seq_id": number, **changes})
+            if answer.status_code == 400:
+                assert words in answer.json()["detail"]
+            else:
+                refused = await client.result(answer)
+                assert (refused["category"], words in refused["error"]) == ("user", True), (words, refused)
+        nested = await client.http.post("/api/v1/asample", content=b"[" * 100_000)
+        assert (nested.status_code, "no JSON" in nested.json()["detail"]) == (400, True)
+        assert isinstance(await client.result(await client.post("asample", {**good, "seq_id": 99})), bytes)
 
 
 def test_checkpoints_of_a_service_that_has_ended_are_there_for_the_next(tmp_path: Path) -> None:
@@ -508,49 +499,43 @@ def test_checkpoints_of_a_service_that_has_ended_are_there_for_the_next(tmp_path
 
 
 @pytest.mark.parametrize("each", [5, pytest.param(125, marks=pytest.mark.slow)])
-def test_of_many_requests_at_once_none_is_lost_or_out_of_order(tmp_path: Path, each: int) -> None:
+async def test_of_many_requests_at_once_none_is_lost_or_out_of_order(tmp_path: Path, each: int) -> None:
     clients = 8
 
-    async def body() -> None:
-        async with served(tmp_path, max_models=clients) as client:
-            models = [await client.model(await client.begin()) for _ in range(clients)]
+    async with served(tmp_path, max_models=clients) as client:
+        models = [await client.model(await client.begin()) for _ in range(clients)]
 
-            async def ask(model: str, number: int) -> None:
-                answer = await (client.step if number % 5 == 0 else client.train)(model, number)
-                found = await client.result(answer)
-                assert isinstance(found, dict) == (number % 5 == 0)
+        async def ask(model: str, number: int) -> None:
+            answer = await (client.step if number % 5 == 0 else client.train)(model, number)
+            found = await client.result(answer)
+            assert isinstance(found, dict) == (number % 5 == 0)
 
-            async def ask_all(model: str) -> None:
-                for last in range(5, each + 1, 5):  # five at a time, the last of them first
-                    await asyncio.gather(*(ask(model, last - back) for back in range(5)))
+        async def ask_all(model: str) -> None:
+            for last in range(5, each + 1, 5):  # five at a time, the last of them first
+                await asyncio.gather(*(ask(model, last - back) for back in range(5)))
 
-            await asyncio.gather(*map(ask_all, models))
-            for model in models:
-                asked = [what[0] for what in client.trainer.asked if what[1] == model]
-                assert asked == ["create", *(["train"] * 4 + ["step"]) * (each // 5)]
-            client.core.state.futures.tidy(kept_seconds=60)
-            assert len(client.core.state.futures) == clients * (each + 1)
-            client.core.state.futures.tidy(kept_seconds=0)
-            assert len(client.core.state.futures) == 0
-
-    asyncio.run(body())
+        await asyncio.gather(*map(ask_all, models))
+        for model in models:
+            asked = [what[0] for what in client.trainer.asked if what[1] == model]
+            assert asked == ["create", *(["train"] * 4 + ["step"]) * (each // 5)]
+        client.core.state.futures.tidy(kept_seconds=60)
+        assert len(client.core.state.futures) == clients * (each + 1)
+        client.core.state.futures.tidy(kept_seconds=0)
+        assert len(client.core.state.futures) == 0
 
 
-def test_of_many_snapshots_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_snapshots_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_requests, "KEPT_SNAPSHOTS", 2)
 
-    async def body() -> None:
-        async with served(tmp_path) as client:
-            session = await client.begin()
-            model = await client.model(session)
-            for number in range(4):
-                saved = {"model_id": model, "seq_id": number + 1, "sampling_session_seq_id": number}
-                await client.result(await client.post("save_weights_for_sampler", saved))
-            assert len(list(tmp_path.glob("service/snapshots/*/*.pt"))) == 2
-            statuses = [(await client.http.get(f"/api/v1/samplers/{session}:sample:{n}")).status_code for n in range(4)]
-            assert statuses == [404, 404, 200, 200]
-
-    asyncio.run(body())
+    async with served(tmp_path) as client:
+        session = await client.begin()
+        model = await client.model(session)
+        for number in range(4):
+            saved = {"model_id": model, "seq_id": number + 1, "sampling_session_seq_id": number}
+            await client.result(await client.post("save_weights_for_sampler", saved))
+        assert len(list(tmp_path.glob("service/snapshots/*/*.pt"))) == 2
+        statuses = [(await client.http.get(f"/api/v1/samplers/{session}:sample:{n}")).status_code for n in range(4)]
+        assert statuses == [404, 404, 200, 200]
 
 
 @served_test
@@ -591,23 +576,20 @@ async def test_an_answer_that_was_lost_on_its_way_is_there_when_the_client_is_ba
     assert (await client.post("retrieve_future", asked)).status_code == 200
 
 
-def test_a_client_that_died_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_died_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "TIDY_SECONDS", 0.01)
 
     shown: list[ServiceStatus] = []
 
-    async def body() -> None:
-        async with served(tmp_path, session_seconds=0.05) as client:
-            await client.model(await client.begin())
-            tidying = asyncio.create_task(client.core.tidy(shown.append))
-            async with asyncio.timeout(60):
-                while client.core.status().models:
-                    await asyncio.sleep(0.01)
-            tidying.cancel()
-            assert client.core.status().sessions == 0
-            assert len(shown[0].models) == 1
-
-    asyncio.run(body())
+    async with served(tmp_path, session_seconds=0.05) as client:
+        await client.model(await client.begin())
+        tidying = asyncio.create_task(client.core.tidy(shown.append))
+        async with asyncio.timeout(60):
+            while client.core.status().models:
+                await asyncio.sleep(0.01)
+        tidying.cancel()
+        assert client.core.status().sessions == 0
+        assert len(shown[0].models) == 1
 
 
 @served_test
