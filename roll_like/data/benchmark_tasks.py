@@ -104,19 +104,6 @@ def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Tas
     return tasks
 
 
-def benchmark_prompts(use: BenchmarkUse, key: str = "evaluation.benchmarks.0") -> list[BenchmarkPrompt]:
-    """Return what a model is asked, without its chat template.
-
-    Args:
-        use: Which benchmark.
-        key: Its place in the configuration, for messages.
-
-    Raises:
-        DataError: As of `benchmark_tasks`.
-    """
-    return [prompt for _, prompt in written_prompts(use, key)]
-
-
 def written_prompts(use: BenchmarkUse, key: str) -> Iterator[tuple[Row, BenchmarkPrompt]]:
     """Yield each row of a benchmark, with its options in their order, and what a model is asked."""
     one = use.benchmark

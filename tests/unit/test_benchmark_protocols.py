@@ -16,7 +16,7 @@ import pytest
 from benchmark_protocols import ANSWERS, ROWS, digest
 
 from roll_like.config.benchmarks import BenchmarkUse, template_of
-from roll_like.data.benchmark_tasks import BenchmarkPrompt, benchmark_prompts, written_prompts
+from roll_like.data.benchmark_tasks import BenchmarkPrompt, written_prompts
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardResult, given_completion
 
@@ -31,13 +31,17 @@ def use_of(name: str, folder: Path, splits: dict[str, list[dict[str, Any]]]) -> 
     return BenchmarkUse(name=name, path=str(place))
 
 
+def prompts_of(use: BenchmarkUse) -> list[BenchmarkPrompt]:
+    return [prompt for _, prompt in written_prompts(use, "evaluation.benchmarks.0")]
+
+
 def turns(prompt: BenchmarkPrompt) -> list[dict[str, Any]]:
     return [{"role": message["role"], "content": message["content"]} for message in prompt.messages]
 
 
 @pytest.mark.parametrize("name", sorted(RECORD))
 def test_prompts_are_the_harness_s(name: str, tmp_path: Path) -> None:
-    prompts = benchmark_prompts(use_of(name, tmp_path, RECORD[name]["rows"]))
+    prompts = prompts_of(use_of(name, tmp_path, RECORD[name]["rows"]))
     assert len(prompts) == len(RECORD[name]["entries"])
     for prompt, entry in zip(prompts, RECORD[name]["entries"], strict=True):
         if "digest" in entry:
@@ -134,7 +138,7 @@ def test_answers_are_sampled_as_the_harness_samples_them(name: str) -> None:
     ],
 )
 def test_evalplus_is_asked_in_its_own_words(name: str, asked: str, tmp_path: Path) -> None:
-    [prompt] = benchmark_prompts(use_of(name, tmp_path, ROWS[name]))
+    [prompt] = prompts_of(use_of(name, tmp_path, ROWS[name]))
     told = "Please provide a self-contained Python script that solves the following problem in a markdown code block:"
     assert turns(prompt) == [{"role": "user", "content": f"{told}\n```python\n{asked}\n```"}]
     assert (prompt.prefix, BenchmarkUse(name=name).sampling.temperature) == ("", 0)
@@ -207,7 +211,7 @@ def test_mathematics_is_asked_in_deepseek_s_words(name: str, split: str, row: di
 @pytest.mark.parametrize("name", ["aime26", "hmmt_feb25", "hmmt_nov25", "hmmt_feb26", "brumo25"])
 def test_contests_are_asked_in_matharena_s_words(name: str, tmp_path: Path) -> None:
     row = {"problem_idx": 1, "answer": "\\frac{1}{2}", "problem": "Half of 1?", "problem_type": ["Algebra"]}
-    [prompt] = benchmark_prompts(use_of(name, tmp_path, {"train": [row]}))
+    [prompt] = prompts_of(use_of(name, tmp_path, {"train": [row]}))
     whole = "The answer is an integer between 0 and 999 inclusive.\n" if name == "aime26" else ""
     asked = f"Put your final answer within \\boxed{{}}.\n{whole}\nHalf of 1?"
     assert turns(prompt) == [{"role": "user", "content": asked}]
@@ -246,7 +250,7 @@ def test_olympiadbench_is_asked_in_its_own_words(
         "language": "English",
     }
     use = use_of("olympiadbench", tmp_path, {"train": [row]})
-    [prompt] = benchmark_prompts(use)
+    [prompt] = prompts_of(use)
     box = "\\boxed{multiple answers connected with commas}" if several else "\\boxed{answer}"
     of_units = ", note that the unit of the answer should not be included in \\boxed{}" if unit else ""
     asked = (
@@ -314,7 +318,7 @@ REMOVED = (
 def test_mmlu_is_read_as_by_simple_evals(answer: str, tmp_path: Path) -> None:
     row = {"question": "2+2?", "subject": "algebra", "choices": ["3", "4", "5", "6"], "answer": 1}
     use = use_of("mmlu", tmp_path, {"test": [row]})
-    [prompt] = benchmark_prompts(use)
+    [prompt] = prompts_of(use)
     asked = (
         "Answer the following multiple choice question. The last line of your response should be of the following "
         "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering."
@@ -333,7 +337,7 @@ def test_mmlu_is_read_as_by_simple_evals(answer: str, tmp_path: Path) -> None:
 def test_supergpqa_is_asked_in_its_own_words(tmp_path: Path) -> None:
     row = {"uuid": "x", "question": "Which?", "options": ["red", "blue"], "answer": "blue", "answer_letter": "B"}
     use = use_of("supergpqa", tmp_path, {"train": [row]})
-    [prompt] = benchmark_prompts(use)
+    [prompt] = prompts_of(use)
     asked = (
         "Answer the following multiple choice question. There is only one correct answer. The last line of your "
         "response should be in the format 'Answer: $LETTER' (without quotes), where LETTER is one of A, B, C, D, E, F, "
@@ -361,7 +365,7 @@ def test_livecodebench_is_asked_in_its_own_words(starter: str, tmp_path: Path) -
         "private_test_cases": "[]",
         "metadata": "{}",
     }
-    [prompt] = benchmark_prompts(use_of("livecodebench", tmp_path, {"test": [row]}))
+    [prompt] = prompts_of(use_of("livecodebench", tmp_path, {"test": [row]}))
     told = (
         "You will use the following starter code to write the solution to the problem and enclose your code within "
         "delimiters.\n"
