@@ -124,6 +124,18 @@ class ConfigModel(BaseModel):
                 return super().model_validate(obj, **options)
 
     @classmethod
+    def from_source(cls, source: Source) -> Self:
+        """Return the configuration that is written in a file, or in a part of one.
+
+        Raises:
+            ConfigError: Everything that is wrong with it, in one message.
+        """
+        try:
+            return cls.from_values(source.values)
+        except ValidationError as error:
+            raise explain(error, cls, source) from error
+
+    @classmethod
     def from_values(cls, values: Any) -> Self:
         """Return the same for who knows where the values were written.
 

@@ -12,11 +12,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt, repeated
 from roll_like.config.data import DataSource
-from roll_like.config.explain import explain
 from roll_like.config.source import read_source
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
@@ -201,11 +200,7 @@ def read_benchmark(name: str) -> Benchmark:
                 f"no benchmark is called {name!r}; {meant}known: {', '.join(known)}",
                 fix="correct the name, or give the path of a benchmark's YAML file",
             )
-    source = read_source(path)
-    try:
-        return Benchmark.from_values(source.values)
-    except ValidationError as error:
-        raise explain(error, Benchmark, source) from error
+    return Benchmark.from_source(read_source(path))
 
 
 class BenchmarkUse(ConfigModel):
@@ -288,15 +283,7 @@ class BenchmarkUse(ConfigModel):
     @property
     def sampling(self) -> BenchmarkSampling:
         """How answers are sampled."""
-        changed = {
-            "samples_per_prompt": self.samples_per_prompt,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "max_prompt_tokens": self.max_prompt_tokens,
-            "max_response_tokens": self.max_response_tokens,
-        }
-        given = {key: value for key, value in changed.items() if value is not None}
+        given = self.model_dump(include=set(BenchmarkSampling.model_fields), exclude_none=True)
         return self.benchmark.sampling.model_copy(update=given)
 
     @property

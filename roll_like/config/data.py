@@ -235,15 +235,19 @@ class DataSource(SourceConfig):
         return self.domain or self.label
 
 
-class DataConfig(ConfigModel):
-    """What the policy is trained on."""
-
-    common: ClassVar[tuple[str, ...]] = ("max_prompt_tokens",)
+class SourcesSection(ConfigModel):
+    """A section of sources, for which rows or a dataset may stand in Python."""
 
     @model_validator(mode="before")
     @classmethod
     def _rows_alone(cls, value: Any) -> Any:
         return as_section(value)
+
+
+class DataConfig(SourcesSection):
+    """What the policy is trained on."""
+
+    common: ClassVar[tuple[str, ...]] = ("max_prompt_tokens",)
 
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
     max_prompt_tokens: PositiveInt = Field(default=512, description="Longer prompts are left out, and counted. Tokens.")
@@ -297,15 +301,10 @@ class PairSource(RowSource):
     rejected_field: str = Field(default="rejected", description="Field with the other response, in the same form.")
 
 
-class RowLimits(ConfigModel):
+class RowLimits(SourcesSection):
     """What happens to rows that are too long, or bad."""
 
     common: ClassVar[tuple[str, ...]] = ("max_tokens", "pairs_per_step", "samples_per_step")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rows_alone(cls, value: Any) -> Any:
-        return as_section(value)
 
     max_tokens: PositiveInt = Field(default=1024, description="Longest sample, prompt included. Tokens.")
     too_long: Literal["skip", "cut", "refuse"] = Field(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Generic
+from typing import Annotated, ClassVar, Generic
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from roll_like.config.base import ConfigModel, PositiveInt, Violation, repeated
 from roll_like.config.benchmarks import BenchmarkUse
-from roll_like.config.data import DataSource, SourceT, as_section
+from roll_like.config.data import DataSource, SourcesSection, SourceT
 from roll_like.config.inference import BASE, POLICY
 
 
@@ -84,13 +84,8 @@ _OF_BENCHMARKS = {
 }
 
 
-class EvaluationConfig(EvaluationSchedule):
+class EvaluationConfig(SourcesSection, EvaluationSchedule):
     """How progress is measured on tasks that are not trained on."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rows_alone(cls, value: Any) -> Any:
-        return as_section(value)
 
     samples_key: ClassVar[str] = "samples_per_prompt"
 
@@ -149,13 +144,8 @@ class EvaluationConfig(EvaluationSchedule):
         return adapters
 
 
-class RowsEvaluationConfig(ScheduleConfig, Generic[SourceT]):
+class RowsEvaluationConfig(SourcesSection, ScheduleConfig, Generic[SourceT]):
     """How progress is measured: on data that is not trained on."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rows_alone(cls, value: Any) -> Any:
-        return as_section(value)
 
     sources: Annotated[tuple[SourceT, ...], Field(min_length=1)] = Field(
         description="Datasets; their limits are those of `data`."

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from roll_like.config.base import ConfigModel, PipelineConfig
-from roll_like.config.explain import explain
 from roll_like.config.source import Source, read_source
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, PluginError, describe_error, shortened
 from roll_like.registry import PIPELINES
@@ -34,11 +32,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     """
     source = read_source(Path(path), overrides)
     import_plugins(source.values.get("import", ()))
-    config_class = _config_class(source)
-    try:
-        return config_class.from_values(source.values)
-    except ValidationError as error:
-        raise explain(error, config_class, source) from error
+    return _config_class(source).from_source(source)
 
 
 def dump_config(config: ConfigModel) -> str:

@@ -300,14 +300,19 @@ class TrainerConfig(ConfigModel):
                     f"layers are not compiled together with {key}.{name}, and that is {found}; remove one of the two",
                 )
 
+    def _in_groups(self, key: str, of: str, what: str) -> Iterator[Violation]:
+        """Yield workers that do not make up whole groups of the size that a key has."""
+        size = getattr(self, of)
+        if self.workers % size:
+            yield Violation(
+                (key, of),
+                f"{self.workers} workers cannot be divided into groups of {size} that {what}; set {key}.workers to a "
+                f"multiple of {size}",
+            )
+
     def _ranks_divide_rows_and_experts(self, key: str) -> Iterator[Violation]:
         sharing, ranks = self.sequence_parallel, self.expert_parallel
-        if self.workers % sharing:
-            yield Violation(
-                (key, "sequence_parallel"),
-                f"{self.workers} workers cannot be divided into groups of {sharing} that share rows; set {key}.workers "
-                f"to a multiple of {sharing}",
-            )
+        yield from self._in_groups(key, "sequence_parallel", "share rows")
         if sharing > 1 and self.attention == "dense":
             yield Violation(
                 (key, "attention"),
@@ -327,12 +332,8 @@ class TrainerConfig(ConfigModel):
                 f"{self.backend} divides no experts among ranks; set {key}.backend: {able}, or "
                 "remove the key: zero_stage 3 shards experts like other weights",
             )
-        elif self.workers % ranks:
-            yield Violation(
-                (key, "expert_parallel"),
-                f"{self.workers} workers cannot be divided into groups of {ranks} that divide experts; set "
-                f"{key}.workers to a multiple of {ranks}",
-            )
+        else:
+            yield from self._in_groups(key, "expert_parallel", "divide experts")
 
     def _ranks_divide_matrices(self, key: str) -> Iterator[Violation]:
         ranks = self.tensor_parallel
@@ -344,12 +345,8 @@ class TrainerConfig(ConfigModel):
                 f"{self.backend} divides no matrices among ranks; set {key}.backend: "
                 f"{_backends_with('divides_matrices')}, or remove the key: zero_stage 3 shards weights too",
             )
-        elif self.workers % ranks:
-            yield Violation(
-                (key, "tensor_parallel"),
-                f"{self.workers} workers cannot be divided into groups of {ranks} that divide matrices; set "
-                f"{key}.workers to a multiple of {ranks}",
-            )
+        else:
+            yield from self._in_groups(key, "tensor_parallel", "divide matrices")
         if self.sequence_parallel > 1 and not TRAINING_BACKENDS.get(self.backend).divides_layers:
             yield Violation(
                 (key, "sequence_parallel"),

@@ -9,15 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from roll_like.config.base import ConfigModel
 from roll_like.config.benchmarks import FOLDER, BenchmarkUse, benchmark_names, read_benchmark
-from roll_like.config.explain import explain
 from roll_like.config.load import load_config
 from roll_like.config.sampling import PromptRunConfig
 from roll_like.config.source import Source, overridden
@@ -105,16 +102,10 @@ def benchmark_config(
                 fix="leave --config out, or name a file of pipeline rlvr or online_dpo",
             )
         values = {**config.model_dump(mode="json", by_alias=True), "evaluation": measured}
-        return _validated(type(config), values, str(path))
+        return type(config).from_source(Source(values, label=str(path)))
     values = overridden({**_of_this_machine(), "model": {"path": model}, "evaluation": measured}, overrides)
-    return _validated(PIPELINES.get("rlvr"), values, "the command line")
-
-
-def _validated(section: type[ConfigModel], values: dict[str, Any], label: str) -> PromptRunConfig:
-    try:
-        return cast(PromptRunConfig, section.from_values(values))
-    except ValidationError as error:
-        raise explain(error, section, Source(values, label=label)) from error
+    measuring: PromptRunConfig = PIPELINES.get("rlvr").from_source(Source(values, label="the command line"))
+    return measuring
 
 
 def _of_this_machine() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from roll_like.config.base import (
     PluginConfig,
@@ -17,7 +17,6 @@ from roll_like.config.base import (
     Violation,
     raise_violations,
 )
-from roll_like.config.explain import explain
 from roll_like.config.inference import InferenceConfig, default_engine, engines_share_gpus
 from roll_like.config.load import import_plugins
 from roll_like.config.named import NAME_PATTERN, NamedConfig
@@ -227,7 +226,4 @@ def load_service_config(path: str | Path, overrides: tuple[str, ...] | list[str]
     """
     source = read_source(Path(path), overrides)
     import_plugins(source.values.get("import", ()))
-    try:
-        return ServiceConfig.from_values(source.values)
-    except ValidationError as error:
-        raise explain(error, ServiceConfig, source) from error
+    return ServiceConfig.from_source(source)
