@@ -98,10 +98,8 @@ class TensorParallel:
                 self._attention(part)
             elif hasattr(part, "experts"):
                 self._mixture(part)
-            elif any(parts in _ROWS for parts, _ in part.named_children()):
-                self._feed_forward(part)
             else:
-                self._of_own_tokens(part)
+                self._feed_forward(part)
         apart = {parameter for experts in self._experts for parameter in experts.parameters()}
         left = [name for name, each in layer.named_parameters() if each not in self._divided and each not in apart]
         assert not left, f"the plan of {type(layer).__name__} leaves {left} out"
@@ -122,10 +120,7 @@ class TensorParallel:
             elif name in ("q_norm", "k_norm"):
                 self._query_norm(part, attention.head_dim)
             else:
-                for each in part.modules():
-                    self._place(each, weight=Replicate(), bias=Replicate())
-                    if list(each.parameters(recurse=False)):
-                        each.forward = partial(_with_own, each)
+                self._of_own_tokens(part)
         self._place(attention, sinks=Shard(0))
         attention.forward = partial(_attend, attention, own, self.group)
 
@@ -139,6 +134,10 @@ class TensorParallel:
         self._place(norm, weight=Shard(0))
 
     def _feed_forward(self, layer: Any) -> None:
+        """Divide the widths of a feed-forward layer; what is none, such as a norm, computes this rank's tokens."""
+        if not any(name in _ROWS for name, _ in layer.named_children()):
+            self._of_own_tokens(layer)
+            return
         for name, part in layer.named_children():
             if name in _ROWS:
                 self._row(part)
@@ -152,10 +151,8 @@ class TensorParallel:
         for name, part in mixture.named_children():
             if name == "experts":
                 self._experts.append(part)
-            elif any(parts in _ROWS for parts, _ in part.named_children()):
-                self._feed_forward(part)
             else:
-                self._of_own_tokens(part)
+                self._feed_forward(part)
 
     def _columns(self, linear: Any, widths: Sequence[int] | None = None) -> None:
         """Divide outputs.

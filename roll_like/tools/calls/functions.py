@@ -74,9 +74,7 @@ class Functions:
         """Return the call that a JSON object is, or what is wrong with it."""
         if not isinstance(value, Mapping):
             return MalformedCall(text, f"expected a JSON object, found {kind(value)}")
-        inner = value.get("function", value)
-        inner = inner if isinstance(inner, Mapping) else {**value, "name": inner}
-        name = inner.get("name", inner.get("tool_name"))
+        inner, name = _named(value)
         if not isinstance(name, str) or not name.strip():
             return MalformedCall(text, 'expected the tool\'s name under "name"')
         key = arguments_key(inner)
@@ -115,13 +113,18 @@ def arguments_key(value: Mapping[str, Any]) -> str | None:
     return next((key for key in ("arguments", "parameters", "args", "input") if key in value), None)
 
 
+def _named(value: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+    """Return the part of an object that holds a call's name and arguments, and the name."""
+    inner = value.get("function", value)
+    inner = inner if isinstance(inner, Mapping) else {**value, "name": inner}
+    return inner, inner.get("name", inner.get("tool_name"))
+
+
 def is_call(value: Any) -> bool:
     """Return whether a JSON value has the form of a call."""
     if not isinstance(value, Mapping):
         return False
-    inner = value.get("function", value)
-    inner = inner if isinstance(inner, Mapping) else {**value, "name": inner}
-    name = inner.get("name", inner.get("tool_name"))
+    inner, name = _named(value)
     return isinstance(name, str) and ("arguments" in inner or "parameters" in inner)
 
 
