@@ -366,7 +366,7 @@ async def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
     assert pool.worker_restarts.generations[0] == 1
 
 
-def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_run(
+async def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_restarts, "PAUSES", (0.0, 0.01, 0.01, 0.01, 0.01))
@@ -376,29 +376,26 @@ def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_r
         assert role == "environments"
         said.append(text)
 
-    async def work() -> None:
-        cluster = FakeCluster(1)
-        pool = EnvPool(cluster, deadline_seconds=5.0, report=report)  # type: ignore[arg-type]
-        for _ in range(8):  # a turn in between
+    cluster = FakeCluster(1)
+    pool = EnvPool(cluster, deadline_seconds=5.0, report=report)  # type: ignore[arg-type]
+    for _ in range(8):  # a turn in between
+        await pool.open(SPEC).reset(1)
+        cluster.dead.add(0)
+        with pytest.raises(EnvError, match="died in reset"):
             await pool.open(SPEC).reset(1)
-            cluster.dead.add(0)
-            with pytest.raises(EnvError, match="died in reset"):
-                await pool.open(SPEC).reset(1)
-            await asyncio.wait(pool.worker_restarts._tasks)
-        assert [re.sub(r"in \d+ s", "in 0 s", text) for text in said] == [
-            "worker 0 is gone; environments 0 was replaced in 0 s, and its episodes are played again"
-        ] * 8
-        for _ in range(4):
-            await pool.worker_restarts.started(0)
-            cluster.dead.add(0)
-            with pytest.raises(EnvError, match="died in the process"):
-                await pool.open(SPEC).reset(1)
+        await asyncio.wait(pool.worker_restarts._tasks)
+    assert [re.sub(r"in \d+ s", "in 0 s", text) for text in said] == [
+        "worker 0 is gone; environments 0 was replaced in 0 s, and its episodes are played again"
+    ] * 8
+    for _ in range(4):
         await pool.worker_restarts.started(0)
         cluster.dead.add(0)
-        with pytest.raises(WorkerDied, match="lost too often and is not replaced"):
+        with pytest.raises(EnvError, match="died in the process"):
             await pool.open(SPEC).reset(1)
-
-    asyncio.run(work())
+    await pool.worker_restarts.started(0)
+    cluster.dead.add(0)
+    with pytest.raises(WorkerDied, match="lost too often and is not replaced"):
+        await pool.open(SPEC).reset(1)
     assert said[-1] == "worker 0 is gone; environments 0 was lost too often and is not replaced again"
 
 

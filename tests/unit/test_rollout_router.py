@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests_support import all_follows
 
-from roll_like.cluster.spans import Span
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Guesses, Sampling
 from roll_like.rollout.metrics import speculation_metrics
@@ -94,28 +93,22 @@ def run(work):
     return asyncio.run(asyncio.wait_for(work, timeout=60))
 
 
-def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
-    async def work() -> list[FakeReplica]:
-        replicas = [FakeReplica(), FakeReplica()]
-        router = Router(replicas, max_running=100, max_in_flight=100, retries=0)
-        names = ["a0", "a1", "b0", "b1"]
-        await asyncio.gather(*(router.generate(request(name), affinity_key=name[0]) for name in names))
-        await router.generate(request("b2"), affinity_key="b")
-        await router.generate(request("a2"), affinity_key="a")
-        return replicas
-
-    first, second = run(work())
+async def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
+    replicas = [FakeReplica(), FakeReplica()]
+    router = Router(replicas, max_running=100, max_in_flight=100, retries=0)
+    names = ["a0", "a1", "b0", "b1"]
+    await asyncio.gather(*(router.generate(request(name), affinity_key=name[0]) for name in names))
+    await router.generate(request("b2"), affinity_key="b")
+    await router.generate(request("a2"), affinity_key="a")
+    first, second = replicas
     assert first.calls == [["a0", "a1"], ["a2"]]
     assert second.calls == [["b0", "b1"], ["b2"]]
 
 
-def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
-    async def work() -> tuple[FakeReplica, list[Generation]]:
-        replica = FakeReplica()
-        router = Router([replica], max_running=100, max_in_flight=2, retries=0)
-        return replica, await asyncio.gather(*(router.generate(request(str(n)), affinity_key=n) for n in range(5)))
-
-    replica, results = run(work())
+async def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
+    replica = FakeReplica()
+    router = Router([replica], max_running=100, max_in_flight=2, retries=0)
+    results = await asyncio.gather(*(router.generate(request(str(n)), affinity_key=n) for n in range(5)))
     assert replica.most == 2
     assert [result.text for result in results] == list("01234")
 
@@ -131,36 +124,30 @@ def test_failures_are_tried_again_and_then_raised() -> None:
         run(work(2))
 
 
-def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
-    async def work() -> list[FakeReplica]:
-        replicas = [FakeReplica(held=["a"]), FakeReplica()]
-        router = Router(replicas, max_running=100, max_in_flight=9, retries=0)
-        waiting = asyncio.create_task(router.generate(request("a"), affinity_key="a"))
-        await all_follows()
-        replicas[0].lose(ReplicaLost("gone"))
-        assert (await waiting).text == "a"
-        await router.generate(request("a2"), affinity_key="a")
-        return replicas
-
-    assert run(work())[1].calls == [["a"], ["a2"]]
+async def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
+    replicas = [FakeReplica(held=["a"]), FakeReplica()]
+    router = Router(replicas, max_running=100, max_in_flight=9, retries=0)
+    waiting = asyncio.create_task(router.generate(request("a"), affinity_key="a"))
+    await all_follows()
+    replicas[0].lose(ReplicaLost("gone"))
+    assert (await waiting).text == "a"
+    await router.generate(request("a2"), affinity_key="a")
+    assert replicas[1].calls == [["a"], ["a2"]]
 
 
-def test_requests_under_way_are_spans_up_to_now() -> None:
-    async def work() -> list[Span]:
-        clock = itertools.count(100.0, 2.0)
-        replica = FakeReplica(held=["a"])
-        router = Router([replica], max_running=9, max_in_flight=9, retries=0, clock=lambda: next(clock))
-        assert router.under_way() == []
-        waiting = [router.submit(request(name), affinity_key=0) for name in "ab"]
-        await waiting[1]
-        found = router.under_way()
-        replica.release("a")
-        await waiting[0]
-        assert router.under_way() == []
-        return found
-
+async def test_requests_under_way_are_spans_up_to_now() -> None:
     before = time.time()
-    (span,) = run(work())
+    clock = itertools.count(100.0, 2.0)
+    replica = FakeReplica(held=["a"])
+    router = Router([replica], max_running=9, max_in_flight=9, retries=0, clock=lambda: next(clock))
+    assert router.under_way() == []
+    waiting = [router.submit(request(name), affinity_key=0) for name in "ab"]
+    await waiting[1]
+    found = router.under_way()
+    replica.release("a")
+    await waiting[0]
+    assert router.under_way() == []
+    (span,) = found
     assert (span.track, span.name) == ("engine 0", "request")
     assert before <= span.ended <= time.time()
     assert 4 <= span.ended - span.began <= 20  # of the clock that ticks 2 s a look
