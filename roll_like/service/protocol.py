@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,7 +17,6 @@ from roll_like.config.training import OptimizerConfig
 from roll_like.service.types import RequestError
 from roll_like.types import IntArray
 
-BodyT = TypeVar("BodyT", bound="JsonBody")
 #: What checkpoints may be called: a part of a path.
 CheckpointName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=200)]
 #: The oldest client that sends what is read here: earlier ones send batches as JSON.
