@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-import roll_like.builtin.rewards.rubric  # noqa: F401 - an older installation names this module alone
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_answer import MalformedError

@@ -108,7 +108,7 @@ class SampledPairs:
             CheckpointError: The pairs are damaged, or prompts, seed or reference are others.
         """
         self._iteration, self._collections, self._left = state["iteration"], state["collections"], state["left"]
-        self._workers.weights.version = state.get("version", 0)  # older checkpoints have none
+        self._workers.weights.version = state["version"]
         self._rollouts.load_state(state["rollouts"])
         if state["pairs"] is None:
             return

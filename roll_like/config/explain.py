@@ -130,8 +130,8 @@ def _problem(details: ErrorDetails, root: type[BaseModel], source: Source) -> st
 def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], source: Source) -> str:
     kind, found, values = details["type"], details["input"], source.values
     if kind == "extra_forbidden":
-        renamed = other_names().renamed.get(str(path[-1])) or _below(path, root, values)
-        return f"unknown key; {renamed}" if renamed else f"unknown key{_nearest(path, root, values)}"
+        below = _below(path, root, values)
+        return f"unknown key; {below}" if below else f"unknown key{_nearest(path, root, values)}"
     if kind == "missing":
         return _missing(path, field_at(path, root, values))
     message = details["msg"]

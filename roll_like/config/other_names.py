@@ -1,4 +1,4 @@
-"""Names of settings in other tools and in earlier versions, and what they are called here: `other_names.yaml`."""
+"""Names of settings in other tools, and what they are called here: `other_names.yaml`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class OtherNames:
     remarks: dict[str, str]
     needless: dict[str, str]
     sections: dict[str, str]
-    renamed: dict[str, str]
     values: dict[str, str]
 
 

@@ -245,9 +245,6 @@ def test_overrides_that_cannot_be_applied(minimal: Path, override: str, expected
         ),
         ("domains={train: {rewards: [ifeval], difficulty: {of: mean, low: 0, hihg: 1}}}", "train.difficulty.high`?"),
         ("difficulty=1", "`difficulty` belongs to algorithm.mask.difficulty or domains.<name>.difficulty"),
-        ("rewards.pools={a: {rewards: [ifeval], span: 1}}", "rewards.pools.a.span: unknown key; it is now called `dev"),
-        ("reference.refresh=iteration", "`pipeline: online_dpo` with `reference.mode: iteration`"),
-        ("algorithm.pairing=all", "it is now called `pairs.select`"),
     ],
 )
 def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: str, expected: str) -> None:
