@@ -10,7 +10,6 @@ from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.env_worker import EnvPool, EnvWorker, notebook_environments
 from roll_like.agents.episode import (
-    ContainerSpec,
     EnvironmentSpec,
     EpisodeLimits,
     EpisodeSpec,
@@ -21,7 +20,7 @@ from roll_like.agents.episode_order import EpisodeOrder, SeedRange
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.verifiers_episodes import VerifiersEnvironments
-from roll_like.builtin.pipelines.agentic.config import AgenticConfig, ContainerConfig, EnvironmentConfig, ProxyConfig
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, ProxyConfig
 from roll_like.cluster import Cluster, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.data.chat import Renderer
@@ -196,7 +195,7 @@ def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
             command=program.command,
             env=program.env,
             directory=program.directory,
-            container=_container_of(program.runtime),
+            container=program.runtime,
             timeout_seconds=program.timeout_seconds,
             max_programs=program.max_programs,
             environment=hosted,
@@ -204,20 +203,6 @@ def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
         )
     assert hosted is not None, "refused by a rule"
     return hosted
-
-
-def _container_of(runtime: ContainerConfig | None) -> ContainerSpec | None:
-    if runtime is None:
-        return None
-    return ContainerSpec(
-        type=runtime.type,
-        image=runtime.image,
-        mounts=runtime.mounts,
-        network=runtime.network,
-        memory_gib=runtime.memory_gib,
-        cpus=runtime.cpus,
-        options=runtime.options,
-    )
 
 
 def specs_of(environments: Sequence[EnvironmentConfig]) -> list[EpisodeSpec]:

@@ -30,10 +30,11 @@ from urllib.parse import urlsplit
 
 from roll_like.agents.apptainer import ApptainerContainer
 from roll_like.agents.container import Container
-from roll_like.agents.episode import ContainerSpec, EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
+from roll_like.agents.episode import EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.cluster.guardian import remove_folder, sweep, temporary_folder
+from roll_like.config.containers import ContainerConfig
 from roll_like.errors import ConfigError, EnvError
 from roll_like.types import Scored
 
@@ -172,12 +173,12 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode, mark: str, cont
         )
 
 
-def container_class(spec: ContainerSpec) -> type[Container]:
+def container_class(spec: ContainerConfig) -> type[Container]:
     """Return what runs containers of a kind."""
     return ApptainerContainer if spec.type == "apptainer" else Container
 
 
-async def container_problem(spec: ContainerSpec) -> tuple[str, str] | None:
+async def container_problem(spec: ContainerConfig) -> tuple[str, str] | None:
     """Return the key of what keeps a container from running, and why; None where nothing is found."""
     if shutil.which(spec.type) is None:
         return "type", f"there is no {spec.type!r} on this machine; install it, or set another one"

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roll_like.agents.container import WAIT, Container, absolute_mount, limit_options, run_engine
-from roll_like.agents.episode import ContainerSpec
 from roll_like.cluster.guardian import remove_folder
+from roll_like.config.containers import ContainerConfig
 
 #: Nothing of this machine is in it that is not named: no variables, folders or processes.
 CONTAINED = ("--cleanenv", "--containall", "--no-eval", "--no-mount=cwd,hostfs,bind-paths")
@@ -44,7 +44,7 @@ class ApptainerContainer(Container):
         }
 
     @classmethod
-    async def problem(cls, spec: ContainerSpec) -> tuple[str, str] | None:
+    async def problem(cls, spec: ContainerConfig) -> tuple[str, str] | None:
         """Return the key of what keeps a container from running, and why; None where nothing is found."""
         image = os.path.expanduser(spec.image)
         if not os.path.exists(image):
@@ -66,7 +66,7 @@ class ApptainerContainer(Container):
         return process.pid if self._spec.network == "host" else _inside(process.pid)
 
 
-def _options(spec: ContainerSpec, folder: str) -> list[str]:
+def _options(spec: ContainerConfig, folder: str) -> list[str]:
     """Return the options of `apptainer exec` for a container, and make what they need in its folder.
 
     What it writes is there, not in memory: of that Apptainer gives it 64 MiB.

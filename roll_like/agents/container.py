@@ -21,9 +21,9 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from roll_like.agents.episode import ContainerSpec
 from roll_like.agents.proxy import BACKLOG, Proxy
 from roll_like.cluster.guardian import MARKER
+from roll_like.config.containers import ContainerConfig
 from roll_like.errors import EnvError
 
 #: Longest start of a container, and longest command of an engine. Seconds.
@@ -56,7 +56,7 @@ class Container:
         folder: Where the engine's command is started; Podman leaves notes of killed programs there.
     """
 
-    def __init__(self, spec: ContainerSpec, name: str, proxy: Proxy, folder: str) -> None:
+    def __init__(self, spec: ContainerConfig, name: str, proxy: Proxy, folder: str) -> None:
         self._spec = spec
         self._name = name
         self._proxy = proxy
@@ -122,7 +122,7 @@ class Container:
             yield
 
     @classmethod
-    async def problem(cls, spec: ContainerSpec) -> tuple[str, str] | None:
+    async def problem(cls, spec: ContainerConfig) -> tuple[str, str] | None:
         """Return the key of what keeps a container from running, and why; None where nothing is found."""
         code, _, said = await run_engine(spec, "image", "inspect", spec.image)
         if code:
@@ -207,7 +207,7 @@ class Container:
         return socket.socket(fileno=descriptor)
 
 
-async def run_engine(spec: ContainerSpec, *arguments: str) -> tuple[int, str, str]:
+async def run_engine(spec: ContainerConfig, *arguments: str) -> tuple[int, str, str]:
     """Run a command of a container's engine; return its status and what it wrote.
 
     One that does not end is killed, and has a status below 0.
@@ -233,7 +233,7 @@ async def run_engine(spec: ContainerSpec, *arguments: str) -> tuple[int, str, st
     return process.returncode or 0, out.decode(errors="replace").strip(), said.decode(errors="replace").strip()
 
 
-def limit_options(spec: ContainerSpec) -> list[str]:
+def limit_options(spec: ContainerConfig) -> list[str]:
     """Return the options of a container's limits, which all engines call the same. Memory is in bytes."""
     options = []
     if spec.memory_gib is not None:

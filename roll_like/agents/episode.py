@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roll_like.agents.conversation import Conversation, Segmented
+from roll_like.config.containers import ContainerConfig
 from roll_like.config.rewards import RETURN
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.kept import joined_kept
@@ -46,29 +47,6 @@ class EnvironmentSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSpec:
-    """The container that a program runs in.
-
-    Attributes:
-        type: The engine's command: `docker`, `podman` or `apptainer`.
-        image: What it is made from; on this machine. For Apptainer a file or a folder.
-        mounts: Folders of this machine in it: `source:target`, or `source:target:rw`.
-        network: `none`, `host`, or a network of the engine such as `bridge`.
-        memory_gib: Most memory; None: no limit.
-        cpus: Most processors; None: no limit.
-        options: Further options of the engine's `run`, or Apptainer's `exec`.
-    """
-
-    type: str
-    image: str
-    mounts: tuple[str, ...] = ()
-    network: str = "none"
-    memory_gib: float | None = None
-    cpus: float | None = None
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSpec:
     """An agent program as a run uses it: it sends chat requests to the proxy (`proxy.py`).
 
@@ -88,7 +66,7 @@ class ProgramSpec:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     directory: str | None = None
-    container: ContainerSpec | None = None
+    container: ContainerConfig | None = None
     timeout_seconds: float
     max_programs: int
     environment: EnvironmentSpec | None = None

@@ -35,8 +35,9 @@ from test_verifiers import table as verifiers_table
 
 from roll_like.agents.agent_program import AgentPrograms, container_problem
 from roll_like.agents.container import LABEL
-from roll_like.agents.episode import ContainerSpec, ProgramSpec, VerifiersLost
+from roll_like.agents.episode import ProgramSpec, VerifiersLost
 from roll_like.agents.proxy import Proxy
+from roll_like.config.containers import ContainerConfig
 from roll_like.errors import EnvError
 from roll_like.types import Scored
 
@@ -98,7 +99,7 @@ def running(engine: str) -> list[str]:
 def program(engine: str, *acts: str, options: tuple[str, ...] = (), **container: Any) -> ProgramSpec:
     """`plain_agent.py` in a container."""
     mounts = (f"{TESTS}:/tests", *container.pop("mounts", ()))
-    spec = ContainerSpec(type=engine, image=IMAGES[engine], mounts=mounts, options=options, **container)
+    spec = ContainerConfig(type=engine, image=IMAGES[engine], mounts=mounts, options=options, **container)
     command = ("/usr/bin/python3", "-I", "-S", "/tests/plain_agent.py", *acts)
     return replace(PROGRAM, command=command, container=spec, timeout_seconds=60)
 
@@ -371,7 +372,7 @@ def test_a_run_that_is_killed_leaves_no_container(engine: str, tiny_model: Path,
 async def test_what_cannot_run_is_named(engine: str) -> None:
     missing = replace(program(engine), command=("no-such-program",))
     assert "no-such-program" in await said(missing)
-    spec = ContainerSpec(type=engine, image="localhost/no-such-image:1")
+    spec = ContainerConfig(type=engine, image="localhost/no-such-image:1")
     problem = await container_problem(spec)
     assert problem is not None
     assert problem[0] == "image"

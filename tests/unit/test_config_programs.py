@@ -15,11 +15,12 @@ import yaml
 from chat_templates import renderer
 from config_files import MINIMAL_AGENTIC, changed, refused
 
-from roll_like.agents.episode import ContainerSpec, EnvironmentSpec, ProgramSpec
+from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.check import _tasks_apart, environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, specs_of
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.containers import ContainerConfig
 from roll_like.config.load import dump_config
 from roll_like.errors import ConfigError
 from roll_like.rollout.router import Router
@@ -67,7 +68,7 @@ def test_a_program_becomes_what_episodes_are_played_by() -> None:
 def test_a_program_may_have_a_container() -> None:
     runtime = {"type": "podman", "image": "agent:1", "mounts": ["a:/a", "b:/b:rw"], "memory_gib": 2, "cpus": 0.5}
     (spec,) = specs_of(config({"program": {**COMMAND, "runtime": runtime}}).environments)
-    container = ContainerSpec(type="podman", image="agent:1", mounts=("a:/a", "b:/b:rw"), memory_gib=2.0, cpus=0.5)
+    container = ContainerConfig(type="podman", image="agent:1", mounts=("a:/a", "b:/b:rw"), memory_gib=2.0, cpus=0.5)
     assert isinstance(spec, ProgramSpec)
     assert spec.container == container
     for mount in ("a", "a:b", "a:/a:no", ":/a", "a:/b:/c:ro"):

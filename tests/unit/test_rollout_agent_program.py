@@ -26,10 +26,11 @@ from test_rollout_env_manager import SETTINGS
 from roll_like.agents import agent_program, container
 from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.agents.episode import ContainerSpec, EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
 from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.config import SET_FOR_PROGRAMS
 from roll_like.cluster import guardian
+from roll_like.config.containers import ContainerConfig
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected, collect_batch
@@ -392,11 +393,11 @@ async def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch,
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(container, "START_SECONDS", 0.2)
-    spec = ContainerSpec(type="podman", image="agent:1")
+    spec = ContainerConfig(type="podman", image="agent:1")
     async with Proxy(FakePolicy(CHATML, ["fox"]), CHATML) as proxy:
         with pytest.raises(EnvError, match=r"agent could not be removed: `podman rm` did not end within 0\.2 s"):
             await container.Container(spec, "agent", proxy, str(tmp_path)).remove()
-    problem = await agent_program.container_problem(replace(spec, network="host"))
+    problem = await agent_program.container_problem(spec.model_copy(update={"network": "host"}))
     assert problem == (
         "image",
         "podman has no image 'agent:1': `podman image` did not end within 0.2 s; pull or build it, runs do not",
@@ -422,7 +423,7 @@ esac
     clock = itertools.count(0.0, 0.25)
     monkeypatch.setattr(container, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     async with Proxy(FakePolicy(CHATML, ["fox"]), CHATML) as proxy:
-        spec = ContainerSpec(type="podman", image="agent:1")
+        spec = ContainerConfig(type="podman", image="agent:1")
         await container.Container(spec, "agent", proxy, str(tmp_path)).remove()
     assert len((tmp_path / "asked").read_text().splitlines()) == 3
     assert not (tmp_path / "made").exists()  # it was there, and went
