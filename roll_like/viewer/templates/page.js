@@ -11,7 +11,19 @@ const made = (node, attributes, children) => {
   node.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null));
   return node;
 };
-const element = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
+// `element("p.small.soft", { title: "…" }, "text")`: a tag with its classes, its other attributes, and its content
+const element = (selector, attributes, ...children) => {
+  const [tag, ...classes] = selector.split(".");
+  return made(document.createElement(tag), { class: classes.join(" ") || null, ...attributes }, children);
+};
+const plain = (selector, ...children) => element(selector, {}, ...children);
+const button = (label, onclick, attributes) => element("button", { type: "button", onclick, ...attributes }, label);
+const toggle = (label, pressed, onclick, attributes) =>
+  button(label, onclick, { "aria-pressed": String(pressed), ...attributes });
+const fill = (id, ...children) => {
+  byId(id).replaceChildren();
+  made(byId(id), {}, children);
+};
 const svg = (tag, attributes, ...children) =>
   made(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 // numbers that JSON has no form for are texts: NaN, Infinity, -Infinity
@@ -35,10 +47,9 @@ const showTip = (place, facts) => {
   const tip = element(
     "div",
     { id: "tip", role: "tooltip" },
-    element(
+    plain(
       "dl",
-      {},
-      facts.map(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]),
+      facts.map(([name, value]) => [plain("dt", name), plain("dd", value)]),
     ),
   );
   document.body.append(tip);
@@ -172,13 +183,11 @@ const pointed = (drawing, view, steps, facts) => {
   });
 };
 const legend = (labels) =>
-  element(
-    "div",
-    { class: "legend" },
+  plain(
+    "div.legend",
     labels.map((label, index) =>
-      element(
+      plain(
         "span",
-        {},
         svg(
           "svg",
           { viewBox: "0 0 20 6" },
@@ -271,16 +280,14 @@ const figure = (panel, several, together) => {
         }),
     ]);
   }
-  return element(
+  return plain(
     "figure",
-    {},
-    element("h3", {}, panel.title, panel.unit ? element("span", { class: "soft small" }, ` (${panel.unit})`) : null),
+    plain("h3", panel.title, panel.unit ? plain("span.soft.small", ` (${panel.unit})`) : null),
     drawing,
-    element(
+    plain(
       "figcaption",
-      {},
       !several && lines.length > 1 ? legend(lines.map((line) => line.label)) : null,
-      element("code", {}, unique(lines.map((line) => line.name)).join(", ")),
+      plain("code", unique(lines.map((line) => line.name)).join(", ")),
     ),
   );
 };
@@ -291,39 +298,15 @@ const overview = data.overview;
 const runs = overview ? overview.runs : [];
 const several = runs.length > 1;
 let together = several && overview.together;
-const table = (heads, rows) =>
-  element(
-    "div",
-    { class: "scroll" },
-    element(
-      "table",
-      {},
-      element(
-        "thead",
-        {},
-        element(
-          "tr",
-          {},
-          heads.map(([text, kind]) => element("th", { class: kind }, text)),
-        ),
-      ),
-      element(
-        "tbody",
-        {},
-        rows.map((cells) =>
-          element(
-            "tr",
-            {},
-            cells.map((cell, index) => element("td", { class: heads[index][1] }, cell)),
-          ),
-        ),
-      ),
-    ),
-  );
-const code = (text) => element("code", {}, text);
-const note = (text) => element("p", { class: "note" }, text);
-const soft = (...content) => element("p", { class: "soft small" }, content);
-const heading = (text) => element("h2", {}, text);
+const head = (heads) =>
+  plain("thead", plain("tr", ...heads.map(([text, kind]) => element("th", { class: kind }, text))));
+const table = (heads, rows) => {
+  const row = (cells) => plain("tr", ...cells.map((cell, index) => element("td", { class: heads[index][1] }, cell)));
+  return plain("div.scroll", plain("table", head(heads), plain("tbody", rows.map(row))));
+};
+const code = (text) => plain("code", text);
+const soft = (...content) => plain("p.soft.small", content);
+const heading = (text) => plain("h2", text);
 const status = (text) =>
   element("span", { class: `status ${["finished", "failed"].includes(text) ? text : ""}` }, text);
 const endsOf = (name) => runs.map((run) => run.figures.before_after[name]).filter(Boolean);
@@ -376,18 +359,14 @@ const card = (name) => {
     [before, after] = [0, 1].map((side) => ends.map((end) => end[side]).filter((one) => one !== null));
   const unit = metric(name).unit && metric(name).unit !== metric(name).label ? ` (${metric(name).unit})` : "";
   return element(
-    "div",
-    { class: "card", title: metric(name).description },
-    element("div", { class: "soft small" }, metric(name).label + unit),
-    element("b", {}, `${brief(mean(before))} → ${brief(mean(after))}`),
+    "div.card",
+    { title: metric(name).description },
+    plain("div.soft.small", metric(name).label + unit),
+    plain("b", `${brief(mean(before))} → ${brief(mean(after))}`),
     several
-      ? element(
-          "div",
-          { class: "small soft" },
-          `${range(before) || brief(mean(before))} → ${range(after) || brief(mean(after))}`,
-        )
+      ? plain("div.small.soft", `${range(before) || brief(mean(before))} → ${range(after) || brief(mean(after))}`)
       : null,
-    element("div", { class: "small soft" }, `${change(ends)} `, code(name)),
+    plain("div.small.soft", `${change(ends)} `, code(name)),
   );
 };
 const metricsTable = () => {
@@ -430,40 +409,30 @@ const answers = () =>
     const rows = [before, after].map((key) => data.rollouts.find((one) => one.key === key));
     if (!rows.every(Boolean)) return null;
     const shared = rows[0].prompt === rows[1].prompt;
-    return element(
-      "article",
-      { class: "sample" },
-      element("h3", { class: "soft small" }, "Prompt"),
-      element("pre", {}, rows[0].prompt),
+    return plain(
+      "article.sample",
+      plain("h3.soft.small", "Prompt"),
+      plain("pre", rows[0].prompt),
       shared && rows[0].reference !== undefined
-        ? element(
-            "p",
-            { class: "small" },
-            element("span", { class: "soft" }, "Reference answer: "),
-            code(asText(rows[0].reference)),
-          )
+        ? plain("p.small", plain("span.soft", "Reference answer: "), code(asText(rows[0].reference)))
         : null,
-      element(
-        "div",
-        { class: "pair" },
+      plain(
+        "div.pair",
         rows.map((row, index) =>
-          element(
+          plain(
             "div",
-            {},
-            element(
-              "h3",
-              { class: "small" },
+            plain(
+              "h3.small",
               `${labels[index]} `,
               element("a", { href: `#${row.key}` }, row.id),
-              element(
-                "span",
-                { class: "soft" },
+              plain(
+                "span.soft",
                 ` · reward ${brief(row.reward)}${row.tokens === undefined ? "" : `, ${row.tokens} tokens`}` +
                   `${row.stop_reason ? `, ended by ${row.stop_reason}` : ""}${row.answer === undefined ? "" : `, read as ${asText(row.answer)}`}`,
               ),
             ),
-            shared || !index ? null : [soft("another prompt:"), element("pre", {}, row.prompt)],
-            element("pre", { class: "answer" }, row.text || "(empty)"),
+            shared || !index ? null : [soft("another prompt:"), plain("pre", row.prompt)],
+            plain("pre.answer", row.text || "(empty)"),
           ),
         ),
       ),
@@ -472,84 +441,69 @@ const answers = () =>
 const drawOverview = () => {
   const figures = overview.panels.filter((panel) => panel.lines.some((line) => line.x.length));
   const mode = (name, value) =>
-    element(
-      "button",
-      {
-        type: "button",
-        "aria-pressed": String(together === value),
-        onclick: () => {
-          together = value;
-          drawOverview();
-        },
-      },
-      name,
-    );
-  byId("overview").replaceChildren(
-    ...[
-      element(
-        "p",
-        {},
-        unique(runs.map((run) => run.status)).map((one) => [status(one), " "]),
-        element("span", { class: "soft" }, "pipeline "),
-        unique(runs.map((run) => run.figures.pipeline)).map((one) => [code(one), " "]),
-        element("span", { class: "soft" }, `· ${facts()}`),
+    toggle(name, together === value, () => {
+      together = value;
+      drawOverview();
+    });
+  fill(
+    "overview",
+    plain(
+      "p",
+      unique(runs.map((run) => run.status)).map((one) => [status(one), " "]),
+      plain("span.soft", "pipeline "),
+      unique(runs.map((run) => run.figures.pipeline)).map((one) => [code(one), " "]),
+      plain("span.soft", `· ${facts()}`),
+    ),
+    overview.began ? soft(overview.began) : null,
+    several
+      ? [
+          heading("Runs"),
+          runsTable(),
+          overview.panels.some((panel) => panel.mean)
+            ? plain("div.row.small", "shown: ", mode("mean and range", true), mode("each run", false))
+            : null,
+        ]
+      : null,
+    heading("Before and after"),
+    soft(
+      "Training metrics: means of the first and of the last three steps. Evaluations: the one before training and the last one.",
+    ),
+    overview.headlines.length
+      ? plain("div.cards", overview.headlines.map(card))
+      : soft("Nothing was measured at the start and at the end."),
+    plain(
+      "details",
+      plain(
+        "summary",
+        `All compared metrics (${
+          Object.values(runs.map((run) => run.figures.before_after).reduce((all, one) => ({ ...all, ...one }), {}))
+            .length
+        })`,
       ),
-      overview.began ? soft(overview.began) : null,
-      several
-        ? [
-            heading("Runs"),
-            runsTable(),
-            overview.panels.some((panel) => panel.mean)
-              ? element("div", { class: "row small" }, "shown: ", mode("mean and range", true), mode("each run", false))
-              : null,
-          ]
-        : null,
-      heading("Before and after"),
-      soft(
-        "Training metrics: means of the first and of the last three steps. Evaluations: the one before training and the last one.",
-      ),
-      overview.headlines.length
-        ? element("div", { class: "cards" }, overview.headlines.map(card))
-        : soft("Nothing was measured at the start and at the end."),
-      element(
-        "details",
-        {},
-        element(
-          "summary",
-          {},
-          `All compared metrics (${
-            Object.values(runs.map((run) => run.figures.before_after).reduce((all, one) => ({ ...all, ...one }), {}))
-              .length
-          })`,
-        ),
-        metricsTable(),
-      ),
-      heading("Curves"),
-      several
-        ? [
-            legend(
-              together
-                ? ["mean over the steps that all runs have; band: from the lowest to the highest; thin: each run"]
-                : runs.map((run) => run.label),
-            ),
-          ]
-        : null,
-      soft(`Rewards of six steps and more are smoothed${several ? "" : "; the thin line behind is each step"}.`),
-      element(
-        "div",
-        { class: "figures" },
-        figures.map((panel) => figure(panel, several, together)),
-      ),
-      overview.answers.length
-        ? [
-            heading("Answers before and after"),
-            soft(`Evenly spread over the tasks, whatever their rewards${several ? `; of ${runs[0].label}` : ""}.`),
-            answers(),
-          ]
-        : null,
-    ]
-      .flat(Infinity)
-      .filter(Boolean),
+      metricsTable(),
+    ),
+    heading("Curves"),
+    several
+      ? [
+          legend(
+            together
+              ? ["mean over the steps that all runs have; band: from the lowest to the highest; thin: each run"]
+              : runs.map((run) => run.label),
+          ),
+        ]
+      : null,
+    soft(`Rewards of six steps and more are smoothed${several ? "" : "; the thin line behind is each step"}.`),
+    plain(
+      "div.figures",
+      figures.map((panel) => figure(panel, several, together)),
+    ),
+    overview.answers.length
+      ? [
+          heading("Answers before and after"),
+          soft(`Evenly spread over the tasks, whatever their rewards${several ? `; of ${runs[0].label}` : ""}.`),
+          answers(),
+        ]
+      : null,
   );
 };
 
@@ -598,15 +552,13 @@ const timeline = (run) => {
       ["all", `${brief(totals[at])} s`],
     ];
   });
-  return element(
-    "figure",
-    { class: "wide" },
-    several ? element("h3", {}, run.label) : null,
+  return plain(
+    "figure.wide",
+    several ? plain("h3", run.label) : null,
     drawing,
-    element(
-      "figcaption",
-      { class: "legend" },
-      layers.map((layer) => element("span", {}, element("i", { style: `background: ${layer.colour}` }), layer.label)),
+    plain(
+      "figcaption.legend",
+      layers.map((layer) => plain("span", element("i", { style: `background: ${layer.colour}` }), layer.label)),
       "seconds; dashed: warnings and recoveries",
     ),
   );
@@ -642,11 +594,9 @@ const phases = () => {
         `${one.part ? "\u2003" : ""}${metric(one.name).label}`,
         `${one.seconds.toFixed(2)} s`,
         `${(100 * one.share).toFixed(1)} %`,
-        element(
-          "span",
-          { class: "track bar" },
-          element("span", {
-            class: "bar",
+        plain(
+          "span.track.bar",
+          element("span.bar", {
             style: `width: ${Math.min(100, 100 * one.share).toFixed(1)}%; background: ${metric(one.name).colour ?? "var(--soft)"}`,
           }),
         ),
@@ -695,73 +645,69 @@ const profile = (run, one) => {
   return [
     heading(`Step ${one.step} in detail${several ? `, ${run.label}` : ""}`),
     one.waits.length
-      ? element("ul", {}, one.waits.map((wait) => element("li", {}, wait)))
+      ? plain(
+          "ul",
+          one.waits.map((wait) => plain("li", wait)),
+        )
       : soft("Neither the trainer nor the engines waited for longer than a hundredth of the step."),
-    element("figure", { class: "wide" }, drawing),
+    plain("figure.wide", drawing),
     soft("The whole trace: open ", code(`profile/${one.trace}`), " of the run in ui.perfetto.dev."),
   ];
 };
 const drawTimeline = () =>
-  byId("timeline").replaceChildren(
-    ...[
-      heading("Steps"),
-      runs.map(timeline),
-      phases(),
-      runs.map((run) => run.profiles.map((one) => profile(run, one))),
-      heading("Failures, recoveries and warnings"),
-      Object.keys(overview.failures).length
-        ? element(
-            "p",
-            {},
-            Object.entries(overview.failures)
-              .map(([name, one]) => `${name}: ${one}`)
-              .join("; "),
+  fill(
+    "timeline",
+    heading("Steps"),
+    runs.map(timeline),
+    phases(),
+    runs.map((run) => run.profiles.map((one) => profile(run, one))),
+    heading("Failures, recoveries and warnings"),
+    Object.keys(overview.failures).length
+      ? plain(
+          "p",
+          Object.entries(overview.failures)
+            .map(([name, one]) => `${name}: ${one}`)
+            .join("; "),
+        )
+      : null,
+    runs.map((run) => [
+      several ? plain("h3", run.label) : null,
+      run.earlier ? soft(`${run.earlier} earlier ones are in `, code("events.jsonl"), ".") : null,
+      run.events.length
+        ? table(
+            [
+              ["kind", ""],
+              ["step", "number"],
+              ["after", "number"],
+              ["", "text"],
+            ],
+            run.events.map((one) => [one.kind, String(one.step), one.after, one.text]),
           )
-        : null,
-      runs.map((run) => [
-        several ? element("h3", {}, run.label) : null,
-        run.earlier ? soft(`${run.earlier} earlier ones are in `, code("events.jsonl"), ".") : null,
-        run.events.length
-          ? table(
-              [
-                ["kind", ""],
-                ["step", "number"],
-                ["after", "number"],
-                ["", "text"],
-              ],
-              run.events.map((one) => [one.kind, String(one.step), one.after, one.text]),
-            )
-          : soft("None."),
-      ]),
-    ]
-      .flat(Infinity)
-      .filter(Boolean),
+        : soft("None."),
+    ]),
   );
 const drawConfiguration = () =>
-  byId("configuration").replaceChildren(
-    ...[
-      heading("Configuration"),
-      several
-        ? Object.keys(overview.differing).length
-          ? [soft("Keys that differ between these runs:"), differing()]
-          : soft("No key differs but names and folders.")
-        : null,
-      overview.config
-        ? element(
-            "details",
-            several ? {} : { open: "" },
-            element("summary", {}, code("config.yaml"), `, resolved${several ? `, of ${runs[0].label}` : ""}`),
-            element("pre", {}, overview.config),
-          )
-        : soft("The folder has no ", code("config.yaml"), "."),
-      soft(
-        Object.entries(overview.versions)
-          .map(([name, one]) => `${name} ${one}`)
-          .join(" · "),
-      ),
-    ]
-      .flat(Infinity)
-      .filter(Boolean),
+  fill(
+    "configuration",
+    heading("Configuration"),
+    several
+      ? Object.keys(overview.differing).length
+        ? [soft("Keys that differ between these runs:"), differing()]
+        : soft("No key differs but names and folders.")
+      : null,
+    overview.config
+      ? element(
+          "details",
+          several ? {} : { open: "" },
+          plain("summary", code("config.yaml"), `, resolved${several ? `, of ${runs[0].label}` : ""}`),
+          plain("pre", overview.config),
+        )
+      : soft("The folder has no ", code("config.yaml"), "."),
+    soft(
+      Object.entries(overview.versions)
+        .map(([name, one]) => `${name} ${one}`)
+        .join(" · "),
+    ),
   );
 
 // ---- the parts of the page ---------------------------------------------------------------------------

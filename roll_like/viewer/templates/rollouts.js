@@ -91,12 +91,7 @@ const showRollouts = () => {
         placeholder: shown(hint),
         "aria-label": `${label}, ${end}`,
       }));
-    return element(
-      "fieldset",
-      {},
-      element("legend", {}, label),
-      element("span", {}, bound("from", low), bound("to", high)),
-    );
+    return plain("fieldset", plain("legend", label), plain("span", bound("from", low), bound("to", high)));
   };
   const special = Object.keys(SPECIAL).filter((name) => rollouts.some(SPECIAL[name]) && !rollouts.every(SPECIAL[name]));
   const orders = Object.keys(ORDERS).filter(
@@ -168,7 +163,7 @@ const showRollouts = () => {
   const firstWords = (rollout) => (rollout.turns?.length ? rollout.turns[0].text : rollout.text).slice(0, 80);
   const COLUMNS = [
     ["run", "", (one) => one.run, (one) => one.run],
-    ["id", "", (one) => element("button", { type: "button" }, one.id)],
+    ["id", "", (one) => button(one.id)],
     ["reward", "number", (one) => element("span", { class: rewardClass(one) }, shown(one.reward))],
     ["tokens", "number", (one) => String(one.tokens ?? "")],
     ["turns", "number", (one) => String(one.turns.length), (one) => one.turns],
@@ -191,35 +186,12 @@ const showRollouts = () => {
     );
     const more =
       found.length > length
-        ? element(
-            "button",
-            {
-              type: "button",
-              onclick: () => {
-                length += PAGE;
-                drawList();
-              },
-            },
-            `${found.length - length} more`,
-          )
+        ? button(`${found.length - length} more`, () => {
+            length += PAGE;
+            drawList();
+          })
         : null;
-    byId("list").replaceChildren(
-      element(
-        "table",
-        {},
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            COLUMNS.map(([name, kind]) => element("th", { class: kind }, name)),
-          ),
-        ),
-        element("tbody", {}, rows),
-      ),
-      ...(more ? [more] : []),
-    );
+    fill("list", plain("table", head(COLUMNS), plain("tbody", rows)), more);
   };
   const filter = () => {
     const order = ORDERS[setting("order")];
@@ -239,12 +211,12 @@ const showRollouts = () => {
       ". Keys: j next, k previous, / search, t tokens, ← → from token to token, p to keep one beside the next.";
     drawList();
     if (found.length && !found.includes(current)) select(found[0]);
-    if (!found.length) byId("detail").replaceChildren(element("p", { class: "soft" }, "No rollout is like that."));
+    if (!found.length) fill("detail", plain("p.soft", "No rollout is like that."));
   };
 
   // ---- one rollout ---------------------------------------------------------------------------------
 
-  const text = (value) => element("pre", {}, asText(value));
+  const text = (value) => plain("pre", asText(value));
   const content = (parts) =>
     [parts ?? ""].flat().map((part) => {
       const address = part.image_url?.url ?? "";
@@ -266,8 +238,7 @@ const showRollouts = () => {
       }
       return { ...message, content: [...parts, { text: rest }].filter((part) => part.text !== "") };
     });
-  const block = (kind, label, ...children) =>
-    element("div", { class: `block ${kind}` }, element("b", {}, label), children);
+  const block = (kind, label, ...children) => element("div", { class: `block ${kind}` }, plain("b", label), children);
   const messages = (list) =>
     (list || []).map((message) =>
       block(
@@ -282,7 +253,7 @@ const showRollouts = () => {
       `tool ${one.error ? "failed" : ""}`,
       `tool call${one.error ? ", failed" : ""}`,
       text(`${one.name || "unreadable"} ${asText(one.arguments)}`),
-      one.result === undefined || one.result === null ? null : [element("b", {}, "result"), text(one.result)],
+      one.result === undefined || one.result === null ? null : [plain("b", "result"), text(one.result)],
     );
   const conversation = (rollout) => {
     if (!rollout.turns) {
@@ -298,10 +269,9 @@ const showRollouts = () => {
       ];
     }
     return rollout.turns.map((turn, index) => [
-      element("h3", {}, `turn ${index + 1}`),
-      element(
-        "p",
-        { class: "small soft" },
+      plain("h3", `turn ${index + 1}`),
+      plain(
+        "p.small.soft",
         `reward ${shown(turn.reward)}; ${plural(turn.tokens, "token")} after ` +
           `${turn.prompt_tokens}; policy ${(turn.sampled - turn.began).toFixed(2)} s, environment ` +
           `${(turn.ended - turn.sampled).toFixed(2)} s`,
@@ -310,7 +280,7 @@ const showRollouts = () => {
       block("policy", "policy", text(turn.text)),
       (turn.tool_calls || []).map(call),
       turn.invalid ? block("failed", "the environment found no action in this turn") : null,
-      turn.after?.length ? element("h3", {}, "the end") : null,
+      turn.after?.length ? plain("h3", "the end") : null,
       messages(turn.after),
     ]);
   };
@@ -336,13 +306,12 @@ const showRollouts = () => {
         : name === "log-probability"
           ? ["low", low, 0]
           : ["signed", -most, most];
-    return element(
-      "p",
-      { class: "row small" },
+    return plain(
+      "p.row.small",
       shown(left),
       element("span", { class: `scale ${kind}` }),
       shown(right),
-      element("span", { class: "soft" }, LEGENDS[name]),
+      plain("span.soft", LEGENDS[name]),
     );
   };
   const factsOf = (piece, at, place, count) =>
@@ -371,20 +340,17 @@ const showRollouts = () => {
       tokens[place].focus();
     };
     const piecesShown = saved.pieces.map((piece, index) => [
-      saved.parts.includes(index)
-        ? element("span", { class: "cut" }, "history was rewritten: the next sequence")
-        : null,
+      saved.parts.includes(index) ? plain("span.cut", "history was rewritten: the next sequence") : null,
       typeof piece === "string"
-        ? element("span", { class: "shown" }, piece)
+        ? plain("span.shown", piece)
         : piece.texts.map((said, at) => {
             const place = tokens.length,
               [shade, strength] = painted(colour, NUMBERS[colour](piece, at) ?? 0);
             const tell = () =>
               showTip(token.getClientRects()[0] ?? token.getBoundingClientRect(), factsOf(piece, at, place + 1, count));
             const token = element(
-              "span",
+              "span.token",
               {
-                class: "token",
                 tabindex: place ? -1 : 0,
                 onmouseenter: tell,
                 onmouseleave: hideTip,
@@ -408,34 +374,24 @@ const showRollouts = () => {
           }),
     ]);
     return [
-      element(
-        "div",
-        { class: "colours" },
+      plain(
+        "div.colours",
         element(
-          "div",
-          { class: "row small", role: "group", "aria-label": "colour" },
+          "div.row.small",
+          { role: "group", "aria-label": "colour" },
           "colour:",
           names.map((name) =>
-            element(
-              "button",
-              {
-                type: "button",
-                "aria-pressed": String(name === colour),
-                onclick: () => {
-                  colour = name;
-                  drawDetail(rollout);
-                },
-              },
-              name,
-            ),
+            toggle(name, name === colour, () => {
+              colour = name;
+              drawDetail(rollout);
+            }),
           ),
         ),
         legend(colour),
       ),
       saved.trained === undefined
-        ? element(
-            "p",
-            { class: "small soft" },
+        ? plain(
+            "p.small.soft",
             "With rollout.save_logprobs: true there are also the trainer's log-probabilities and the advantages.",
           )
         : null,
@@ -464,11 +420,7 @@ const showRollouts = () => {
   const pairs = (title, values) => {
     const entries = Object.entries(values || {});
     return entries.length
-      ? element(
-          "p",
-          { class: "small soft" },
-          `${title}: ${entries.map(([name, one]) => `${name} ${shown(one)}`).join(", ")}`,
-        )
+      ? plain("p.small.soft", `${title}: ${entries.map(([name, one]) => `${name} ${shown(one)}`).join(", ")}`)
       : null;
   };
   const described = (rollout) => {
@@ -486,45 +438,29 @@ const showRollouts = () => {
       .join(" · ");
     const asTokens = view === "tokens" && rollout.saved;
     const tab = (name) =>
-      element(
-        "button",
-        {
-          type: "button",
-          "aria-pressed": String((name === "tokens") === !!asTokens),
-          onclick: () => {
-            view = name;
-            drawDetail(rollout);
-          },
-        },
-        name,
-      );
+      toggle(name, (name === "tokens") === !!asTokens, () => {
+        view = name;
+        drawDetail(rollout);
+      });
     return [
-      element("h2", {}, rollout.id),
-      element("p", { class: "small soft" }, where),
-      element("p", {}, figures(rollout)),
+      plain("h2", rollout.id),
+      plain("p.small.soft", where),
+      plain("p", figures(rollout)),
       pairs("rewards", rollout.rewards),
       pairs("details", rollout.details),
       group.length > 1
-        ? element(
-            "div",
-            { class: "row small" },
+        ? plain(
+            "div.row.small",
             "group:",
             group.map((one) =>
-              element(
-                "button",
-                {
-                  type: "button",
-                  class: rewardClass(one),
-                  "aria-pressed": String(one === rollout),
-                  title: one.id,
-                  onclick: () => select(one),
-                },
-                shown(one.reward, 3),
-              ),
+              toggle(shown(one.reward, 3), one === rollout, () => select(one), {
+                class: rewardClass(one),
+                title: one.id,
+              }),
             ),
           )
         : null,
-      rollout.saved ? element("div", { class: "row" }, tab("conversation"), tab("tokens")) : null,
+      rollout.saved ? plain("div.row", tab("conversation"), tab("tokens")) : null,
       ...[asTokens ? drawTokens(rollout) : conversation(rollout)].flat(Infinity),
     ].filter(Boolean);
   };
@@ -565,7 +501,7 @@ const showRollouts = () => {
           pre.replaceChildren(
             ...lines[side].flatMap((line, at) => [
               at ? "\n" : "",
-              same.some((both) => both[side] === at) ? line : element("mark", {}, line || " "),
+              same.some((both) => both[side] === at) ? line : plain("mark", line || " "),
             ]),
           ),
         );
@@ -575,29 +511,24 @@ const showRollouts = () => {
   let kept = null; // the rollout that stays on the left while others are shown on the right
   const drawDetail = (rollout) => {
     hideTip();
-    const keep = element(
-      "div",
-      { class: "row small" },
-      element(
-        "button",
-        {
-          type: "button",
-          "aria-pressed": String(!!kept),
-          title: "stays on the left while others are shown on the right",
-          onclick: () => {
-            kept = kept ? null : rollout;
-            drawDetail(rollout);
-          },
-        },
+    const keep = plain(
+      "div.row.small",
+      toggle(
         kept ? `beside ${kept.id}` : "keep to compare",
+        !!kept,
+        () => {
+          kept = kept ? null : rollout;
+          drawDetail(rollout);
+        },
+        { title: "stays on the left while others are shown on the right" },
       ),
     );
     if (!kept || kept === rollout) {
-      byId("detail").replaceChildren(keep, ...described(rollout));
+      fill("detail", keep, described(rollout));
       return;
     }
-    const sides = [kept, rollout].map((one) => element("div", {}, described(one)));
-    byId("detail").replaceChildren(keep, element("div", { class: "pair" }, sides));
+    const sides = [kept, rollout].map((one) => plain("div", described(one)));
+    fill("detail", keep, plain("div.pair", sides));
     if (view !== "tokens") markDifferences(sides);
   };
   const select = (rollout) => {
@@ -662,8 +593,9 @@ const showRollouts = () => {
 
 // ---- start -------------------------------------------------------------------------------------------
 
-byId("parts").append(
-  ...PARTS.map((part) => element("button", { type: "button", id: `to-${part}`, onclick: () => show(part) }, part)),
+fill(
+  "parts",
+  PARTS.map((part) => button(part, () => show(part), { id: `to-${part}` })),
 );
 byId("parts").hidden = PARTS.length < 2;
 if (overview) {
