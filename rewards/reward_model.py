@@ -16,6 +16,7 @@ from pydantic import Field
 
 from roll_like import Completion, Outcome, Renderer, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.errors import EnvError, RefusedAnswerError, RewardError
+from roll_like.models.rotary import fix_frequencies
 from roll_like.types import IntArray
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class RewardModel(Reward):
         self._check(model, tokenizer, sorted(info["missing_keys"]))
         rows = int(model.get_input_embeddings().weight.shape[0])
         self._renderer = Renderer(tokenizer, template_options=config.template_options, vocabulary=rows)
+        fix_frequencies(model, config.max_tokens)
         self._model = model.to(config.device).eval()
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:

@@ -17,5 +17,6 @@ def cpu_rank(objective: Any, model: Path | str, **changed: Any) -> RankSpec[Any]
         "seed": 0,
         "total_updates": 10,
         "trust_remote_code": False,
+        "window": 256,
     }
     return RankSpec(objective=objective, model_path=str(model), **fields | changed)

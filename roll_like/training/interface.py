@@ -213,6 +213,7 @@ class RankSpec(Generic[StepT]):
         seed: Seed of everything random.
         total_updates: Optimizer steps of the whole run, for the schedule.
         trust_remote_code: Whether the model may bring code.
+        window: Longest sequence of the run, in tokens.
         frozen: Whether the model is not trained; then it has neither optimizer nor adapters.
         imports: Modules to import first; they register plugins.
         float32_head: Whether a language model's output layer computes in float32.
@@ -226,6 +227,7 @@ class RankSpec(Generic[StepT]):
     seed: int
     total_updates: int
     trust_remote_code: bool
+    window: int
     frozen: bool = False
     imports: tuple[str, ...] = ()
     float32_head: bool = False

@@ -15,6 +15,7 @@ from roll_like.models.attention import refuse_undivided_heads
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.rotary import fix_frequencies
 from roll_like.models.router import RouterReplay
 from roll_like.models.vision import refuse_vision, tower_runs, vision_tower
 from roll_like.registry import TRAINING_BACKENDS
@@ -137,6 +138,7 @@ def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     refuse_undivided_heads(model.config, settings.sequence_parallel)
     backend = TRAINING_BACKENDS.get(settings.backend)
     backend.refuse_model(model.config, settings)
+    fix_frequencies(model, spec.window)
     use_row_attention(
         model,
         settings.attention,

@@ -45,6 +45,7 @@ def rank_spec(
         seed=config.seed,
         total_updates=total_updates or 1,
         trust_remote_code=config.model.trust_remote_code,
+        window=config.context_window,
         frozen=total_updates is None,
         imports=config.import_,
         float32_head=config.model.head_dtype == "float32",

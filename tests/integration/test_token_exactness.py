@@ -204,6 +204,7 @@ def rig(resources: ResourceManager, tmp_path_factory: pytest.TempPathFactory) ->
         objective=LanguageModelObjective(settings=TrainingConfig()),
         total_updates=1,
         trust_remote_code=False,
+        window=1024,
     )
     devices = DeviceRange.model_validate("0-1")
     with ExitStack() as stack:

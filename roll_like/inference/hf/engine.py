@@ -46,6 +46,7 @@ from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.ends import stated_ends
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.rotary import fix_frequencies
 from roll_like.models.router import UNKNOWN, RouterReplay
 from roll_like.models.vision import SeenTokens, seen_inputs
 from roll_like.types import FloatArray, IntArray, RouteArray, Segment, StopReason
@@ -126,6 +127,7 @@ class HFEngine(PolledEngine):
         model = load_causal_lm(
             Path(self._spec.model_path), self._spec.dtype, trust_remote_code=self._spec.trust_remote_code
         )
+        fix_frequencies(model, self._spec.max_model_len)
         self._model = model.to(self._spec.device).requires_grad_(False).eval()
         self._weights = CheckpointWeights(self._model)
         if self._spec.float32_head:
