@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -297,6 +297,8 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
     loss_config: PluginConfig
     projections: dict[str, Projection] = field(default_factory=dict)
     unmatched: dict[str, IntArray] = field(default_factory=dict)
+
+    drops: ClassVar[bool] = True
 
     @property
     def row_sharing(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +20,8 @@ from roll_like.values import Last, Mean, Metric, Metrics, Sum, merge
 @dataclass(frozen=True, kw_only=True)
 class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], MicroBatch]):
     """The mean negative log-likelihood of all trained tokens of a step, in nats."""
+
+    drops: ClassVar[bool] = True
 
     @property
     def row_sharing(self) -> str | None:

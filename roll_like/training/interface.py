@@ -114,6 +114,9 @@ class Objective(ABC, Generic[StepT, BatchT]):
     role_name: ClassVar[str] = "trainer"
     #: Folder of a checkpoint that has the model's files: those of two models are called alike.
     folder: ClassVar[str] = "."
+    #: Whether the model drops at random what its config.json says while it is trained. A loss that compares
+    #: log-probabilities, scores or values of several passes wants them to be of one model.
+    drops: ClassVar[bool] = False
     #: What the exported model is for.
     task: ClassVar[ModelTask] = "text-generation"
     #: Sums over micro-batches and ranks of one optimizer step, and means over the optimizer steps of a training step.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.models.attention import refuse_undivided_heads
+from roll_like.models.dropout import without_dropout
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
@@ -134,7 +135,7 @@ def loads_late(spec: RankSpec[Any], settings: TrainerConfig) -> bool:
 
 
 def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
-    """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
+    """Return a Hugging Face model with the attention, dropout, checkpointing and adapters that it is trained with."""
     refuse_undivided_heads(model.config, settings.sequence_parallel)
     backend = TRAINING_BACKENDS.get(settings.backend)
     backend.refuse_model(model.config, settings)
@@ -147,6 +148,8 @@ def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
         # tokens are exchanged for heads over joined rows
         joining=settings.sequence_parallel > 1 or backend.joins_rows,
     )
+    if not spec.objective.drops:
+        without_dropout(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is not None and not spec.frozen:
