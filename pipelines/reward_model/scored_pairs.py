@@ -22,7 +22,7 @@ from roll_like.data.messages import require_fields, short
 from roll_like.data.pairs import PairReader, identical
 from roll_like.data.rows import Row
 from roll_like.data.samples import SampleSet, load_samples
-from roll_like.data.turns import Piece, render
+from roll_like.data.turns import Piece, render, require_tools, require_written
 from roll_like.errors import DataError
 from roll_like.types import Pair, TrainingSample
 
@@ -48,7 +48,10 @@ class ScoredPairReader(PairReader):
                 f"the last message is of {last!r}, expected the assistant's, which is what is scored",
                 fix="take what comes after the assistant's last message out of the row",
             )
-        return [Piece(render(renderer, found.messages, found.tools), False)]
+        text = render(renderer, found.messages, found.tools)
+        require_tools(renderer, found.tools)
+        require_written(renderer, found.messages, len(found.messages) - 1, found.tools, text)
+        return [Piece(text, False)]
 
     def pair(self, row: Row, chosen: TrainingSample, rejected: TrainingSample) -> Pair:
         """Return both conversations with their margin."""

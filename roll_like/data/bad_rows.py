@@ -21,6 +21,7 @@ class Problem(StrEnum):
     EMPTY = "with an empty response"
     ROLES = "with roles that the chat template refuses"
     REWRITTEN = "with a turn that the chat template does not write as it is"
+    TOOLS = "with tools that the chat template does not write"
     IDENTICAL = "with identical chosen and rejected"
     NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
     UNKNOWN = "with tokens that the model does not have"

@@ -85,7 +85,7 @@ class Renderer:
     @property
     def _run_date(self) -> datetime.date | None:
         """The date that the template writes; without it prompts would change at midnight."""
-        return self._date if any("strftime_now" in template for template in self._templates) else None
+        return self._date if any("strftime_now" in template for template in self.templates) else None
 
     @property
     def _variables(self) -> dict[str, Any]:
@@ -218,6 +218,16 @@ class Renderer:
         told = self._shown_call(json.dumps({"k": _PROBE, "n": None}))
         return told is not None and f'"{_PROBE}"' in told
 
+    @cached_property
+    def writes_tools(self) -> bool:
+        """Whether the template writes the schemas of tools."""
+        function = {"name": _PROBE, "description": ".", "parameters": {"type": "object", "properties": {}}}
+        try:
+            text = self.render([_USER], [{"type": "function", "function": function}])
+        except EnvError:  # it wants other messages, or other tools
+            return True
+        return _PROBE in text
+
     def _shown_call(self, arguments: Any) -> str | None:
         """Return the template's text of a tool call; None where it fails."""
         function = {"name": "f", "arguments": arguments}
@@ -257,7 +267,7 @@ class Renderer:
         if not isinstance(self._reasoning, str):
             return self._reasoning
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
-        return known_tags("\n".join(self._templates), added) or THINK
+        return known_tags("\n".join(self.templates), added) or THINK
 
     @property
     def kept_tokens(self) -> tuple[str, ...]:
@@ -272,14 +282,15 @@ class Renderer:
         return after_prompt(self.reasoning, prompt)
 
     @cached_property
-    def _templates(self) -> Sequence[str]:
+    def templates(self) -> Sequence[str]:
+        """The chat template, or all that the tokenizer has."""
         template = self.tokenizer.chat_template
         return list(template.values()) if isinstance(template, Mapping) else [template or ""]
 
     @cached_property
     def marks_generation(self) -> bool:
         """Whether the template says with `{% generation %}` blocks what an assistant writes."""
-        return any(_GENERATION_BLOCK.search(text) for text in self._templates)
+        return any(_GENERATION_BLOCK.search(text) for text in self.templates)
 
     def generated(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]

@@ -11,9 +11,10 @@ generation prompt, and with the turn itself:
 What the template writes after a turn's text is found by a rendering with a sentinel in place of that text: a text may
 spell an end-of-turn token. A turn must stand in the rendering as it stands in the row, white space aside; where the
 template writes something else (it drops the reasoning, repeats the text, or leaves it out) there is nothing that could
-rightly be trained on. Where the template has `{% generation %}` blocks, only what is in them is trained, and the
-end-of-turn token where it follows one. Where a turn ends by the next header alone (GLM), the token that begins this
-header is the turn's last one.
+rightly be trained on. The same holds for tool calls, for reasoning in a field of its own, and for the row's tools: a
+template that knows none of them leaves them out without a word. Where the template has `{% generation %}` blocks, only
+what is in them is trained, and the end-of-turn token where it follows one. Where a turn ends by the next header alone
+(GLM), the token that begins this header is the turn's last one.
 
 **Cuts.** Some templates rewrite history: they drop the reasoning of earlier turns. Then the rendering of a later
 turn does not begin with that of an earlier one, and the conversation becomes several sequences. Each holds the turns
@@ -26,7 +27,8 @@ given a prompt and samples the rest: no token is half the model's and half the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -57,6 +59,8 @@ class Piece(NamedTuple):
 #: Ends of turns that are remembered.
 _MOST_ENDS = 1024
 _PLAIN = {"role", "content", "name", "tool_calls"}
+#: Fields of an assistant's message that hold its reasoning, by the names that templates and servers give them.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 _FIX = "change the row, or model.chat_template"
 
 
@@ -87,8 +91,9 @@ def sequences(
         turns: Indices of the messages to train on, in order; the assistant's.
 
     Raises:
-        BadRow: The template refuses the messages, or does not write one of these turns as it is.
+        BadRow: The template refuses the messages, does not write one of these turns as it is, or writes no tools.
     """
+    require_tools(renderer, tools)
     found: list[list[Piece]] = []
     before, told = "", 0
     for at in turns:
@@ -113,6 +118,7 @@ def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tool
     """
     turn = messages[at]
     shown = render(renderer, messages[: at + 1], tools)
+    require_written(renderer, messages, at, tools, shown)
     prompt = render(renderer, messages[:at], tools, generation_prompt=True) if at else None
     if turn.get("content"):
         begin, end = _of_text(renderer, messages, at, tools, shown, prompt)
@@ -128,6 +134,56 @@ def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tool
         shown += renderer.decode([header])
         end = len(shown)
     return RenderedTurn(shown, ((begin, end),))
+
+
+def require_tools(renderer: Renderer, tools: Sequence[Any]) -> None:
+    """Check that the template writes a row's tools.
+
+    Raises:
+        BadRow: It knows none.
+    """
+    if tools and not renderer.writes_tools:
+        raise BadRow(
+            Problem.TOOLS,
+            "the row has tools, and the chat template writes none",
+            fix="set model.chat_template to one that does, or take the tools out of the row",
+        )
+
+
+def require_written(
+    renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str
+) -> None:
+    """Check that the reasoning and the tool calls of the turn `messages[at]` are in the rendering up to it.
+
+    Raises:
+        BadRow: The template writes the same without them, or without the last of several calls.
+    """
+    turn = messages[at]
+    for what, keys, bare in _parts(turn):
+        try:
+            same = renderer.render([*messages[:at], bare], tools, generation_prompt=False) == shown
+        except EnvError:  # it refuses what says nothing
+            continue
+        if same:
+            known = [key for key in _REASONING if keys and any(_reads(each, key) for each in renderer.templates)]
+            reads = f"; it reads {' and '.join(map(repr, known))}" if known else ""
+            raise _rewritten(at, f"does not write {what}{reads}")
+
+
+def _parts(turn: ChatMessage) -> Iterator[tuple[str, list[str], ChatMessage]]:
+    """Yield what a turn has beside its text, the fields of its reasoning, and the turn without it."""
+    keys = [key for key in _REASONING if isinstance(turn.get(key), str) and turn[key].strip()]
+    if keys:
+        yield f"its {keys[0]!r}", keys, {key: value for key, value in turn.items() if key not in keys}
+    calls = turn.get("tool_calls")
+    if calls:
+        rest = {key: value for key, value in turn.items() if key != "tool_calls"}
+        what = "its tool calls" if len(calls) == 1 else f"all of its {len(calls)} tool calls"
+        yield what, [], {**rest, "tool_calls": calls[:-1]} if len(calls) > 1 else rest
+
+
+def _reads(template: str, key: str) -> bool:
+    return re.search(rf"""(\.|\[["']){key}\b""", template) is not None
 
 
 def _of_text(

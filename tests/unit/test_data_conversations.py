@@ -134,7 +134,7 @@ def test_a_system_prompt_and_tools(tmp_path: Path) -> None:
     assert '"name": "add", "parameters"' in text
 
 
-def test_parquet_gives_every_row_the_fields_of_any(tmp_path: Path, render: Renderer) -> None:
+def test_parquet_gives_every_row_the_fields_of_any(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -149,7 +149,7 @@ def test_parquet_gives_every_row_the_fields_of_any(tmp_path: Path, render: Rende
     ]
     columns = dict.fromkeys(("messages", "tools", "prompt", "completion"))
     pq.write_table(pa.Table.from_pylist([{**columns, **row} for row in rows]), tmp_path / "talk.parquet")
-    samples = load(tmp_path / "talk.parquet", render).samples
+    samples = load(tmp_path / "talk.parquet", renderer("Qwen2.5")).samples
     assert [sample.origin for sample in samples] == [f"{tmp_path / 'talk.parquet'}:{row}" for row in (1, 2, 3)]
     assert samples[0].content() == samples[2].content()
 

@@ -103,7 +103,7 @@ def attempt(render: Renderer, messages: Any, places: list[int]) -> tuple[Any, Pr
 @given(messages=CONVERSATIONS, with_tools=st.booleans())
 def test_trained_tokens_are_exactly_the_assistants_turns(name: str, messages: Any, with_tools: bool) -> None:
     render = renderer(name)
-    tools = [TOOL] if with_tools else []
+    tools = [TOOL] if with_tools and render.writes_tools else []
     found = sequences(render, messages, tools, turns_of(messages))
     expected = [plain(messages[at]["content"] + EXACT[name]) for at in turns_of(messages)]
     assert trained_texts(render, found) == expected
@@ -214,6 +214,54 @@ def test_tool_calls_are_trained_and_their_results_are_not(content: str, value: s
     assert said == [f"{content}\n{call}" if content else call, "2<|im_end|>"]
 
 
+ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+ASKED = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("name", ["SmolLM2", "Qwen3"])
+def test_reasoning_that_the_template_does_not_write_is_a_bad_row(name: str, key: str) -> None:
+    messages = [ASKED, {"role": "assistant", "content": "Yes", key: "Because."}]
+    if (name, key) == ("Qwen3", "reasoning_content"):
+        assert "Because." in trained_texts(renderer(name), sequences(renderer(name), messages, (), [1]))[0]
+        return
+    with pytest.raises(BadRow, match=f"does not write its '{key}'") as raised:
+        sequences(renderer(name), messages, (), [1])
+    assert ("; it reads 'reasoning_content'" in raised.value.message) == (name == "Qwen3")
+    assert sequences(renderer(name), [ASKED, {**messages[1], key: " "}], (), [1])
+    assert sequences(renderer(name), [*messages, ASKED, messages[0] | {"role": "assistant"}], (), [3]), "not trained"
+
+
+@pytest.mark.parametrize("content", ["", "I add."])
+def test_tool_calls_that_the_template_does_not_write_are_a_bad_row(content: str) -> None:
+    messages = [ASKED, {"role": "assistant", "content": content, "tool_calls": [ADD]}]
+    with pytest.raises(BadRow, match="does not write its tool calls"):
+        sequences(renderer("SmolLM2"), messages, (), [1])
+    assert '"add"' in trained_texts(renderer("Qwen2.5"), sequences(renderer("Qwen2.5"), messages, (), [1]))[0]
+
+
+def test_a_template_that_writes_one_of_several_tool_calls_is_refused() -> None:
+    render = renderer("Qwen2.5")
+    first = "{{ message.content }}{% if message.tool_calls %}{{ message.tool_calls[0] | tojson }}{% endif %}"
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n" + first + "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    messages = [ASKED, {"role": "assistant", "content": "I add.", "tool_calls": [ADD, ADD]}]
+    with pytest.raises(BadRow, match="does not write all of its 2 tool calls"):
+        sequences(Renderer(tokenizer), messages, (), [1])
+    assert trained_texts(render, sequences(render, messages, (), [1]))[0].count('"add"') == 2
+
+
+def test_tools_that_the_template_does_not_write_are_a_bad_row() -> None:
+    messages = [ASKED, {"role": "assistant", "content": "Yes"}]
+    with pytest.raises(BadRow, match="the row has tools, and the chat template writes none") as raised:
+        sequences(renderer("SmolLM2"), messages, [TOOL], [1])
+    assert raised.value.problem is Problem.TOOLS
+    assert sequences(renderer("Qwen2.5"), messages, [TOOL], [1])
+
+
 def test_a_header_that_ends_a_turn_is_trained_as_its_last_token() -> None:
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|observation|>"]})
@@ -235,14 +283,14 @@ def test_a_header_that_ends_a_turn_is_trained_as_its_last_token() -> None:
         {"role": "assistant", "content": "", "tool_calls": calls},
     ]
     render = Renderer(tokenizer, stated_ends=ends)
-    found = sequences(render, messages, [TOOL], [1, 3, 5])
+    found = sequences(render, messages, (), [1, 3, 5])
     assert trained_texts(render, found) == [
         "<think>f?</think><call>f</call><|observation|>",
         "It is 7<|user|>",
         "<call>f</call><|observation|>",
     ]
     assert [len([piece for piece in each if piece.trained]) for each in found] == [2, 1]
-    not_said = sequences(Renderer(tokenizer), messages, [TOOL], [1])
+    not_said = sequences(Renderer(tokenizer), messages, (), [1])
     assert trained_texts(render, not_said) == ["<think>f?</think><call>f</call>"], "no engine would stop there"
 
 

@@ -89,6 +89,18 @@ def test_margins_come_with_the_rows(tmp_path: Path) -> None:
             load(write(tmp_path, ROW | {"by": value}), source={"margin_field": "by"})
 
 
+def test_calls_and_reasoning_that_the_template_does_not_write_are_refused(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    answer = {"role": "assistant", "content": "It is.", "tool_calls": [call], "reasoning_content": "Because."}
+    for left in ("tool_calls", "reasoning_content"):
+        chosen = [{key: value for key, value in answer.items() if key != left}]
+        with pytest.raises(DataError, match="the chat template does not write its"):
+            load(write(tmp_path, ROW | {"chosen": chosen}))
+    assert load(write(tmp_path, ROW | {"chosen": [answer]}), renderer("Qwen3")).samples
+    with pytest.raises(DataError, match="the row has tools, and the chat template writes none"):
+        load(write(tmp_path, ROW | {"tools": [call]}))
+
+
 def test_long_pairs_are_left_out_whole_and_bad_ones_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, ROW, ROW | {"chosen": "word " * 60})
     (report,) = load(path, max_tokens=50).report
