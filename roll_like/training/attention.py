@@ -58,7 +58,7 @@ def attention_forward(
     scale = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
     if row_segments is not None:
         scores = Scores(scale=scale, window=sliding_window, softcap=softcap, sinks_H=s_aux)
-        row_segments.note(query_BHLD, scores)
+        row_segments.note(query_BHLD, scores, attention_mask)
         attention_mask = row_segments.mask(sliding_window)
     if softcap is not None or s_aux is not None:
         capped = explicit_attention(

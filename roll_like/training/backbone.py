@@ -139,34 +139,48 @@ def _fastest(causal_lm: Any, calls: list[tuple[int, Scores]]) -> Attention:
 
 @torch.no_grad()
 def probe_attention(backbone: Any, layers: AttentionLayers) -> list[tuple[int, Scores]]:
-    """Run two rows of four tokens; return what the attention layers asked for (`RowSegments.calls`).
+    """Run three rows of four tokens; return what the attention layers asked for (`RowSegments.calls`).
 
-        tokens    0 1 2 3    0 4 2 3
-        segments  0 1 2 2    0 1 2 2
+        tokens     4 1 2 3    4 0 2 3    4 2 3 3
+        segments   0 1 2 2    0 1 2 2    0 1 1 1
+        positions  0 1 1 2    0 1 1 2    0 1 2 3
 
-    The rows differ in a token that the third and the fourth do not see.
+    The first two differ in a token that their third and fourth do not see. These two are the second and the third of
+    the last row, where they stand beside no other sample. (Token 0 may be padding, whose embedding is 0.)
 
     Raises:
-        ConfigError: They saw it, or layers with a sliding window are not told apart from others.
+        ConfigError: They saw it, or were computed for another place; a layer adds a bias of its own to the scores; or
+            layers with a sliding window are not told apart from others.
     """
-    tokens_BL = torch.tensor([[0, 1, 2, 3], [0, 4, 2, 3]])
+    tokens_BL = torch.tensor([[4, 1, 2, 3], [4, 0, 2, 3], [4, 2, 3, 3]])
     mixes = bool(layers.recurrent) and not layers.by_sample
-    rows = ([0, 1, 1, 1], [0, 1, 2, 3]) if mixes else ([0, 1, 2, 2], [0, 1, 1, 2])
-    segments_BL, positions_BL = (torch.tensor([row, row]) for row in rows)
+    alone = ([0, 1, 1, 1], [0, 1, 2, 3])
+    shared = alone if mixes else ([0, 1, 2, 2], [0, 1, 1, 2])
+    segments_BL, positions_BL = (torch.tensor([row, row, whole]) for row, whole in zip(shared, alone, strict=True))
     calls: list[tuple[int, Scores]] = []
     segments = RowSegments(segments_BL, positions_BL, calls=calls)
     kind = type(backbone).__name__
     try:
         with layer_by_layer(backbone):
-            hidden_ND = run_backbone(backbone, tokens_BL, segments, torch.arange(8)).float()
+            hidden_ND = run_backbone(backbone, tokens_BL, segments, torch.arange(12)).float()
     except TypeError as error:  # its forward pass takes no further arguments
         raise ConfigError(f"{kind} cannot be given the rows of samples: {error}", fix=_OTHER_MODEL) from error
     if not mixes:
-        moved = float((hidden_ND[2:4] - hidden_ND[6:]).abs().max() / hidden_ND.abs().max())
-        if moved > _ROUNDING.get(backbone.dtype, _COARSE_ROUNDING):
+        seen, place = (
+            float((hidden_ND[2:4] - other).abs().max() / hidden_ND.abs().max())
+            for other in (hidden_ND[6:8], hidden_ND[9:11])
+        )
+        rounding = _ROUNDING.get(backbone.dtype, _COARSE_ROUNDING)
+        if seen > rounding:
             raise ConfigError(
                 f"{kind} lets a sample see other samples of its row: changing one moved another's hidden states by "
-                f"{moved:.0%}",
+                f"{seen:.0%}",
+                fix=_OTHER_MODEL,
+            )
+        if place > rounding:
+            raise ConfigError(
+                f"{kind} does not compute tokens for the positions that it is given: beside another sample of its row "
+                f"a sample's hidden states were off by {place:.0%}",
                 fix=_OTHER_MODEL,
             )
     windows = [scores.window for _, scores in calls if scores.window is not None]

@@ -49,7 +49,7 @@ def joined_attention_forward(
     query_1HTD: Tensor,
     key_1GTD: Tensor,
     value_1GTE: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001
+    attention_mask: Tensor | None,
     *,
     row_segments: RowSegments,
     dropout: float = 0.0,
@@ -66,7 +66,7 @@ def joined_attention_forward(
     """
     scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
     scores = Scores(scale=scale, window=sliding_window, softcap=softcap, sinks_H=s_aux)
-    row_segments.note(query_1HTD, scores)
+    row_segments.note(query_1HTD, scores, attention_mask)
     if dropout:
         raise ConfigError(
             "training.attention: varlen, flex and cudnn do not drop attention weights, and the model's config.json has "

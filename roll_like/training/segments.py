@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll_like.errors import ConfigError
 from roll_like.training.rows import PADDING, PREFIX_STRIDE
 from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
 from roll_like.training.sequences import SampleRows, Sequences
@@ -80,10 +81,21 @@ class RowSegments:
             )
         return self._masks[window]
 
-    def note(self, query_BHLD: Tensor, scores: Scores) -> None:
-        """Write down what a layer asks for, where that is wanted."""
-        if self.calls is not None:
-            self.calls.append((query_BHLD.shape[-1], scores))
+    def note(self, query_BHLD: Tensor, scores: Scores, mask: Tensor | None) -> None:
+        """Write down what a layer asks for, where that is wanted.
+
+        Raises:
+            ConfigError: It asks for a mask that is more than one: a bias of its own on the scores.
+        """
+        if self.calls is None:
+            return
+        if mask is not None and mask.is_floating_point():
+            raise ConfigError(
+                "layers of the model add a bias of their own to the scores of their attention, and training knows "
+                "which tokens see each other alone",
+                fix="set model.path to a model without such layers",
+            )
+        self.calls.append((query_BHLD.shape[-1], scores))
 
     def padding_mask(self) -> Tensor:
         """Return which tokens are no padding: 1 or 0, shape [B, L]."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_attention
+from all_families import make_model
 from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, RECURRENT, UNDIVIDED, WINDOW, WINDOWED, make_family
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import SDPBackend
@@ -541,6 +542,22 @@ def test_samples_of_rows_are_rows() -> None:
 def test_layers_that_attend_in_other_ways_are_refused() -> None:
     with pytest.raises(ConfigError, match="of the type chunked_attention"):
         make_ready("llama4_text")
+
+
+def test_layers_with_a_bias_of_their_own_are_refused() -> None:
+    model = make_model("doge").eval()
+    for attention in ("dense", "varlen"):
+        with pytest.raises(ConfigError, match="layers of the model add a bias of their own"):
+            use_row_attention(model, attention, row_sharing="training.share_prompts")
+
+
+def test_a_model_that_counts_positions_by_itself_is_refused() -> None:
+    model = make_family("llama")
+    model.base_model.rotary_emb.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {"position_ids": torch.arange(args[0].shape[1])[None]}), with_kwargs=True
+    )
+    with pytest.raises(ConfigError, match="LlamaModel does not compute tokens for the positions that it is given"):
+        for_rows(model)
 
 
 def test_a_window_that_a_layer_does_not_ask_for_is_noticed() -> None:
