@@ -245,6 +245,14 @@ class TaskEngine(PolledEngine):
                 f"{self.library} ended the request with {why or reason!r}, after {len(tokens)} tokens and "
                 f"{len(logprobs)} log-probabilities"
             )
+        if not np.isfinite(logprobs).all():
+            place = int(np.flatnonzero(~np.isfinite(logprobs))[0])
+            raise GenerationError(
+                f"{self.library} told a log-probability of {logprobs[place]} for token {place} of request "
+                f"{request.request_id}; expected finite numbers, which importance ratios are computed from",
+                fix="look for NaN in train/grad_norm and mismatch/kl of the steps before; model.dtype: float32 tells "
+                "whether precision is the cause",
+            )
         stop_reason = _STOP_REASONS[reason]
         return Generation(
             request_id=request.request_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import math
 import multiprocessing
 import signal
 import subprocess
@@ -257,6 +258,9 @@ def test_what_sglang_says_of_a_request_is_checked(tiny_model: Path) -> None:
         told(finish_reason={"type": "abort", "status_code": 500, "message": "out of memory"})
     with pytest.raises(GenerationError, match="ended the request with None, after 3 tokens"):
         told(finish_reason=None)
+    for number in (math.nan, -math.inf):
+        with pytest.raises(GenerationError, match=r"told a log-probability of (nan|-inf) for token 1 of request one"):
+            told(output_token_logprobs=[(-0.5, 7, None), (number, 8, None), (-2.5, 9, None)])
 
 
 class Words:
