@@ -28,9 +28,9 @@ NEUTRAL: Mapping[str, Any] = {
 }
 #: Fields that are followed, or that are about the account and not about the answer.
 _KNOWN = {
-    "max_completion_tokens", "max_tokens", "messages", "model", "stop", "stream", "stream_options", "tools", "logprobs",
-    "cache_salt", "metadata", "prompt_cache_key", "prompt_cache_retention", "return_token_ids", "request_id",
-    "safety_identifier", "service_tier", "store", "user",
+    "max_completion_tokens", "max_tokens", "messages", "model", "stop", "stream", "stream_options", "tools",
+    "tool_choice", "logprobs", "cache_salt", "client_metadata", "metadata", "prompt_cache_key",
+    "prompt_cache_retention", "return_token_ids", "request_id", "safety_identifier", "service_tier", "store", "user",
 }  # fmt: skip
 #: Values of options that can be served, and why no others.
 _SERVED_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -40,7 +40,6 @@ _SERVED_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "reward. Send the request again for another sample",
     ),
     "top_logprobs": ((0,), "expected 0: only the sampled tokens' log-probabilities are known; request logprobs alone"),
-    "tool_choice": (("none", "auto"), "expected 'none' or 'auto': a call that is forced is not sampled"),
 }
 _MOST_STOPS = 16
 
@@ -83,7 +82,8 @@ class ChatRequest:
         stream: Whether the answer is sent as server-sent events.
         include_usage: Whether a stream ends with the numbers of tokens.
         logprobs: Whether the log-probabilities of the sampled tokens are sent.
-        ignored: Options that are not followed: the run decides how prompts are rendered and tokens are drawn.
+        ignored: Options that are not followed, as the run decides how prompts are rendered and tokens are drawn, and
+            `tools.TYPE` for tools that are not shown.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -127,7 +127,7 @@ def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatReques
         ApiError: A field is wrong, or an option is not supported for a policy in training.
     """
     _refuse_unsupported(body)
-    tools = _tools(body.get("tools"))
+    tools, not_shown = _tools(body.get("tools"))
     options = body.get("stream_options") or {}
     return ChatRequest(
         messages=_messages(body.get("messages")),
@@ -138,7 +138,7 @@ def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatReques
         stream=flag(body, "stream", False) is True,
         include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
         logprobs=flag(body, "logprobs", False) is True,
-        ignored=_ignored(body, sampling),
+        ignored=tuple(sorted((*_ignored(body, sampling), *_forced(body.get("tool_choice")), *not_shown))),
     )
 
 
@@ -307,18 +307,56 @@ def _function(value: Any, at: str, expected: str) -> Mapping[str, Any]:
     return function
 
 
-def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+def _tools(value: Any) -> tuple[tuple[Mapping[str, Any], ...], set[str]]:
+    """Return the functions among tools, and what other kinds there are: those that a provider runs, for example.
+
+    Raises:
+        ApiError: There are only others, or a function has a wrong shape.
+    """
     if value is None:
-        return ()
+        return (), set()
     if not isinstance(value, list):
         raise ApiError(400, f"tools: expected a list, found {kind_of(value)}", param="tools")
+    functions: list[Mapping[str, Any]] = []
+    others: set[str] = set()
     for index, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if isinstance(kind, str) and kind != "function":
+            others.add(f"tools.{kind}")
+            continue
         at = f"tools[{index}]"
         function = _function(tool, at, "{type: function, function: {name: …, parameters: …}}")
         parameters = function.get("parameters") or {}
         if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties") or {}, Mapping):
             raise ApiError(400, f"{at}.function.parameters: expected a JSON Schema of an object", param=at)
-    return tuple(value)
+        functions.append(tool)
+    if others and not functions:
+        found = ", ".join(sorted(kind.removeprefix("tools.") for kind in others))
+        raise ApiError(400, f"tools: found {found} and no function; the policy calls functions only", param="tools")
+    return tuple(functions), others
+
+
+def why_ignored(option: str) -> str:
+    """Return why one of `ChatRequest.ignored` is."""
+    if option.startswith("tools."):
+        return "the policy calls functions only, and is not shown tools of other types"
+    if option == "tool_choice":
+        return "no call is forced on the policy"
+    return "the run decides how prompts are rendered and tokens are drawn"
+
+
+def _forced(choice: Any) -> tuple[str, ...]:
+    """Return the option's name where it asks for a call.
+
+    Raises:
+        ApiError: It is no choice at all.
+    """
+    if choice in (None, "none", "auto"):
+        return ()
+    if choice != "required" and not isinstance(choice, Mapping):
+        what = f"tool_choice: expected 'none', 'auto', 'required' or an object, found {json.dumps(choice)}"
+        raise ApiError(400, what, param="tool_choice")
+    return ("tool_choice",)
 
 
 def _limit(body: Mapping[str, Any]) -> int | None:
@@ -352,7 +390,7 @@ def _ignored(body: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
     }
     same: dict[str, Sequence[Any]] = {"top_k": (0, -1)} if sampling.top_k == 0 else {}
     others = body.keys() - _KNOWN - _SERVED_VALUES.keys()
-    return tuple(sorted(key for key in others if _asks(body[key], key, decided) and body[key] not in same.get(key, ())))
+    return tuple(key for key in others if _asks(body[key], key, decided) and body[key] not in same.get(key, ()))
 
 
 def _asks(value: Any, key: str, decided: Mapping[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """Formats in which agents ask for a turn: OpenAI's Responses and Anthropic's Messages are translated to chat and back.
 
 A dialect turns a request's body into that of a chat request, which `chat_api.py` reads and checks, and the answer into
-its own objects and events. So an agent that speaks it is recorded as any other. What has no meaning for a policy that
-is trained (state kept by the server, tools that a provider runs) is refused by name.
+its own objects and events. So an agent that speaks it is recorded as any other. A request that leaves its history to
+the server gets it back out of the earlier answers of its episode.
 """
 
 from __future__ import annotations
@@ -27,6 +27,24 @@ class Dialect(ABC):
 
     path: ClassVar[str]
     count_path: ClassVar[str | None] = None
+
+    def whole(self, body: Body, kept: Mapping[str, Body]) -> Body:
+        """Return a request with the history that it leaves to the server.
+
+        Args:
+            body: As the client sent it.
+            kept: What `history` returned, by the id of the answer.
+
+        Raises:
+            ApiError: It goes on from an answer that is not kept.
+        """
+        del kept
+        return body
+
+    def history(self, whole: Body, answered: Body) -> Body:
+        """Return what requests that go on from an answer leave out: fields of the request, and the answer with them."""
+        del whole, answered
+        return {}
 
     @abstractmethod
     def to_chat(self, body: Body) -> dict[str, Any]:
@@ -79,27 +97,50 @@ class ChatCompletions(Dialect):
 
 
 class Responses(Dialect):
-    """OpenAI's Responses API, as https://platform.openai.com/docs/api-reference/responses describes it.
-
-    Nothing is kept between requests: each has the whole history in `input`, as clients send it with `store: false`.
-    """
+    """OpenAI's Responses API, as https://platform.openai.com/docs/api-reference/responses describes it."""
 
     path = "/v1/responses"
     count_path = "/v1/responses/input_tokens"
-    _read = ("input", "instructions", "tools", "tool_choice", "text", "reasoning", "include", "background")
+    _read = (
+        "input",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "text",
+        "reasoning",
+        "include",
+        "background",
+        "previous_response_id",
+    )
+
+    def whole(self, body: Body, kept: Mapping[str, Body]) -> Body:
+        """Return a request with the items before `previous_response_id`; instructions and tools come with each."""
+        previous = body.get("previous_response_id")
+        if previous is None:
+            return body
+        if not isinstance(previous, str) or previous not in kept:
+            what = f"previous_response_id: no answer of this episode is {previous!r}; send the whole history"
+            raise ApiError(400, what, code="previous_response_not_found", param="previous_response_id")
+        return {**body, "input": [*kept[previous]["input"], *self._items(body)]}
+
+    def history(self, whole: Body, answered: Body) -> Body:
+        """Return the items so far."""
+        return {"input": [*self._items(whole), *answered["output"]]}
+
+    @staticmethod
+    def _items(body: Body) -> Sequence[Any]:
+        items = body.get("input")
+        return [{"role": "user", "content": items}] if isinstance(items, str) else _listed(items, "input")
 
     def to_chat(self, body: Body) -> dict[str, Any]:
         """Return input items as messages; neighbouring calls and text of the assistant are one message, as in chat."""
-        for key in ("previous_response_id", "conversation", "prompt"):
+        for key in ("conversation", "prompt"):
             if body.get(key) is not None:
-                raise ApiError(400, f"{key} is not served: no state is kept here; send the whole history", param=key)
+                raise ApiError(400, f"{key} is not served; send the whole history, or previous_response_id", param=key)
         if body.get("background"):
             raise ApiError(400, "background is not served; wait for the answer", param="background")
-        items = body.get("input")
-        if isinstance(items, str):
-            items = [{"role": "user", "content": items}]
         messages = [] if not body.get("instructions") else [{"role": "system", "content": body["instructions"]}]
-        for index, item in enumerate(_listed(items, "input")):
+        for index, item in enumerate(self._items(body)):
             _add(messages, self._message(item, f"input[{index}]"))
         chat = _renamed(body, {"max_output_tokens": "max_completion_tokens"}, self._read)
         choice = body.get("tool_choice")
@@ -133,14 +174,12 @@ class Responses(Dialect):
         raise ApiError(400, f"{at}: items of type {kind!r} are not served", param=at)
 
     @staticmethod
-    def _tools(tools: Any) -> list[dict[str, Any]]:
-        functions = []
-        for index, tool in enumerate(_listed(tools, "tools")):
-            kind = tool.get("type") if isinstance(tool, Mapping) else kind_of(tool)
-            if kind != "function":
-                raise ApiError(
-                    400, f"tools[{index}] is of type {kind!r}; the policy calls functions only", param="tools"
-                )
+    def _tools(tools: Any) -> list[Any]:
+        functions: list[Any] = []
+        for tool in _listed(tools, "tools"):
+            if not isinstance(tool, Mapping) or tool.get("type") != "function":
+                functions.append(tool)
+                continue
             kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
             functions.append({"type": "function", "function": kept})
         return functions
@@ -179,6 +218,7 @@ class Responses(Dialect):
             "instructions": request.get("instructions"),
             "metadata": request.get("metadata") or {},
             "parallel_tool_calls": True,
+            "previous_response_id": request.get("previous_response_id"),
             "temperature": request.get("temperature"),
             "top_p": request.get("top_p"),
             "tool_choice": request.get("tool_choice") or "auto",
@@ -242,12 +282,34 @@ def _item_events(item: Mapping[str, Any], place: int) -> Iterator[dict[str, Any]
     yield {"type": "response.output_item.done", "output_index": place, "item": item}
 
 
+#: How Messages choose tools, and chat.
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
 class Messages(Dialect):
     """Anthropic's Messages API, as https://docs.claude.com/en/api/messages describes it."""
 
     path = "/v1/messages"
     count_path = "/v1/messages/count_tokens"
-    _read = ("system", "messages", "tools", "tool_choice")
+    _read = ("system", "messages", "tools", "tool_choice", "thread")
+
+    def whole(self, body: Body, kept: Mapping[str, Body]) -> Body:
+        """Return a request with the thread that it continues: messages, and the system text and tools it began with."""
+        thread = body.get("thread")
+        if not isinstance(thread, Mapping) or thread.get("type") != "continue":
+            return body
+        previous = thread.get("previous_message_id")
+        if not isinstance(previous, str) or previous not in kept:
+            what = f"thread: no answer of this episode is {previous!r}; send the whole history"
+            raise ApiError(404, what, code="thread_not_found", param="thread")
+        earlier = kept[previous]
+        return {**body, **earlier, "messages": [*earlier["messages"], *_listed(body.get("messages"), "messages")]}
+
+    def history(self, whole: Body, answered: Body) -> Body:
+        """Return the thread so far."""
+        said = {"role": "assistant", "content": answered["content"]}
+        began = {key: whole[key] for key in ("system", "tools") if key in whole}
+        return {**began, "messages": [*whole["messages"], said]}
 
     def to_chat(self, body: Body) -> dict[str, Any]:
         """Return blocks as messages: results of tools are messages of their own, and come before the user's text."""
@@ -264,16 +326,16 @@ class Messages(Dialect):
             raise ApiError(400, what, param="messages")
         chat = _renamed(body, {"stop_sequences": "stop"}, self._read)
         choice = body.get("tool_choice") or {}
-        if not isinstance(choice, Mapping):
-            what = f"tool_choice: expected an object, found {kind_of(choice)}"
+        kind = str(choice.get("type", "auto")) if isinstance(choice, Mapping) else kind_of(choice)
+        if kind not in _CHOICES:
+            what = f"tool_choice: expected an object whose type is one of {', '.join(_CHOICES)}, found {kind}"
             raise ApiError(400, what, param="tool_choice")
         alone = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
-        named = {"auto": "auto", "any": "required", "none": "none"}.get(str(choice.get("type", "auto")), choice)
         return {
             **chat,
             **alone,
             "messages": messages,
-            **({"tools": self._tools(body["tools"]), "tool_choice": named} if body.get("tools") else {}),
+            **({"tools": self._tools(body["tools"]), "tool_choice": _CHOICES[kind]} if body.get("tools") else {}),
         }
 
     @staticmethod
@@ -300,18 +362,16 @@ class Messages(Dialect):
                 raise ApiError(400, f"{at}.content[{place}]: {what}", param=at)
         if calls:
             yield {"role": message.get("role"), "content": "".join(texts) or None, "tool_calls": calls}
-        elif texts:
+        elif texts or message.get("role") == "assistant":  # what was sampled may be an empty answer
             yield {"role": message.get("role"), "content": "".join(texts)}
 
     @staticmethod
-    def _tools(tools: Any) -> list[dict[str, Any]]:
-        functions = []
-        for index, tool in enumerate(_listed(tools, "tools")):
-            if not isinstance(tool, Mapping) or tool.get("type", "custom") != "custom":
-                kind = tool.get("type") if isinstance(tool, Mapping) else kind_of(tool)
-                raise ApiError(
-                    400, f"tools[{index}] is of type {kind!r}; the policy calls custom tools only", param="tools"
-                )
+    def _tools(tools: Any) -> list[Any]:
+        functions: list[Any] = []
+        for tool in _listed(tools, "tools"):
+            if not isinstance(tool, Mapping) or (tool.get("type") or "custom") != "custom":
+                functions.append(tool)
+                continue
             function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
             about = {"description": tool["description"]} if tool.get("description") else {}
             functions.append({"type": "function", "function": {**function, **about}})
@@ -373,7 +433,8 @@ class Messages(Dialect):
         """Return it as Anthropic's clients read it."""
         kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
         kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        details = {} if error.code is None else {"details": {"error_code": error.code}}
+        return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
 
 DIALECTS: Sequence[Dialect] = (ChatCompletions(), Responses(), Messages())

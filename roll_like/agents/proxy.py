@@ -38,6 +38,7 @@ from roll_like.agents.chat_api import (
     flag,
     read_body,
     read_chat_request,
+    why_ignored,
 )
 from roll_like.agents.dialects import DIALECTS, Dialect
 from roll_like.agents.episode import EpisodeSettings
@@ -197,14 +198,17 @@ class Proxy:
         answers = episode.sent_answers
         raw = await http.read()
         body = read_body(raw)
-        request, digest = read_chat_request(dialect.to_chat(body), episode.settings.sampling), _digest(raw)
+        whole, digest = dialect.whole(body, episode.kept), _digest(raw)
+        request = read_chat_request(dialect.to_chat(whole), episode.settings.sampling)
         before = answers.get(digest) if _is_retry(http) else None
         answer, turn = before or await episode.chat(request, MODEL)
         answers[digest] = answer, turn
+        answered = dialect.body(answer, body)
+        episode.kept[answered["id"]] = dialect.history(whole, answered)
         try:
             headers = self._noted(request)
             if not request.stream:
-                return await _sent(http, dialect.body(answer, body), headers)
+                return await _sent(http, answered, headers)
             return await _streamed(http, dialect.events(answer, body), headers)
         except (ConnectionError, asyncio.CancelledError):
             answers.pop(digest, None)
@@ -216,19 +220,17 @@ class Proxy:
         http[_DIALECT] = dialect
         episode = None if self._of_no_episode(http) else await self._episode(http)
         sampling = Sampling(max_tokens=1) if episode is None else episode.settings.sampling
-        request = read_chat_request(dialect.to_chat(read_body(await http.read())), sampling)
+        body = dialect.whole(read_body(await http.read()), {} if episode is None else episode.kept)
+        request = read_chat_request(dialect.to_chat(body), sampling)
         recorder = Recorder(self._renderer) if episode is None else episode.recorder
         return web.json_response(dialect.counted(len(drafted(recorder, request, keep=False).prompt_ids)))
 
     def _noted(self, request: ChatRequest) -> dict[str, str]:
-        """Return a header that names options which the run decides; log each once."""
+        """Return a header that names what is ignored; log each once."""
         for option in request.ignored:
             if option not in self._warned:
                 self._warned.add(option)
-                _log.warning(
-                    "an agent sets %s, which is ignored: the run decides how prompts are rendered and tokens are drawn",
-                    option,
-                )
+                _log.warning("an agent sends %s, which is ignored: %s", option, why_ignored(option))
         return {"x-roll-like-ignored": ",".join(request.ignored)} if request.ignored else {}
 
     async def _reward(self, http: web.Request) -> web.Response:

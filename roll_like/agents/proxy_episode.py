@@ -12,7 +12,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -55,6 +55,7 @@ class ProxyEpisode:
         error: The infrastructure failure, if there was one.
         sent_answers: Answers and their turns, by the digest of the request: a client's retry gets the same answer.
         sent_rewards: Replies to posted rewards, by the digest of the request.
+        kept: What requests may leave to the server (`Dialect.history`), by the id of the answer that they go on from.
         recorder: Its conversations.
     """
 
@@ -76,6 +77,7 @@ class ProxyEpisode:
         self.scored_by_environment = shown is not None
         self.sent_answers: dict[bytes, tuple[ChatResponse, RecordedTurn]] = {}
         self.sent_rewards: dict[bytes, dict[str, Any]] = {}
+        self.kept: dict[str, Mapping[str, Any]] = {}
         self.key = key
         self.base_url = base_url
         self.answer: str | None = None

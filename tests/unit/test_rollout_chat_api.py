@@ -98,8 +98,17 @@ def test_messages_that_are_refused(messages: Any, param: str, says: str) -> None
         ({"n": 2}, "n", "n is 2; expected 1"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", "only the sampled tokens'"),
         ({"functions": []}, "functions", "use tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "is not sampled"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "expected 'none' or 'auto'"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", 'or an object, found "any"'),
+        (
+            {"tools": [TOOL], "tool_choice": 3},
+            "tool_choice",
+            "expected 'none', 'auto', 'required' or an object, found 3",
+        ),
+        (
+            {"tools": [{"type": "web_search"}, {"type": "custom", "custom": {"name": "patch"}}]},
+            "tools",
+            "found custom, web_search and no function",
+        ),
         ({"tools": {}}, "tools", "expected a list, found an object"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "expected {type: function"),
         ({"tools": [{"function": {"name": "f", "parameters": 1}}]}, "tools[0]", "expected a JSON Schema"),
@@ -129,6 +138,20 @@ def test_tools_are_called_unless_told_otherwise() -> None:
     assert read(tools=[TOOL]).parse_calls
     assert read(tools=[TOOL], tool_choice="auto").parse_calls
     assert not read(tools=[TOOL], tool_choice="none").parse_calls
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_calls_that_frameworks_force_are_asked_for_and_named(choice: Any) -> None:
+    asked = read(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+    assert asked.parse_calls
+    assert asked.ignored == ("parallel_tool_calls", "tool_choice")
+
+
+def test_tools_that_are_no_functions_are_not_shown_and_named() -> None:
+    others = [{"type": "web_search"}, {"type": "namespace", "name": "agents", "tools": [TOOL]}]
+    asked = read(tools=[others[0], TOOL, others[1]], parallel_tool_calls=True)
+    assert asked.tools == (TOOL,)
+    assert asked.ignored == ("tools.namespace", "tools.web_search")
 
 
 def test_options_that_the_run_decides_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -111,10 +112,10 @@ async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> Non
     async with rig("fine") as each, anthropic_client(each) as client:
         ask: Any = each.client.responses.create
         refused = {
-            "previous_response_id": {"input": "hi", "previous_response_id": "resp_1"},
-            "web_search": {"input": "hi", "tools": [{"type": "web_search"}]},
+            "previous_response_id: no answer of this": {"input": "hi", "previous_response_id": "resp_1"},
+            "conversation is not served": {"input": "hi", "conversation": "conv_1"},
             "input_image": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            '"required"': {"input": "hi", "tools": [FUNCTION], "tool_choice": "required"},
+            "found web_search and no function": {"input": "hi", "tools": [{"type": "web_search"}]},
             r"input\[0\]": {"input": [3]},
             "'item_reference'": {"input": [{"type": "item_reference", "id": "x"}]},
         }
@@ -126,7 +127,7 @@ async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> Non
         options: Any = {"model": "any", "max_tokens": 5}
         with pytest.raises(anthropic.BadRequestError, match="'image'"):
             await client.messages.create(messages=image, **options)
-        with pytest.raises(anthropic.BadRequestError, match="'bash_20250124'"):
+        with pytest.raises(anthropic.BadRequestError, match="found bash_20250124 and no function"):
             await client.messages.create(messages=user, tools=[{"type": "bash_20250124", "name": "bash"}], **options)
         with pytest.raises(anthropic.BadRequestError, match="the last message is the assistant's"):
             await client.messages.create(messages=[*user, {"role": "assistant", "content": "I"}], **options)
@@ -135,6 +136,75 @@ async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> Non
             await other.messages.create(messages=user, **options)
         assert not each.policy.requests
         assert (await client.messages.create(messages=user, **options)).content[0].text == "fine"
+
+
+async def test_a_history_that_is_left_to_the_server() -> None:
+    """`previous_response_id` in Responses and `thread` in Messages: one conversation, as if all had been sent."""
+    async with rig(CALL, "it is 5", "bye") as each:
+        ask: Any = partial(each.client.responses.create, model="any", instructions="be brief", tools=[FUNCTION])
+        first = await ask(input="what is 2 + 3?")
+        result = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "5"}
+        second = await ask(input=[result], previous_response_id=first.id)
+        assert (second.output_text, second.previous_response_id) == ("it is 5", first.id)
+        async with each.client.responses.stream(
+            model="any", instructions="be brief", tools=[FUNCTION], input="thanks", previous_response_id=second.id
+        ) as events:
+            assert (await events.get_final_response()).output_text == "bye"
+        scored = finished(each)
+        assert [len(record.shown) for record in scored.record] == [2, 1, 1]
+        check_tokens(each, scored)
+    async with rig(CALL, "", "bye") as each, anthropic_client(each) as client:
+        send: Any = partial(client.messages.create, model="any", max_tokens=90)
+        asked: Any = [{"role": "user", "content": "what is 2 + 3?"}]
+        create: Any = {"thread": {"type": "create"}}
+        begun = await send(messages=asked, system="be brief", tools=[TOOL], extra_body=create)
+        result = {"type": "tool_result", "tool_use_id": begun.content[0].id, "content": "5"}
+        goes_on: Any = {"thread": {"type": "continue", "previous_message_id": begun.id}}
+        more: Any = [{"role": "user", "content": [result]}]
+        counted = await client.messages.count_tokens(model="any", messages=more, extra_body=goes_on)
+        empty = await send(messages=more, extra_body=goes_on)
+        assert counted.input_tokens == len(each.policy.requests[1].prompt_ids)
+        goes_on = {"thread": {"type": "continue", "previous_message_id": empty.id}}
+        last = await send(messages=[{"role": "user", "content": "and?"}], extra_body=goes_on)
+        assert last.content[0].text == "bye"
+        check_tokens(each, finished(each))
+        goes_on = {"thread": {"type": "continue", "previous_message_id": "msg_of_another"}}
+        with pytest.raises(anthropic.NotFoundError, match="no answer of this episode is 'msg_of_another'") as lost:
+            await send(messages=asked, extra_body=goes_on)
+        told: Any = lost.value.body
+        assert told["error"]["details"] == {"error_code": "thread_not_found"}  # clients then send all
+
+
+async def test_tools_and_choices_of_agents_that_expect_more_than_a_policy_does() -> None:
+    """Coding agents offer a provider's tools beside their own; frameworks force the call that holds a typed answer."""
+    provided: Any = [{"type": "web_search"}, {"type": "namespace", "name": "agents", "description": "d", "tools": []}]
+    async with rig(f"Let me see. {CALL}", "fine") as each, anthropic_client(each) as client:
+        raw = await each.client.responses.with_raw_response.create(
+            model="any", input="2 + 3?", tools=[FUNCTION, *provided], tool_choice="required", parallel_tool_calls=False
+        )
+        assert raw.headers["x-roll-like-ignored"] == "parallel_tool_calls,tool_choice,tools.namespace,tools.web_search"
+        assert [item.type for item in raw.parse().output] == ["message", "function_call"]
+        options: Any = {
+            "tools": [TOOL, {"type": "bash_20250124", "name": "bash"}],
+            "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+            "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        }
+        user: Any = [{"role": "user", "content": "2 + 3?"}]
+        answer = await client.messages.with_raw_response.create(model="any", max_tokens=50, messages=user, **options)
+        assert answer.headers["x-roll-like-ignored"] == (
+            "output_config,parallel_tool_calls,tool_choice,tools.bash_20250124"
+        )
+        assert (await answer.parse()).content[0].text == "fine"
+        with pytest.raises(
+            anthropic.BadRequestError,
+            match="tool_choice: expected an object whose type is one of auto, any, tool, none, found a text",
+        ):
+            await client.messages.create(
+                model="any", max_tokens=5, messages=user, extra_body={"tools": [TOOL], "tool_choice": "any"}
+            )
+        assert finished(each).details["ignored_options"] == 2
+    shown = [each.policy.renderer.decode(request.prompt_ids) for request in each.policy.requests]
+    assert not any(word in text for text in shown for word in ("web_search", "namespace", "bash"))
 
 
 PICTURE = "data:image/png;base64,iVBORw0KGgo="

@@ -11,7 +11,7 @@ import openai
 import pytest
 from chat_templates import renderer
 from fake_policy import FakePolicy, episode_settings, parts_of
-from proxy_rig import CHATML, HELLO, TOOL, rig, until
+from proxy_rig import CHATML, HELLO, rig, until
 
 from roll_like.agents import proxy
 from roll_like.agents.proxy import Proxy
@@ -104,7 +104,6 @@ async def test_keys_tell_episodes_apart() -> None:
     ("fields", "says"),
     [
         ({"n": 2}, "n is 2; expected 1"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
     ],
 )
