@@ -4,7 +4,7 @@ BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo test test-all unit chaos compatibility parallel oracle oracle-setup tokenizers torchvision verifiers tinker evaluators megatron gpu-check lint types imports docs site lock mlflow clean
+.PHONY: help setup demo test test-all unit chaos compatibility parallel oracle oracle-setup tokenizers torchvision verifiers tinker evaluators clients megatron gpu-check lint types imports docs site lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on 
 test: setup oracle-setup tokenizers torchvision verifiers  ## Lint, types, import contract, all tests but those marked slow
 	@$(BIN)/python scripts/run_tests.py
 
-test-all: setup oracle-setup tokenizers torchvision verifiers tinker evaluators megatron  ## The same and the slow ones: every test that a CPU can run
+test-all: setup oracle-setup tokenizers torchvision verifiers tinker evaluators clients megatron  ## The same and the slow ones: every test that a CPU can run
 	@$(BIN)/python scripts/run_tests.py --slow
 
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
@@ -57,6 +57,9 @@ tinker: setup  ## Make an environment with tinker's client and recipes, apart fr
 
 evaluators: setup  ## Make an environment with lm-evaluation-harness and inspect: examples/other_evaluators
 	@bash scripts/environment.sh evaluators
+
+clients: setup  ## Make an environment with frameworks for agents and coding agents: docs/agents.md
+	@bash scripts/environment.sh clients
 
 gpu-check:  ## Run what only a GPU can show, with the python3 of the active environment: docs/gpu.md
 	@python3 scripts/gpu_check.py

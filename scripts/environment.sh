@@ -4,6 +4,7 @@
 #   verifiers  what plays verifiers' environments (docs/verifiers.md); a virtual environment, as is
 #   tinker     tinker's client and its recipes (docs/service.md)
 #   evaluators lm-evaluation-harness and inspect (examples/other_evaluators)
+#   clients    frameworks for agents and, where npm is installed, coding agents (docs/agents.md)
 # Repeatable: does nothing when nothing has changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,5 +46,12 @@ fi
 pip -r "$rest"
 # torchrl's wheel brings top-level folders that have nothing to do with the library
 if [ "$NAME" = oracle ]; then rm -rf "$FOLDER"/{tests,scripts,benchmarks,sota-check,sota-implementations}; fi
+if [ "$NAME" = clients ] && command -v npm > /dev/null; then
+  # two of them fetch their programs in scripts that npm leaves out unless it is told of them
+  echo '{}' > "$FOLDER/package.json"
+  npm install --prefix "$FOLDER" --silent --no-audit --no-fund --ignore-scripts=false \
+    @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10 \
+    || say "the coding agents could not be installed; their tests are skipped"
+fi
 echo "$wanted" > "$STAMP"
 say "done in $(($(date +%s) - started)) s"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from chat_templates import renderer
@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.data.chat import Renderer
+from roll_like.inference.interface import GenerateRequest
 
 CHATML = renderer("chatml")
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -53,9 +54,13 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    *says: str | Exception, render: Renderer = CHATML, retries: int = 0, shown: Any = None, **settings: Any
+    *says: str | Exception | Callable[[GenerateRequest], str],
+    render: Renderer = CHATML,
+    retries: int = 0,
+    shown: Any = None,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
-    policy = FakePolicy(render, says)
+    policy = FakePolicy(render, says[0] if says and callable(says[0]) else cast(Any, says))
     # the clients' own timeouts are shorter than the test's
     async with Proxy(policy, render) as proxy, httpx.AsyncClient(trust_env=False, timeout=10) as http:
         episode = proxy.open(episode_settings(**settings), shown)
