@@ -86,7 +86,7 @@ def anthropic_runner() -> Any:
     def in_words(a: int, b: int) -> str:
         return str(add(a, b))
 
-    runner = Anthropic().beta.messages.tool_runner(
+    runner: Any = Anthropic().beta.messages.tool_runner(
         model="policy",
         max_tokens=200,
         tools=[beta_tool(in_words, name="add", description="Adds two numbers.")],
