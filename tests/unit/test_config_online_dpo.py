@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import changed, refused, write, write_rows
+from config_files import changed, refused, write_rows
 
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.pipeline import OnlineDPOPipeline
 from roll_like.check import Report
-from roll_like.config.load import load_config
-from roll_like.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "online_dpo",
@@ -123,23 +121,6 @@ def test_everything_that_samples_and_judges_has_a_place() -> None:
         "judge": ("1", "judge.replicas"),
         "rewards slow": ("1", "rewards.pools.slow.workers"),
     }
-
-
-def test_a_file_of_iterations_names_the_pipeline_and_the_new_keys(tmp_path: Path) -> None:
-    old = {
-        "pipeline": "dpo",
-        "steps": 10,
-        "model": {"path": "org/model"},
-        "data": {"pairs_per_step": 4},
-        "iterations": {"prompts": {"sources": [{"path": "train.jsonl"}]}},
-        "resources": {"device": "cpu", "devices_per_node": 1, "device_mapping": {"training": "0"}},
-    }
-    with pytest.raises(ConfigError, match=r"`pipeline: online_dpo`") as caught:
-        load_config(write(tmp_path / "run.yaml", old))
-    (line,) = (line for line in str(caught.value).splitlines() if " iterations: " in line)
-    for key in ("`data`", "`rollout`", "`rewards`", "`pairs`", "`evaluation`", "`reference.mode: iteration`"):
-        assert key in line
-    assert "did you mean" not in line
 
 
 def test_losses_without_a_reference_compare_with_nothing() -> None:
