@@ -218,15 +218,20 @@ def draw_curves(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
-    """Train all, then print the table."""
+def parser() -> Options:
+    """Return the command line."""
     options = Options(__doc__, coefficients=[0.1], seeds=[0], steps=2)
     options.add_argument("--coefficients", nargs="+", type=float, default=[1e-6, 0.1, 1.0])
     options.add_argument("--lake", nargs="+", default=["SFFF", "FHFH", "FFFH", "HFFG"], help="rows of the map")
     options.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options.add_argument("--steps", type=int, default=150)
     options.add_argument("--figure", type=Path, help="a PNG file to draw the curves into")
-    given = options.parse_args()
+    return options
+
+
+def main() -> None:
+    """Train all, then print the table."""
+    given = parser().parse_args()
     torch.set_num_threads(1)
     curves: dict[str, list[Curve]] = {}
     for coefficient in given.coefficients:

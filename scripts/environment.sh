@@ -18,7 +18,8 @@ TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 say() { printf '\033[1m%s:\033[0m %s\n' "$NAME" "$*"; }
 
-wanted=$({ cat "$LOCK" scripts/environment.sh; "$PYTHON" --version; } | sha256sum | cut -d' ' -f1)
+wanted=$({ cat "$LOCK" scripts/environment.sh; "$PYTHON" --version; [ "$NAME" != clients ] || npm --version || :; } 2> /dev/null |
+  sha256sum | cut -d' ' -f1)
 if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$wanted" ]; then exit 0; fi
 
 started=$(date +%s)
@@ -49,9 +50,8 @@ if [ "$NAME" = oracle ]; then rm -rf "$FOLDER"/{tests,scripts,benchmarks,sota-ch
 if [ "$NAME" = clients ] && command -v npm > /dev/null; then
   # two of them fetch their programs in scripts that npm leaves out unless it is told of them
   echo '{}' > "$FOLDER/package.json"
-  npm install --prefix "$FOLDER" --silent --no-audit --no-fund --ignore-scripts=false \
-    @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10 \
-    || say "the coding agents could not be installed; their tests are skipped"
+  npm install --prefix "$FOLDER" --loglevel=error --no-audit --no-fund --ignore-scripts=false \
+    @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 fi
 echo "$wanted" > "$STAMP"
 say "done in $(($(date +%s) - started)) s"

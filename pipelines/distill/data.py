@@ -89,7 +89,9 @@ def load_samples_of_teachers(
         try:
             theirs, there = kept_samples(reads, teacher)
         except DataError as error:
-            raise DataError(f"in the tokens of teachers.{name}: {error.message}", fix=error.fix) from error
+            raise DataError(
+                f"in the tokens of teachers.{name}, with its own chat template: {error.message}", fix=error.fix
+            ) from error
         left = RowCounter.after(report, data.bad_rows, section)
         kept = _translated(loaded.items, theirs, Translation(renderer, teacher, name=name), data, there, left)
         left.kept, left.samples = len({sample.origin for sample in kept}), len(kept)

@@ -49,7 +49,7 @@ class ScoredPairReader(PairReader):
                 fix="take what comes after the assistant's last message out of the row",
             )
         text = render(renderer, found.messages, found.tools)
-        require_tools(renderer, found.tools)
+        require_tools(renderer, found.messages, found.tools)
         require_written(renderer, found.messages, len(found.messages) - 1, found.tools, text)
         return [Piece(text, False)]
 

@@ -30,7 +30,7 @@ NEUTRAL: Mapping[str, Any] = {
 _KNOWN = {
     "max_completion_tokens", "max_tokens", "messages", "model", "stop", "stream", "stream_options", "tools",
     "tool_choice", "logprobs", "cache_salt", "client_metadata", "metadata", "prompt_cache_key",
-    "prompt_cache_retention", "return_token_ids", "request_id", "safety_identifier", "service_tier", "store", "user",
+    "prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "store", "user",
 }  # fmt: skip
 #: Values of options that can be served, and why no others.
 _SERVED_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -42,6 +42,7 @@ _SERVED_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "top_logprobs": ((0,), "expected 0: only the sampled tokens' log-probabilities are known; request logprobs alone"),
 }
 _MOST_STOPS = 16
+_MOST_DEPTH = 200
 
 
 class ApiError(Exception):
@@ -113,7 +114,22 @@ def read_body(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise ApiError(400, f"expected a JSON object, found {kind_of(body)}")
+    if _deeper(body, _MOST_DEPTH):
+        raise ApiError(400, f"the body is nested more than {_MOST_DEPTH} deep")
     return body
+
+
+def _deeper(body: Any, depth: int) -> bool:
+    """Return whether objects and lists are nested deeper: what reads them goes down as far."""
+    level = [body]
+    for _ in range(depth):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    return bool(level)
 
 
 def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatRequest:
@@ -138,7 +154,9 @@ def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatReques
         stream=flag(body, "stream", False) is True,
         include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
         logprobs=flag(body, "logprobs", False) is True,
-        ignored=tuple(sorted((*_ignored(body, sampling), *_forced(body.get("tool_choice")), *not_shown))),
+        ignored=tuple(
+            sorted(map(_printable, (*_ignored(body, sampling), *_forced(body.get("tool_choice")), *not_shown)))
+        ),
     )
 
 
@@ -334,6 +352,11 @@ def _tools(value: Any) -> tuple[tuple[Mapping[str, Any], ...], set[str]]:
         found = ", ".join(sorted(kind.removeprefix("tools.") for kind in others))
         raise ApiError(400, f"tools: found {found} and no function; the policy calls functions only", param="tools")
     return tuple(functions), others
+
+
+def _printable(name: str) -> str:
+    """Return a name that a client made up as headers and logs can hold it."""
+    return name.encode("unicode_escape").decode("ascii")[:64]
 
 
 def why_ignored(option: str) -> str:

@@ -33,7 +33,7 @@ class Dialect(ABC):
 
         Args:
             body: As the client sent it.
-            kept: What `history` returned, by the id of the answer.
+            kept: What `history` returned for answers in this format, by their ids.
 
         Raises:
             ApiError: It goes on from an answer that is not kept.
@@ -41,10 +41,10 @@ class Dialect(ABC):
         del kept
         return body
 
-    def history(self, whole: Body, answered: Body) -> Body:
-        """Return what requests that go on from an answer leave out: fields of the request, and the answer with them."""
+    def history(self, whole: Body, answered: Body) -> Body | None:
+        """Return what requests that go on from an answer leave out, the answer included; None where none may."""
         del whole, answered
-        return {}
+        return None
 
     @abstractmethod
     def to_chat(self, body: Body) -> dict[str, Any]:
@@ -123,9 +123,11 @@ class Responses(Dialect):
             raise ApiError(400, what, code="previous_response_not_found", param="previous_response_id")
         return {**body, "input": [*kept[previous]["input"], *self._items(body)]}
 
-    def history(self, whole: Body, answered: Body) -> Body:
-        """Return the items so far."""
-        return {"input": [*self._items(whole), *answered["output"]]}
+    def history(self, whole: Body, answered: Body) -> Body | None:
+        """Return the items so far, unless the client said that it sends them all."""
+        if whole.get("store") is False:
+            return None
+        return {"input": [*self._items(whole), *map(_without_logprobs, answered["output"])]}
 
     @staticmethod
     def _items(body: Body) -> Sequence[Any]:
@@ -257,6 +259,13 @@ class Responses(Dialect):
             yield _event({**event, "sequence_number": number})
 
 
+def _without_logprobs(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an output item as requests send it back."""
+    if item["type"] != "message":
+        return dict(item)
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
+
+
 def _item_events(item: Mapping[str, Any], place: int) -> Iterator[dict[str, Any]]:
     """Yield the events of one output item of a response."""
     at = {"item_id": item["id"], "output_index": place}
@@ -296,17 +305,28 @@ class Messages(Dialect):
     def whole(self, body: Body, kept: Mapping[str, Body]) -> Body:
         """Return a request with the thread that it continues: messages, and the system text and tools it began with."""
         thread = body.get("thread")
-        if not isinstance(thread, Mapping) or thread.get("type") != "continue":
+        kind = thread.get("type") if isinstance(thread, Mapping) else thread
+        if kind not in (None, "create", "continue"):
+            what = f"thread: expected an object of type 'create' or 'continue', found {json.dumps(thread)}"
+            raise ApiError(400, what, param="thread")
+        if not isinstance(thread, Mapping) or kind != "continue":
             return body
         previous = thread.get("previous_message_id")
         if not isinstance(previous, str) or previous not in kept:
-            what = f"thread: no answer of this episode is {previous!r}; send the whole history"
+            what = f"thread: no answer of this episode's threads is {previous!r}; send the whole history"
             raise ApiError(404, what, code="thread_not_found", param="thread")
+        for key in ("system", "tools"):
+            if body.get(key) is not None:
+                raise ApiError(
+                    400, f"{key}: a thread keeps what it began with; begin a new one to change it", param=key
+                )
         earlier = kept[previous]
         return {**body, **earlier, "messages": [*earlier["messages"], *_listed(body.get("messages"), "messages")]}
 
-    def history(self, whole: Body, answered: Body) -> Body:
-        """Return the thread so far."""
+    def history(self, whole: Body, answered: Body) -> Body | None:
+        """Return the thread so far, if it is one."""
+        if whole.get("thread") is None:
+            return None
         said = {"role": "assistant", "content": answered["content"]}
         began = {key: whole[key] for key in ("system", "tools") if key in whole}
         return {**began, "messages": [*whole["messages"], said]}

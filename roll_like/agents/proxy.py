@@ -56,6 +56,8 @@ MAX_BODY_BYTES = 16 * 2**20
 BACKLOG = 4096
 #: How long answers that are being sent may take when the server stops. Seconds.
 STOP_SECONDS = 1.0
+#: Ignored options that are named, of a request in its header and of a run in its log.
+_MOST_NAMES = 30
 #: Names the episode of a request whose key is shared.
 SESSION_HEADER = "X-Session-ID"
 #: How long a request may come before its session is opened. Seconds.
@@ -197,21 +199,26 @@ class Proxy:
         episode = await self._episode(http)
         answers = episode.sent_answers
         raw = await http.read()
-        body = read_body(raw)
-        whole, digest = dialect.whole(body, episode.kept), _digest(raw)
-        request = read_chat_request(dialect.to_chat(whole), episode.settings.sampling)
+        body, digest = read_body(raw), _digest(raw)
         before = answers.get(digest) if _is_retry(http) else None
+        if before is None:
+            episode.refuse_when_over()
+        whole = dialect.whole(body, episode.kept.get(dialect.path, {}))
+        request = read_chat_request(dialect.to_chat(whole), episode.settings.sampling)
+        headers = self._noted(request)
         answer, turn = before or await episode.chat(request, MODEL)
         answers[digest] = answer, turn
         answered = dialect.body(answer, body)
-        episode.kept[answered["id"]] = dialect.history(whole, answered)
+        history = dialect.history(whole, answered)
+        if history is not None:
+            episode.keep(dialect.path, answered["id"], history)
         try:
-            headers = self._noted(request)
             if not request.stream:
                 return await _sent(http, answered, headers)
             return await _streamed(http, dialect.events(answer, body), headers)
         except (ConnectionError, asyncio.CancelledError):
             answers.pop(digest, None)
+            episode.kept.get(dialect.path, {}).pop(answered["id"], None)
             episode.take_back(turn)
             raise
 
@@ -220,7 +227,8 @@ class Proxy:
         http[_DIALECT] = dialect
         episode = None if self._of_no_episode(http) else await self._episode(http)
         sampling = Sampling(max_tokens=1) if episode is None else episode.settings.sampling
-        body = dialect.whole(read_body(await http.read()), {} if episode is None else episode.kept)
+        kept = {} if episode is None else episode.kept.get(dialect.path, {})
+        body = dialect.whole(read_body(await http.read()), kept)
         request = read_chat_request(dialect.to_chat(body), sampling)
         recorder = Recorder(self._renderer) if episode is None else episode.recorder
         return web.json_response(dialect.counted(len(drafted(recorder, request, keep=False).prompt_ids)))
@@ -228,10 +236,11 @@ class Proxy:
     def _noted(self, request: ChatRequest) -> dict[str, str]:
         """Return a header that names what is ignored; log each once."""
         for option in request.ignored:
-            if option not in self._warned:
+            if option not in self._warned and len(self._warned) < _MOST_NAMES:
                 self._warned.add(option)
                 _log.warning("an agent sends %s, which is ignored: %s", option, why_ignored(option))
-        return {"x-roll-like-ignored": ",".join(request.ignored)} if request.ignored else {}
+        named = ",".join(request.ignored[:_MOST_NAMES])
+        return {"x-roll-like-ignored": named} if named else {}
 
     async def _reward(self, http: web.Request) -> web.Response:
         episode = await self._episode(http)

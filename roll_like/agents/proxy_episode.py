@@ -7,6 +7,7 @@ its behaviour is not the policy's.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import re
@@ -55,7 +56,7 @@ class ProxyEpisode:
         error: The infrastructure failure, if there was one.
         sent_answers: Answers and their turns, by the digest of the request: a client's retry gets the same answer.
         sent_rewards: Replies to posted rewards, by the digest of the request.
-        kept: What requests may leave to the server (`Dialect.history`), by the id of the answer that they go on from.
+        kept: What requests may leave to the server (`Dialect.history`), by path and id of the answer they go on from.
         recorder: Its conversations.
     """
 
@@ -77,7 +78,8 @@ class ProxyEpisode:
         self.scored_by_environment = shown is not None
         self.sent_answers: dict[bytes, tuple[ChatResponse, RecordedTurn]] = {}
         self.sent_rewards: dict[bytes, dict[str, Any]] = {}
-        self.kept: dict[str, Mapping[str, Any]] = {}
+        self.kept: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._items: dict[bytes, Any] = {}
         self.key = key
         self.base_url = base_url
         self.answer: str | None = None
@@ -102,7 +104,7 @@ class ProxyEpisode:
         Raises:
             ApiError: There is none.
         """
-        self._refuse_when_over()
+        self.refuse_when_over()
         limits = self.settings.limits
         if len(self.recorder.turns) + len(self._sampling) >= limits.turns:
             self._out_of.add("turns")
@@ -120,6 +122,18 @@ class ProxyEpisode:
         self._out_of.discard("tokens")  # it went on with less
         return self._answer(model, request, turn, finish_reason), turn
 
+    def keep(self, path: str, answer_id: str, history: Mapping[str, Any]) -> None:
+        """Keep what a later request may leave out; what the histories of an episode share is held once."""
+        held = {
+            key: [self._once(one) for one in value] if isinstance(value, list) else value
+            for key, value in history.items()
+        }
+        self.kept.setdefault(path, {})[answer_id] = held
+
+    def _once(self, item: Any) -> Any:
+        digest = hashlib.blake2b(json.dumps(item).encode(), digest_size=16).digest()
+        return self._items.setdefault(digest, item)
+
     def take_back(self, turn: RecordedTurn) -> None:
         """Forget a turn whose answer never arrived, unless the agent has shown that it did."""
         if not turn.reward:
@@ -136,7 +150,7 @@ class ProxyEpisode:
         Raises:
             ApiError: There is no turn that could have earned it, or the episode is over.
         """
-        self._refuse_when_over()
+        self.refuse_when_over()
         if not self.recorder.turns:
             raise ApiError(400, "a reward came before the first answer; there is no turn that earned it")
         total = self.recorder.turns[-1].reward + reward
@@ -152,7 +166,7 @@ class ProxyEpisode:
         Raises:
             ApiError: The episode is over, or there is no turn that could have earned a reward.
         """
-        self._refuse_when_over()
+        self.refuse_when_over()
         if not self.recorder.turns:
             raise ApiError(400, "an answer was posted before the first chat request")
         self.answer = answer
@@ -244,6 +258,8 @@ class ProxyEpisode:
         """End it: cancel what is being sampled, and make its key invalid."""
         self._on_close()
         self._end()
+        self.kept.clear()
+        self._items.clear()
         await asyncio.gather(*self._sampling, return_exceptions=True)
 
     def fail(self, error: Exception) -> None:
@@ -258,7 +274,12 @@ class ProxyEpisode:
         for task in self._sampling:
             task.cancel()
 
-    def _refuse_when_over(self) -> None:
+    def refuse_when_over(self) -> None:
+        """Refuse a request of an episode that has ended.
+
+        Raises:
+            ApiError: It has.
+        """
         if self.error is not None:
             raise _lost(self.error)
         if self._over.is_set():
@@ -283,7 +304,7 @@ class ProxyEpisode:
             generation = await task
         except asyncio.CancelledError:
             if task.cancelled() and self._over.is_set():  # else the agent disconnected
-                self._refuse_when_over()
+                self.refuse_when_over()
             raise
         except GenerationError as error:
             self.fail(error)
@@ -292,7 +313,7 @@ class ProxyEpisode:
             self._sampling.discard(task)
         if generation.stop_reason is StopReason.ABORTED:
             self.fail(SampleLost(f"the request {wanted.request_id} was taken back while it was sampled"))
-        self._refuse_when_over()
+        self.refuse_when_over()
         return generation
 
     def _answer(self, model: str, request: ChatRequest, turn: RecordedTurn, finish_reason: str) -> ChatResponse:

@@ -27,6 +27,7 @@ given a prompt and samples the rest: no token is half the model's and half the p
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def sequences(
     Raises:
         BadRow: The template refuses the messages, does not write one of these turns as it is, or writes no tools.
     """
-    require_tools(renderer, tools)
+    require_tools(renderer, messages, tools)
     found: list[list[Piece]] = []
     before, told = "", 0
     for at in turns:
@@ -136,17 +137,20 @@ def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tool
     return RenderedTurn(shown, ((begin, end),))
 
 
-def require_tools(renderer: Renderer, tools: Sequence[Any]) -> None:
+def require_tools(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> None:
     """Check that the template writes a row's tools.
 
     Raises:
-        BadRow: It knows none.
+        BadRow: It writes the same without them.
     """
-    if tools and not renderer.writes_tools:
+    if not tools or renderer.writes_tools:
+        return
+    if render(renderer, messages, tools) == render(renderer, messages, ()):
         raise BadRow(
             Problem.TOOLS,
             "the row has tools, and the chat template writes none",
-            fix="set model.chat_template to one that does, or take the tools out of the row",
+            fix="set model.chat_template to one that does, or, where the messages name the tools, `tools_field: none` "
+            "of the source",
         )
 
 
@@ -156,15 +160,17 @@ def require_written(
     """Check that the reasoning and the tool calls of the turn `messages[at]` are in the rendering up to it.
 
     Raises:
-        BadRow: The template writes the same without them, or without the last of several calls.
+        BadRow: The template writes the same without them, or without the last of several calls, and the turn's text
+            does not have them either.
     """
     turn = messages[at]
+    said = squeezed(str(turn.get("content") or ""))
     for what, keys, bare in _parts(turn):
         try:
             same = renderer.render([*messages[:at], bare], tools, generation_prompt=False) == shown
         except EnvError:  # it refuses what says nothing
             continue
-        if same:
+        if same and not _said(turn, keys, said):
             known = [key for key in _REASONING if keys and any(_reads(each, key) for each in renderer.templates)]
             reads = f"; it reads {' and '.join(map(repr, known))}" if known else ""
             raise _rewritten(at, f"does not write {what}{reads}")
@@ -180,6 +186,16 @@ def _parts(turn: ChatMessage) -> Iterator[tuple[str, list[str], ChatMessage]]:
         rest = {key: value for key, value in turn.items() if key != "tool_calls"}
         what = "its tool calls" if len(calls) == 1 else f"all of its {len(calls)} tool calls"
         yield what, [], {**rest, "tool_calls": calls[:-1]} if len(calls) > 1 else rest
+
+
+def _said(turn: ChatMessage, keys: Sequence[str], said: str) -> bool:
+    """Return whether the turn's text, without white space, has its reasoning, or its calls."""
+    if keys:
+        return all(squeezed(turn[key]) in said for key in keys)
+    functions = [call["function"] for call in turn["tool_calls"]]
+    written = (function["arguments"] for function in functions)
+    texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in written]
+    return all(function["name"] in said for function in functions) and all(squeezed(text) in said for text in texts)
 
 
 def _reads(template: str, key: str) -> bool:

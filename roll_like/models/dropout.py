@@ -15,7 +15,7 @@ def without_dropout(model: nn.Module) -> None:
     """Let a model compute while it is trained what it computes otherwise.
 
     Its configuration is left as it is: an export says what the model was made with. (PhiMoE's `router_jitter_noise` is
-    no noise but a bound, which holds in inference too.)
+    a bound of its router, which draws experts at random in training whatever its value; that stays.)
 
     Args:
         model: A Hugging Face model, before it gets adapters, whose dropout is chosen by `lora.dropout`.

@@ -112,14 +112,14 @@ def use_row_attention(
         layers.refuse_joining(attention, automatic=automatic)
     if attention in ("varlen", "cudnn"):
         use_joined_attention(causal_lm, attention)
-        calls = probe_attention(causal_lm.base_model, layers)
+        calls = probe_attention(causal_lm.base_model, layers, sharing=row_sharing is not None)
         if automatic and device == "cuda" and _fastest(causal_lm, calls) == "flex":
             use_joined_attention(causal_lm, "flex")
         return
     use_dense_attention(causal_lm)
     if layers.by_sample:
         begin_states_anew(causal_lm, layers.states)
-    calls = probe_attention(causal_lm.base_model, layers)
+    calls = probe_attention(causal_lm.base_model, layers, sharing=row_sharing is not None)
     if attention == "auto" and device == "cuda" and not layers.recurrent and not sees_images(causal_lm.config):
         attention = _fastest(causal_lm, calls)
     if attention in ("varlen", "flex"):
@@ -138,7 +138,7 @@ def _fastest(causal_lm: Any, calls: list[tuple[int, Scores]]) -> Attention:
 
 
 @torch.no_grad()
-def probe_attention(backbone: Any, layers: AttentionLayers) -> list[tuple[int, Scores]]:
+def probe_attention(backbone: Any, layers: AttentionLayers, *, sharing: bool = True) -> list[tuple[int, Scores]]:
     """Run three rows of four tokens; return what the attention layers asked for (`RowSegments.calls`).
 
         tokens     4 1 2 3    4 0 2 3    4 2 3 3
@@ -147,6 +147,11 @@ def probe_attention(backbone: Any, layers: AttentionLayers) -> list[tuple[int, S
 
     The first two differ in a token that their third and fourth do not see. These two are the second and the third of
     the last row, where they stand beside no other sample. (Token 0 may be padding, whose embedding is 0.)
+
+    Args:
+        backbone: Without its output layer, with attention that calls back.
+        layers: What its layers are.
+        sharing: Whether samples will share rows; where each has one of its own, its place is what the model counts.
 
     Raises:
         ConfigError: They saw it, or were computed for another place; a layer adds a bias of its own to the scores; or
@@ -177,7 +182,7 @@ def probe_attention(backbone: Any, layers: AttentionLayers) -> list[tuple[int, S
                 f"{seen:.0%}",
                 fix=_OTHER_MODEL,
             )
-        if place > rounding:
+        if place > rounding and sharing:
             raise ConfigError(
                 f"{kind} does not compute tokens for the positions that it is given: beside another sample of its row "
                 f"a sample's hidden states were off by {place:.0%}",

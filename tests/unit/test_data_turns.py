@@ -240,6 +240,34 @@ def test_tool_calls_that_the_template_does_not_write_are_a_bad_row(content: str)
     assert '"add"' in trained_texts(renderer("Qwen2.5"), sequences(renderer("Qwen2.5"), messages, (), [1]))[0]
 
 
+def test_reasoning_and_calls_that_stand_in_the_text_too_are_no_loss() -> None:
+    render = renderer("SmolLM2")
+    for content, more in (
+        ("<think>\nWe add.\n</think>\n\n4", {"reasoning_content": "We  add."}),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', {"tool_calls": [ADD]}),
+    ):
+        messages = [ASKED, {"role": "assistant", "content": content, **more}]
+        assert content in trained_texts(render, sequences(render, messages, (), [1]))[0]
+    other = {"role": "assistant", "content": '{"name": "add", "arguments": {"a": 2}}', "tool_calls": [ADD]}
+    with pytest.raises(BadRow, match="does not write its tool calls"):
+        sequences(render, [ASKED, other], (), [1])
+
+
+def test_a_template_that_writes_tools_beside_a_system_message_alone_writes_them() -> None:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "{% if message.role == 'system' and tools %}{{ tools | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    render = Renderer(tokenizer)
+    messages = [{"role": "system", "content": "Tools:"}, ASKED, {"role": "assistant", "content": "Yes"}]
+    assert sequences(render, messages, [TOOL], [2])
+    with pytest.raises(BadRow, match="the chat template writes none") as raised:
+        sequences(render, messages[1:], [TOOL], [1])
+    assert "tools_field: none" in str(raised.value.fix)
+
+
 def test_a_template_that_writes_one_of_several_tool_calls_is_refused() -> None:
     render = renderer("Qwen2.5")
     first = "{{ message.content }}{% if message.tool_calls %}{{ message.tool_calls[0] | tojson }}{% endif %}"

@@ -169,10 +169,88 @@ async def test_a_history_that_is_left_to_the_server() -> None:
         assert last.content[0].text == "bye"
         check_tokens(each, finished(each))
         goes_on = {"thread": {"type": "continue", "previous_message_id": "msg_of_another"}}
-        with pytest.raises(anthropic.NotFoundError, match="no answer of this episode is 'msg_of_another'") as lost:
+        with pytest.raises(anthropic.NotFoundError, match="threads is 'msg_of_another'") as lost:
             await send(messages=asked, extra_body=goes_on)
         told: Any = lost.value.body
         assert told["error"]["details"] == {"error_code": "thread_not_found"}  # clients then send all
+
+
+@pytest.mark.parametrize("path", ["responses", "messages", "responses/input_tokens", "messages/count_tokens"])
+async def test_histories_that_are_not_kept_are_asked_for(path: str) -> None:
+    """Ids of other formats, of answers to requests that keep nothing, and made up ones."""
+    hello = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+    async with rig("fine") as each:
+        answers = [
+            await each.post("chat/completions", hello),
+            await each.post("responses", {"input": "hi", "store": False}),
+            await each.post("messages", hello),
+        ]
+        kept = await each.post("messages" if "responses" in path else "responses", {**hello, "input": "hi"})
+        ids = [answer.raise_for_status().json()["id"] for answer in (*answers, kept)]
+        for name in (*ids, "resp_none", 3, [], None if "messages" in path else ""):
+            if path.startswith("responses"):
+                body = {"input": "more", "previous_response_id": name}
+            else:
+                body = {**hello, "thread": {"type": "continue", "previous_message_id": name}}
+            answer = await each.post(path, body)
+            assert answer.status_code in (400, 404)
+            assert "send the whole history" in answer.text
+        assert each.episode.error is None
+
+
+async def test_threads_of_a_wrong_shape_and_with_other_tools_are_refused() -> None:
+    hello = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+    async with rig("fine") as each:
+        for thread in ("abc", 3, [], {"type": "resume"}, {"type": []}):
+            answer = await each.post("messages", {**hello, "thread": thread})
+            assert (answer.status_code, "thread: expected an object of type" in answer.text) == (400, True)
+        begun = (await each.post("messages", {**hello, "thread": {"type": "create"}})).json()
+        goes_on = {**hello, "thread": {"type": "continue", "previous_message_id": begun["id"]}}
+        for key, value in (("system", "be brief"), ("tools", [TOOL])):
+            answer = await each.post("messages", {**goes_on, key: value})
+            assert (answer.status_code, f"{key}: a thread keeps what it began with" in answer.text) == (400, True)
+        assert (await each.post("messages", goes_on)).status_code == 200
+        assert (await each.post("messages", goes_on)).status_code == 200  # twice from one answer
+        each.episode.award(1.0)
+        answer = await each.post("messages", {**goes_on, "thread": {"type": "continue", "previous_message_id": "x"}})
+        assert "this episode is over" in answer.text
+
+
+async def test_what_histories_share_is_held_once() -> None:
+    async with rig("fine", turns=40) as each:
+        items: list[Any] = [{"role": "user", "content": "hi"}]
+        for turn in range(8):  # a client that sends all, and does not say so
+            answer = (await each.post("responses", {"input": items})).json()
+            items += [*answer["output"], {"role": "user", "content": f"and {turn}?"}]
+        first, *_, last = each.episode.kept["/v1/responses"].values()
+        assert all(one is other for one, other in zip(first["input"], last["input"], strict=False))
+        assert len({id(item) for kept in each.episode.kept["/v1/responses"].values() for item in kept["input"]}) == 16
+        await each.post("responses", {"input": items, "store": False})
+        assert len(each.episode.kept["/v1/responses"]) == 8
+        await each.episode.close()
+        assert not each.episode.kept
+
+
+async def test_names_that_clients_make_up_do_no_harm() -> None:
+    hello = {"messages": [{"role": "user", "content": "hi"}]}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    async with rig("fine", turns=20) as each:
+        for more, named in (
+            ({"a\nb": 1}, "a\\nb"),
+            ({"a\r\0": 1, "ü": 1}, "\\xfc,a\\r\\x00"),
+            ({"x" * 100_000: 1}, "x" * 64),
+            ({"tools": [*tools, {"type": "x\ny"}]}, "tools.x\\ny"),
+        ):
+            answer = await each.post("chat/completions", {**hello, **more})
+            assert (answer.status_code, answer.headers["x-roll-like-ignored"]) == (200, named)
+        answer = await each.post("chat/completions", {**hello, **{f"key{number:04}": 1 for number in range(5000)}})
+        assert answer.headers["x-roll-like-ignored"].count(",") == 29
+        deep: Any = {}
+        for _ in range(400):
+            deep = {"properties": deep}
+        answer = await each.post("chat/completions", {**hello, "metadata": deep})
+        assert (answer.status_code, "nested more than 200 deep" in answer.text) == (400, True)
+        assert each.episode.error is None
 
 
 async def test_tools_and_choices_of_agents_that_expect_more_than_a_policy_does() -> None:

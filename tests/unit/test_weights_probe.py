@@ -133,6 +133,7 @@ def test_the_trainer_computes_them_at_temperature_1_and_without_dropout(tiny_mod
         frozen=True,
         seed=0,
         float32_head=False,
+        window=64,
     )
     module: Any = objective.load(spec).train()
     model = RankModel(module=module, forward=module, device=torch.device("cpu"))
