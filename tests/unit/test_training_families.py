@@ -182,7 +182,7 @@ def test_joined_rows_whose_samples_see_each_other_are_noticed(monkeypatch: pytes
     monkeypatch.setattr(sequences, "_row_sequences", lambda segments: [(len(segments), [(0, len(segments))])])
     with pytest.raises(ConfigError, match="lets a sample see other samples of its row"):
         joined(make_family("llama"))
-    monkeypatch.setattr("roll_like.training.backbone.probe_attention", lambda *_: [])
+    monkeypatch.setattr("roll_like.training.backbone.probe_attention", lambda *_, **__: [])
     assert compared("llama", "a prompt's responses share a row", joined)[0] > 0.1
 
 
@@ -426,7 +426,7 @@ def test_windows_counted_by_places_in_the_row_would_not_pass(family: str, monkey
         return mask if window is None else mask & ~torch.ones_like(mask).tril(-window)
 
     monkeypatch.setattr(RowSegments, "mask", by_place)
-    monkeypatch.setattr("roll_like.training.backbone.probe_attention", lambda *arguments: [])
+    monkeypatch.setattr("roll_like.training.backbone.probe_attention", lambda *_, **__: [])
     shared, packed, single = (compared(family, form, for_rows)[0] for form in FORMS)
     assert min(shared, packed) > 0.1
     assert single < 1e-5
