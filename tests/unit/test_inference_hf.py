@@ -6,13 +6,12 @@ import asyncio
 import re
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from engine_specs import collect, engine_spec
+from engine_specs import check_stops_behind_reasoning, collect, engine_spec, generate
 
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import GenerationError, WeightSyncError
@@ -29,7 +28,7 @@ from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.stops import before
 from roll_like.inference.weight_transfer.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
 from roll_like.models.modules import load_causal_lm
-from roll_like.types import IntArray, ReasoningTags, Segment, StopReason
+from roll_like.types import Segment, StopReason
 
 PROMPT = np.arange(20, 60, dtype=np.int32)
 
@@ -52,11 +51,6 @@ async def engine(tiny_model: Path) -> AsyncIterator[HFEngine]:
     await engine.start()
     yield engine
     await engine.close()
-
-
-async def generate(engine: HFEngine, *requests: GenerateRequest) -> dict[str, Generation]:
-    await engine.submit(requests)
-    return await collect(engine, len(requests))
 
 
 async def test_a_sample_depends_on_nothing_but_prompt_and_seed(engine: HFEngine) -> None:
@@ -91,27 +85,7 @@ async def test_a_stop_string_in_reasoning_does_not_end_a_response(engine: HFEngi
     # words that each occur once, in this order
     words = [word for word in dict.fromkeys(re.findall(r"[A-Za-z]{3,}", whole.text)) if whole.text.count(word) == 1]
     early, close, late = words[0], words[len(words) // 2], words[-1]
-    tags = ReasoningTags(open="<open>", close=close, opened=True)
-    end = whole.text.index(late)
-    asked = replace(request("asked", max_tokens=40, stop=(early, late)), reasoning=tags)
-    found = (await generate(engine, asked))["asked"]
-    length = len(found.token_ids)
-    assert found.stop_reason is StopReason.STOP
-    assert found.text == whole.text[:end]
-    np.testing.assert_array_equal(found.token_ids, whole.token_ids[:length])
-    np.testing.assert_allclose(found.logprobs, whole.logprobs[:length], atol=1e-6)
-    assert [index for segment in found.segments for index in range(segment.start, segment.end)] == [*range(length)]
-    # reasoning that fills the response is cut by its limit, and not by the string
-    short = replace(asked, request_id="short", sampling=replace(asked.sampling, max_tokens=6))
-    cut = (await generate(engine, short))["short"]
-    assert (cut.stop_reason, len(cut.token_ids)) == (StopReason.LENGTH, 6)
-    assert cut.text == tokenizer_text(engine, whole.token_ids[:6])
-    ended = (await generate(engine, replace(asked, request_id="ended", reasoning=None)))["ended"]
-    assert ended.text == whole.text[: whole.text.index(early)]
-
-
-def tokenizer_text(engine: HFEngine, tokens: IntArray) -> str:
-    return engine._stops.text(tokens.tolist(), (), StopReason.LENGTH)
+    await check_stops_behind_reasoning(engine, request("asked", max_tokens=40), whole, (early, close, late), atol=1e-6)
 
 
 async def test_aborts_keep_tokens_and_weight_updates_keep_requests(engine: HFEngine) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from config_files import MINIMAL, changed
-from engine_specs import collect, engine_spec
+from engine_specs import check_stops_behind_reasoning, collect, engine_spec, generate
 from engine_thread import EngineThread
 from pydantic import ValidationError
 from sglang_engine import STAND_IN, stand_in, tokens_of
@@ -61,7 +60,7 @@ from roll_like.inference.weight_transfer.shared_memory import (
 )
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.modules import load_causal_lm
-from roll_like.types import IntArray, ReasoningTags, Segment, StopReason
+from roll_like.types import Segment, StopReason
 
 PROMPT = np.arange(20, 60, dtype=np.int32)
 CUDA = {"device": "cuda", "devices_per_node": 4, "device_mapping": {"training": "0-1", "inference": "2-3"}}
@@ -86,11 +85,6 @@ async def engine(tiny_model: Path) -> AsyncIterator[SGLangEngine]:
     await engine.start()
     yield engine
     await engine.close()
-
-
-async def generate(engine: SGLangEngine, *requests: GenerateRequest) -> dict[str, Any]:
-    await engine.submit(requests)
-    return await collect(engine, len(requests))
 
 
 async def begin(engine: SGLangEngine, name: str) -> None:
@@ -212,27 +206,8 @@ async def test_a_stop_string_in_reasoning_does_not_end_a_response(engine: SGLang
     # greedy, the model says one thing again and again, then another
     turns = [at for at, pair in enumerate(pairwise(whole.text)) if len(set(pair)) == 2]
     early, close, late = whole.text[:2], *(whole.text[at : at + 2] for at in turns[:2])
-    tags = ReasoningTags(open="<open>", close=close, opened=True)
-    end = whole.text.index(late)
-    asked = replace(request("asked", temperature=0, max_tokens=60, stop=(early, late)), reasoning=tags)
-    found = (await generate(engine, asked))["asked"]
-    length = len(found.token_ids)
-    assert found.stop_reason is StopReason.STOP
-    assert found.text == whole.text[:end]
-    np.testing.assert_array_equal(found.token_ids, whole.token_ids[:length])
-    np.testing.assert_allclose(found.logprobs, whole.logprobs[:length], atol=1e-4)
-    assert [index for segment in found.segments for index in range(segment.start, segment.end)] == [*range(length)]
-    # reasoning that fills the response is cut by its limit, and not by the string
-    short = replace(asked, request_id="short", sampling=replace(asked.sampling, max_tokens=6))
-    cut = (await generate(engine, short))["short"]
-    assert (cut.stop_reason, len(cut.token_ids)) == (StopReason.LENGTH, 6)
-    assert cut.text == tokenizer_text(engine, whole.token_ids[:6])
-    ended = (await generate(engine, replace(asked, request_id="ended", reasoning=None)))["ended"]
-    assert ended.text == whole.text[: whole.text.index(early)]
-
-
-def tokenizer_text(engine: SGLangEngine, tokens: IntArray) -> str:
-    return engine._stops.text(tokens.tolist(), (), StopReason.LENGTH)
+    asked = request("asked", temperature=0, max_tokens=60)
+    await check_stops_behind_reasoning(engine, asked, whole, (early, close, late), atol=1e-4)
 
 
 def test_what_sglang_says_of_a_request_is_checked(tiny_model: Path) -> None:
