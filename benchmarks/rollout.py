@@ -257,6 +257,7 @@ def main() -> None:
     stack = ExitStack()
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     config = evaluation(options, folder) if options.evaluation else configuration(options)
+    engine_args = getattr(config.inference, "engine_args", {})  # an engine of transformers has none
     model = str(resolve_model(config.model).path)
     shape = load_model_shape(Path(model))
     environment = environment_of(options.threads, plain=options.plain_environment)
@@ -294,7 +295,8 @@ def main() -> None:
             targets=min(config.inference.max_running, options.prompts * options.samples),
             backward=False,
         )
-        if options.device == "cuda":  # vLLM measures free memory while it starts, so one starts after the other
+        # vLLM measures free memory while it starts, so one starts after the other, unless it is told what to take
+        if options.device == "cuda" and "kv_cache_memory_bytes" not in engine_args:
             bare.call(turn=0, prompts=[])
         multiply = stack.enter_context(matrix_products(products, environment))
         if options.device == "cuda":

@@ -2,11 +2,13 @@
 
     make oracle-setup                # installs TRL, apart from .venv
     python benchmarks/vs_trl.py
+    python benchmarks/vs_trl.py --device cuda      # one GPU, shared by both sides
 
 Same model, prompts, samples of a prompt, reward, longest response, precision (weights in `model.dtype`: bfloat16, or
-float32 on a CPU without it) and one update a step; no reference model, no evaluation, no saving, no trackers. TRL
-generates with transformers, as it does on a machine without a GPU. Both sides start first and then take turns, step by
-step; the first of each is not counted.
+float32 on a CPU without it) and one update a step; no reference model, no evaluation, no saving, no trackers. On a CPU
+TRL generates with transformers, as it does on a machine without a GPU; on a GPU with vLLM in its own process
+(`vllm_mode="colocate"`), with a cache as large as ours, and awake all the time, as ours is. Both sides start first and
+then take turns, step by step; the first of each is not counted.
 """
 
 from __future__ import annotations
@@ -18,10 +20,23 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from common import Options, Peer, add_common_arguments, environment_of, find_trl, finish, quickstart, say, serve
+from common import (
+    Options,
+    Peer,
+    add_common_arguments,
+    add_device_argument,
+    device_overrides,
+    environment_of,
+    find_trl,
+    finish,
+    quickstart,
+    say,
+    serve,
+)
 from trainers.trl_side import Turns
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
@@ -32,13 +47,24 @@ from roll_like.run.state import RunContext
 def parser() -> Options:
     arguments = Options(__doc__, repetitions=1, trl_micro_batch=4)
     add_common_arguments(arguments)
+    add_device_argument(arguments)
     arguments.add_argument("--trl-micro-batch", type=int, default=32, help="samples of one of TRL's micro-batches")
+    arguments.add_argument("--cache-gib", type=int, default=4, help="key-value cache of each side's vLLM on a GPU")
+    arguments.add_argument("overrides", nargs="*", help="key=value of the configuration: model.path=DIRECTORY")
     return arguments
 
 
 def configuration(options: argparse.Namespace, output_dir: str = "runs") -> RLVRConfig:
     """Return the quickstart without evaluation, checkpoints and trackers."""
+    on_gpu = (
+        *device_overrides(options, "training", "inference"),
+        "training.sleep=false",
+        "inference.sleep=false",
+        "inference.gpu_memory_utilization=0.1",
+        f"inference.engine_args={{kv_cache_memory_bytes: {options.cache_gib << 30}}}",
+    )
     return quickstart(
+        *(on_gpu if options.device == "cuda" else ()),
         f"steps={options.repetitions + 1}",
         f"output_dir={output_dir}",
         "evaluation=null",
@@ -46,6 +72,7 @@ def configuration(options: argparse.Namespace, output_dir: str = "runs") -> RLVR
         "checkpoint.export=false",
         "metrics.trackers=[]",
         "metrics.console=quiet",
+        *options.overrides,
         smoke=options.smoke,
     )
 
@@ -71,7 +98,7 @@ def trl_trainer(model: str, options: argparse.Namespace, turns: Turns) -> Any:
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     settings = GRPOConfig(
         output_dir=tempfile.gettempdir(),  # nothing is written
-        use_cpu=True,
+        use_cpu=options.device == "cpu",
         bf16=False,
         model_init_kwargs={"dtype": config.model.dtype},
         learning_rate=config.training.optimizer.lr,
@@ -89,6 +116,7 @@ def trl_trainer(model: str, options: argparse.Namespace, turns: Turns) -> Any:
         save_strategy="no",
         disable_tqdm=True,
         seed=0,
+        **on_vllm(config, options),
     )
     return GRPOTrainer(
         model=model,
@@ -97,6 +125,24 @@ def trl_trainer(model: str, options: argparse.Namespace, turns: Turns) -> Any:
         train_dataset=dataset_of(config),
         callbacks=[turns.callback(1)],
     )
+
+
+def on_vllm(config: RLVRConfig, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what makes TRL generate with vLLM on a GPU, and give that a cache of the size that ours has."""
+    if options.device == "cpu":
+        return {}
+    from trl.generation import vllm_generation
+
+    # sized by hand, because vLLM would measure the free memory while the other side takes its own
+    cache = options.cache_gib << 30
+    vllm_generation.LLM = partial(vllm_generation.LLM, kv_cache_memory_bytes=cache)
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.1,
+        "vllm_max_model_length": config.context_window,
+        "vllm_enable_sleep_mode": False,
+    }
 
 
 def dataset_of(config: RLVRConfig) -> Any:
