@@ -26,8 +26,8 @@ def tell(rank: int, ranks: int, address: Any) -> dict[str, tuple[str | None, str
     from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 
     from roll_like.inference.vllm.places import LayerPlace
-    from roll_like.inference.vllm.worker_extension import _held_fingerprint
-    from roll_like.inference.weight_transfer.fingerprint import fingerprint
+    from roll_like.inference.vllm.worker_extension import _held_numbers
+    from roll_like.inference.weight_transfer.fingerprint import digest, fingerprint
 
     found = {}
     with set_current_vllm_config(VllmConfig()), torch.inference_mode():
@@ -42,7 +42,8 @@ def tell(rank: int, ranks: int, address: Any) -> dict[str, tuple[str | None, str
                 layer._cpu_skip_gemm_dispatch = True  # the weight stays where it is, as on a GPU
                 layer.quant_method.process_weights_after_loading(layer)
             place = LayerPlace(layer, leaf, None, None)
-            found[name] = (_held_fingerprint(place, f"{name}.{leaf}", SEED, {}), fingerprint(given, SEED))
+            numbers = _held_numbers(place, f"{name}.{leaf}", SEED, {})
+            found[name] = (None if numbers is None else digest(numbers), fingerprint(given, SEED))
 
         def matrix(rows: int) -> Tensor:
             return torch.randn(rows, WIDTH, generator=random)

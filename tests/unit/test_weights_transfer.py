@@ -21,7 +21,13 @@ from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer import shared_memory
 from roll_like.inference.weight_transfer.delta import CHANGES, KEPT, SendPlan, bits_of
-from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
+from roll_like.inference.weight_transfer.fingerprint import (
+    CHECKED_COLUMNS,
+    Digests,
+    checked_columns,
+    checked_numbers,
+    fingerprint,
+)
 from roll_like.inference.weight_transfer.interface import SendReport, all_sent, buckets_of
 from roll_like.inference.weight_transfer.shared_memory import (
     BucketInfo,
@@ -259,6 +265,30 @@ def test_a_fingerprint_sees_every_row_of_the_columns_it_looks_at() -> None:
     assert fingerprint(vector.bfloat16(), 1) == fingerprint(vector, 1), "the same numbers, held in another precision"
     assert fingerprint((vector + 0.1).bfloat16(), 1) != fingerprint(vector + 0.1, 1)
     assert fingerprint(vector.reshape(3, 3), 1) != fingerprint(vector, 1)
+
+
+def test_digests_together_are_those_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.inference.weight_transfer.fingerprint._WAITING_BYTES", 2000)
+    random = torch.Generator().manual_seed(0)
+    shapes = {
+        "matrix": (30, 200),
+        "vector": (7,),
+        "scalar": (),
+        "nothing": (0, 4),
+        "kernel": (5, 1, 4),
+        "last": (64, 64),
+    }
+    tensors = {
+        f"{name} {dtype}": torch.randn(shape, generator=random).to(dtype)
+        for name, shape in shapes.items()
+        for dtype in (torch.float32, torch.bfloat16, torch.float64)
+    }
+    digests = Digests()
+    expected = {name: fingerprint(tensor, 3) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        digests.add(name, checked_numbers(tensor, 3))
+        tensor.zero_()  # memory of a bucket is used again
+    assert digests.found() == expected
 
 
 def test_drift_is_named_also_in_a_copy_that_only_the_engine_has() -> None:

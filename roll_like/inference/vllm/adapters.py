@@ -18,7 +18,7 @@ from vllm.lora.utils import parse_fine_tuned_lora_name
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.vllm.arguments import ADAPTER_ID
-from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.fingerprint import checked_numbers
 
 
 class HeldAdapters:
@@ -102,11 +102,11 @@ class HeldAdapters:
         whole, index = self._part_of.get(path, (path, None))
         return whole, index, is_down
 
-    def fingerprints(self, number: int, names: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
-        """Yield (name, fingerprint) of an adapter's tensors among `names`, as they are computed with.
+    def numbers(self, number: int, names: Sequence[str], seed: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, what its fingerprint is of) of an adapter's tensors among `names`, as they are computed with.
 
         With tensor parallelism a worker computes with a share of a tensor. It compares the share with what it should
-        be, and then tells the fingerprint of the whole.
+        be, and then tells of the whole.
         """
         slot = self._manager.lora_index_to_id.index(number)
         adapter = self._manager.get_adapter(number)
@@ -129,7 +129,7 @@ class HeldAdapters:
             expected = torch.zeros_like(computed)
             expected[:rows, :columns] = share
             # the rest of the buffer is zero too, or the product would have more terms
-            yield name, fingerprint(whole if torch.equal(computed, expected) else computed, seed)
+            yield name, checked_numbers(whole if torch.equal(computed, expected) else computed, seed)
 
 
 def is_adapter(name: str) -> bool:

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.platforms import current_platform
 
-from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
+from roll_like.inference.weight_transfer.fingerprint import checked_columns, checked_numbers
 
 #: Every number below this is exact in bfloat16.
 _EXACT = 128
@@ -61,8 +61,8 @@ class ExpertLayers:
             if isinstance(layer, RoutedExperts)
         }
 
-    def fingerprint(self, name: str, seed: int) -> str | None:
-        """Return the fingerprint of a checkpoint's tensor as the kernel computes with it; None if that is unknown.
+    def numbers(self, name: str, seed: int) -> Tensor | None:
+        """Return what the fingerprint of a checkpoint's tensor is of, as the kernel computes; None if that is unknown.
 
         Args:
             name: `….experts.3.gate_proj.weight` (or w1, w2, w3), `….experts.gate_up_proj`, `….experts.down_proj_bias`.
@@ -75,7 +75,7 @@ class ExpertLayers:
             return None
         layer, leaf = self._layers[path], name.removeprefix(f"{path}.")
         readable = _Readable.of(layer)
-        return None if readable is None else readable.fingerprint(leaf, seed)
+        return None if readable is None else readable.numbers(leaf, seed)
 
 
 class _Readable:
@@ -114,19 +114,17 @@ class _Readable:
         ]
         return cls(layer, places[0], places[1], gate_first=True) if None not in places else None
 
-    def fingerprint(self, leaf: str, seed: int) -> str | None:
-        """Return the fingerprint of what a checkpoint calls `leaf` below the experts."""
+    def numbers(self, leaf: str, seed: int) -> Tensor | None:
+        """Return what the fingerprint of a checkpoint's tensor is of, `leaf` below the experts."""
         config = self.layer.moe_config
         inner, width = config.intermediate_size_per_partition_unpadded, config.hidden_dim_unpadded
         first, _, rest = leaf.partition(".")
         if first.isdecimal():
             part = rest.removesuffix(".weight")
             if part == self.layer.ckpt_down_proj_name:
-                return digest(self._down(int(first), torch.arange(width)[:, None], checked_columns(inner, seed)))
+                return self._down(int(first), torch.arange(width)[:, None], checked_columns(inner, seed))
             rows = self._rows(part, inner)
-            return (
-                None if rows is None else digest(self._gate_up(int(first), rows[:, None], checked_columns(width, seed)))
-            )
+            return None if rows is None else self._gate_up(int(first), rows[:, None], checked_columns(width, seed))
         if leaf in ("gate_up_proj", "down_proj"):
             return self._fused(leaf, inner, width, seed)
         return self._bias(leaf, inner, width, seed)
@@ -140,8 +138,8 @@ class _Readable:
         above = (part == names[0]) == self.gate_first
         return torch.arange(inner) + (0 if above else half)
 
-    def _fused(self, leaf: str, inner: int, width: int, seed: int) -> str | None:
-        """Return the fingerprint of a tensor that a checkpoint has for all experts of a layer together."""
+    def _fused(self, leaf: str, inner: int, width: int, seed: int) -> Tensor | None:
+        """Return the numbers of a tensor that a checkpoint has for all experts of a layer together."""
         experts = len(self.layer.w13_weight)
         transposed = transposed_on_disk(self.layer)
         if leaf == "gate_up_proj":
@@ -155,16 +153,16 @@ class _Readable:
         row, column = (chosen % rows, chosen // rows) if transposed else (chosen // columns, chosen % columns)
         if leaf == "gate_up_proj":
             row = torch.where(row < inner, row, row - inner + half)  # padding is between gates and ups
-        return digest(torch.stack([read(expert, row, column) for expert in range(experts)]))
+        return torch.stack([read(expert, row, column) for expert in range(experts)])
 
-    def _bias(self, leaf: str, inner: int, width: int, seed: int) -> str | None:
+    def _bias(self, leaf: str, inner: int, width: int, seed: int) -> Tensor | None:
         name, rows = {"gate_up_proj_bias": ("w13_bias", 2 * inner), "down_proj_bias": ("w2_bias", width)}.get(
             leaf, ("", 0)
         )
         bias = getattr(self.layer, name, None) if name else None
         if bias is None or bias.shape[1] != rows or not self.gate_first:
             return None
-        return fingerprint(bias, seed)
+        return checked_numbers(bias, seed)
 
     def _gate_up(self, expert: int, rows: Tensor, columns: Tensor) -> Tensor:
         return _read(self.layer.w13_weight[expert], self.places_13, rows, columns)

@@ -12,7 +12,7 @@ from torch import Tensor
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.inference.interface import InferenceEngine
-from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.fingerprint import Digests, checked_numbers
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class VLLMSender:
         self._weights.begin(seed, recording=self._rank == 0)
         self._engine.send_weights()
         seen = self._weights
-        return SendReport(fingerprints=dict(seen.fingerprints), bytes=seen.bytes, buckets=1 if seen.bytes else 0)
+        return SendReport(fingerprints=dict(seen.digests.found()), bytes=seen.bytes, buckets=1 if seen.bytes else 0)
 
     def close(self) -> None:
         """Close the NCCL group or the IPC handles."""
@@ -132,12 +132,12 @@ def _recording_source(source: WeightSource) -> Any:
             self._metadata: list[Any] = []
             self._seed = 0
             self._recording = False
-            self.fingerprints: dict[str, str] = {}
+            self.digests = Digests()
             self.bytes = 0
 
         def begin(self, seed: int, *, recording: bool) -> None:
             self._seed, self._recording = seed, recording
-            self.fingerprints, self.bytes = {}, 0
+            self.digests, self.bytes = Digests(), 0
 
         def metadata(self) -> list[Any]:
             # names, shapes and precisions stay the same: one walk is enough
@@ -148,7 +148,7 @@ def _recording_source(source: WeightSource) -> Any:
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             for name, tensor in source.full_weights():
                 if self._recording:
-                    self.fingerprints[name] = fingerprint(tensor, self._seed)
+                    self.digests.add(name, checked_numbers(tensor, self._seed))
                     self.bytes += tensor.numel() * tensor.element_size()
                 yield name, tensor
 

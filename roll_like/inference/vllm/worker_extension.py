@@ -53,7 +53,7 @@ from roll_like.inference.vllm.states import (
     remember_decay_rates,
     renew_convolutions,
 )
-from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
+from roll_like.inference.weight_transfer.fingerprint import Digests, checked_columns, checked_numbers
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
 
 BACKEND = "shared_memory"
@@ -198,54 +198,53 @@ class WorkerExtension:
         is asked about, where there are any.
         """
         model = self.model_runner.get_model()
-        tensors: dict[str, str] = {}
+        digests = Digests()
         tied: dict[str, str] = {}
         layers, experts, quantized = LayerPlaces(model), ExpertLayers(model), []
         pieces: dict[nn.Module, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
         for name in (each for each in names if not layers.rearranged(each)):
-            found = experts.fingerprint(name, seed)
+            found = experts.numbers(name, seed)
             place = None if found is not None else layers.locate(name)
             if place is not None:
                 pieces = pieces if place.layer in pieces else {}
-                found = _held_fingerprint(place, name, seed, pieces)
-                if place.leaf == "weight" and _is_int8(place.layer):
+                found = _held_numbers(place, name, seed, pieces)
+                if found is not None and place.leaf == "weight" and _is_int8(place.layer):
                     quantized.append(name)
             if found is not None:
-                tensors[name] = found
-        if self._adapters is not None:
-            tensors.update(self._adapters.fingerprints(adapter, names, seed))
+                digests.add(name, found)
+        for name, found in () if self._adapters is None else self._adapters.numbers(adapter, names, seed):
+            digests.add(name, found)
         head = output_head(model)
         if isinstance(head, VocabParallelEmbedding):
             # in another precision than the model's, products are those of the matrix itself, not of a packed copy
             config = self.model_config
             columns = head_columns if config.head_dtype == config.dtype else embedding_columns
-            tensors[HEAD] = digest(columns(head, seed))
+            digests.add(HEAD, columns(head, seed))
             if HEAD not in names:
                 tied.update((HEAD, name) for name in names if layers.is_input(name, head.embedding_dim))
         PROGRESS.note_memory()  # once a sync
-        return {"tensors": tensors, "tied": tied, "quantized": [name for name in quantized if name in tensors]}
+        return {"tensors": dict(digests.found()), "tied": tied, "quantized": quantized}
 
 
-def _held_fingerprint(place: LayerPlace, name: str, seed: int, pieces: dict[nn.Module, list[Tensor]]) -> str | None:
-    """Return the fingerprint of a tensor, where it can be read back; `pieces` keeps the columns of a fused layer."""
+def _held_numbers(place: LayerPlace, name: str, seed: int, pieces: dict[nn.Module, list[Tensor]]) -> Tensor | None:
+    """Return what a tensor's fingerprint is of, where it can be read back; `pieces` keeps a fused layer's columns."""
     layer = place.layer
     if isinstance(layer, LinearBase) and place.leaf == "weight" and convolves(layer):
         weight = convolution(layer, place.owner)
-        return None if weight is None else fingerprint(weight, seed)
+        return None if weight is None else checked_numbers(weight, seed)
     if isinstance(layer, LinearBase) and place.leaf == "weight":
         if layer not in pieces:
             pieces[layer] = linear_columns(layer, seed)
-        found = chosen_pieces(pieces[layer], place.parts)
-        return None if found is None else digest(found)
+        return chosen_pieces(pieces[layer], place.parts)
     if isinstance(layer, VocabParallelEmbedding) and place.leaf == "weight":
-        return digest(embedding_columns(layer, seed))
+        return embedding_columns(layer, seed)
     loader = getattr(getattr(layer, place.leaf), "weight_loader", None)
     if isinstance(loader, ChangedOnLoad):
-        return loader.fingerprint(getattr(layer, place.leaf))
+        return loader.numbers(getattr(layer, place.leaf))
     if name.endswith(".A_log") and place.leaf != "A_log":
         return None  # decay rates of Mamba 1, which cannot be told from what is held
     parameter = plain_parameter(place)
-    return None if parameter is None else fingerprint(parameter, seed)
+    return None if parameter is None else checked_numbers(parameter, seed)
 
 
 def _is_int8(layer: Any) -> bool:

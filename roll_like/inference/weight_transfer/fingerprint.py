@@ -9,6 +9,8 @@ over a few syncs a difference has nowhere to hide.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,11 @@ from torch import Tensor
 
 #: Columns of every matrix that one check looks at.
 CHECKED_COLUMNS = 16
+#: What waits on a GPU at most until it is copied to host memory together.
+_WAITING_BYTES = 32 << 20
 
 
+@lru_cache(maxsize=64)
 def checked_columns(width: int, seed: int) -> Tensor:
     """Return which columns of a matrix with `width` of them are looked at, ascending, shape [C]."""
     if width <= CHECKED_COLUMNS:
@@ -30,10 +35,20 @@ def checked_columns(width: int, seed: int) -> Tensor:
 
 def fingerprint(tensor: Tensor, seed: int) -> str:
     """Return the fingerprint of a whole tensor; more than two dimensions count as [first, rest]."""
+    return digest(checked_numbers(tensor, seed))
+
+
+def checked_numbers(tensor: Tensor, seed: int) -> Tensor:
+    """Return what the fingerprint of a whole tensor is of."""
     if tensor.ndim < 2:
-        return digest(tensor)
-    matrix = tensor.flatten(1)
-    return digest(matrix[:, checked_columns(matrix.shape[1], seed).to(matrix.device)])
+        return tensor
+    matrix = tensor.detach().flatten(1)
+    return matrix[:, _columns_on(matrix.device, matrix.shape[1], seed)]
+
+
+@lru_cache(maxsize=64)
+def _columns_on(device: torch.device, width: int, seed: int) -> Tensor:
+    return checked_columns(width, seed).to(device)
 
 
 def digest(numbers: Tensor) -> str:
@@ -44,9 +59,45 @@ def digest(numbers: Tensor) -> str:
     >>> digest(torch.tensor([0.5, -0.0])) == digest(torch.tensor([0.5, 0.0], dtype=torch.bfloat16))
     True
     """
-    plain = numbers.detach().to("cpu", torch.promote_types(numbers.dtype, torch.float32)).contiguous() + 0.0
+    plain = _plain(numbers).to("cpu").contiguous() + 0.0
     head = f"{tuple(plain.shape)} "
     return xxhash.xxh3_64_hexdigest(head.encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _plain(numbers: Tensor) -> Tensor:
+    return numbers.detach().to(torch.promote_types(numbers.dtype, torch.float32))
+
+
+class Digests:
+    """Digests of many tensors of one device. They are copied to host memory together: each copy waits for a GPU."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+        self._waiting: dict[str, Tensor] = {}
+        self._bytes = 0
+
+    def add(self, name: str, numbers: Tensor) -> None:
+        """Take in a tensor, which may change or go afterwards."""
+        held = _plain(numbers)
+        self._waiting[name] = held.clone() if held.data_ptr() == numbers.data_ptr() else held
+        self._bytes += held.numel() * held.element_size()
+        if self._bytes >= _WAITING_BYTES:
+            self._take()
+
+    def found(self) -> Mapping[str, str]:
+        """Return the digest of every tensor so far, by name."""
+        self._take()
+        return self._found
+
+    def _take(self) -> None:
+        for dtype in {held.dtype for held in self._waiting.values()}:
+            together = {name: held for name, held in self._waiting.items() if held.dtype == dtype}
+            flat = torch.cat([held.flatten() for held in together.values()]).to("cpu")
+            start = 0
+            for name, held in together.items():
+                self._found[name] = digest(flat[start : start + held.numel()].view(held.shape))
+                start += held.numel()
+        self._waiting, self._bytes = {}, 0
 
 
 def checksum(tensor: Tensor) -> str:
