@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -251,13 +252,13 @@ def _is_int8(layer: Any) -> bool:
     return isinstance(getattr(layer, "quant_method", None), Int8Linear)
 
 
-def unit_vectors(width: int, seed: int, like: Tensor | None, dtype: torch.dtype) -> Tensor:
+@lru_cache(maxsize=16)
+def unit_vectors(width: int, seed: int, device: torch.device | None, dtype: torch.dtype) -> Tensor:
     """Return the unit vectors of the checked columns, shape [C, width]."""
     columns = checked_columns(width, seed)
-    device = None if like is None else like.device
-    vectors = torch.zeros(len(columns), width, dtype=dtype, device=device)
+    vectors = torch.zeros(len(columns), width, dtype=dtype)
     vectors[torch.arange(len(columns)), columns] = 1
-    return vectors
+    return vectors.to(device)
 
 
 def linear_columns(layer: LinearBase, seed: int) -> list[Tensor]:
@@ -271,7 +272,7 @@ def linear_columns(layer: LinearBase, seed: int) -> list[Tensor]:
     if divided(layer) and not shares_in_order(layer):
         return []
     weight = next(layer.parameters(), None)
-    inputs = unit_vectors(layer.input_size, seed, weight, layer.params_dtype)
+    inputs = unit_vectors(layer.input_size, seed, None if weight is None else weight.device, layer.params_dtype)
     if isinstance(layer, RowParallelLinear) and layer.tp_size > 1:
         share = layer.input_size_per_partition
         inputs = inputs[:, layer.tp_rank * share : (layer.tp_rank + 1) * share].contiguous()
@@ -307,7 +308,7 @@ def embedding_columns(layer: VocabParallelEmbedding, seed: int) -> Tensor:
 
 def head_columns(layer: VocabParallelEmbedding, seed: int) -> Tensor:
     """Return the checked columns of the output head, as logits are computed with it, shape [vocabulary, C]."""
-    inputs = unit_vectors(layer.embedding_dim, seed, layer.weight, layer.weight.dtype)
+    inputs = unit_vectors(layer.embedding_dim, seed, layer.weight.device, layer.weight.dtype)
     logits: Tensor = layer.quant_method.apply(layer, inputs)
     if layer.tp_size > 1:
         logits = tensor_model_parallel_all_gather(logits.contiguous(), dim=-1)
