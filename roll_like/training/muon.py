@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,12 @@ def weight_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
             fix="remove optimizer.muon",
         )
     return matrices
+
+
+def with_inputs_first(model: nn.Module) -> frozenset[Tensor]:
+    """Return the experts' weights that are [E, inputs, outputs], as gpt-oss's; others' are [E, outputs, inputs]."""
+    experts = (module for module in model.modules() if getattr(module, "is_transposed", False))
+    return frozenset(each for module in experts for each in module.parameters(recurse=False))
 
 
 def matrices_within(
@@ -150,12 +156,11 @@ def orthogonalised(x_AB: Tensor, steps: int) -> Tensor:
     return x.mT if x_AB.size(-2) > x_AB.size(-1) else x
 
 
-def scale(config: MuonConfig, shape: Sequence[int]) -> float:
-    """Return what the learning rate is multiplied by for a matrix [A, B]."""
-    rows, columns = shape
+def scale(config: MuonConfig, outputs: int, inputs: int) -> float:
+    """Return what the learning rate is multiplied by for the matrix of a linear map."""
     if config.adjust_lr_fn == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1, rows / columns))
+        return 0.2 * math.sqrt(max(outputs, inputs))
+    return math.sqrt(max(1, outputs / inputs))
 
 
 class Muon(torch.optim.AdamW):
@@ -167,15 +172,21 @@ class Muon(torch.optim.AdamW):
         matrices: What Muon moves, by name; the same on every rank, and in this order.
         others: Groups of parameters that AdamW moves.
         config: Rates and their schedule.
+        inputs_first: Those of the matrices that are [inputs, outputs].
     """
 
     def __init__(
-        self, matrices: Mapping[str, nn.Parameter], others: Sequence[Sequence[nn.Parameter]], config: OptimizerConfig
+        self,
+        matrices: Mapping[str, nn.Parameter],
+        others: Sequence[Sequence[nn.Parameter]],
+        config: OptimizerConfig,
+        inputs_first: Set[Tensor] = frozenset(),
     ) -> None:
         assert config.muon is not None, "what chooses the optimizer looks"
         self._config, self._settings = config, config.muon
         #: Whole shapes of what Muon moves, by name.
         self.shapes = {name: whole_shape(parameter) for name, parameter in matrices.items()}
+        self._inputs_first = {name for name, parameter in matrices.items() if parameter in inputs_first}
         self._names = [(name, i) for name, shape in self.shapes.items() for i in range(math.prod(shape[:-2]))]
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._sizes = [math.prod(self._shape(number)) for number in range(len(self._names))]
@@ -321,7 +332,10 @@ class Muon(torch.optim.AdamW):
         rate = group["lr"] * (1.0 if self._settings.lr is None else self._settings.lr / self._config.lr)
         weights = _own(piece.kept).view(-1)[piece.offset : piece.offset + piece.numel]
         weights.mul_(1 - rate * group["weight_decay"])
-        weights.add_(moved, alpha=-rate * scale(self._settings, self._shape(self._numbers[piece.matrix])))
+        outputs, inputs = self._shape(self._numbers[piece.matrix])
+        if piece.matrix[0] in self._inputs_first:
+            outputs, inputs = inputs, outputs
+        weights.add_(moved, alpha=-rate * scale(self._settings, outputs, inputs))
 
     def _rounds(self, numbers: Sequence[int]) -> list[list[list[int]]]:
         """Return the matrices of each rank, round after round, so that none holds more than a few.

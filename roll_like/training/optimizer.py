@@ -19,7 +19,7 @@ def optimizer_of(module: nn.Module, config: OptimizerConfig) -> torch.optim.Adam
     Raises:
         ConfigError: Muon is wanted, and the module has no such matrices.
     """
-    from roll_like.training.muon import Muon, weight_matrices
+    from roll_like.training.muon import Muon, weight_matrices, with_inputs_first
 
     matrices = {} if config.muon is None else weight_matrices(module)
     apart = set(matrices.values())
@@ -28,7 +28,7 @@ def optimizer_of(module: nn.Module, config: OptimizerConfig) -> torch.optim.Adam
         if parameter.requires_grad and parameter not in apart:
             groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     if matrices:
-        return Muon(matrices, [*groups.values()], config)
+        return Muon(matrices, [*groups.values()], config, with_inputs_first(module))
     return torch.optim.AdamW(
         [{"params": group} for group in groups.values()],
         lr=config.lr,

@@ -69,14 +69,17 @@ def stretch(name: str, layout: str, rank: int, ranks: int) -> tuple[int, int]:
     return cuts[rank], cuts[rank + 1] - cuts[rank]
 
 
-def steps_of(rank: int, ranks: int, address: Any, layout: str, settings: dict[str, Any]) -> dict[str, Tensor]:
+def steps_of(
+    rank: int, ranks: int, address: Any, layout: str, settings: dict[str, Any], inputs_first: str
+) -> dict[str, Tensor]:
     """Take three steps with given gradients; return this rank's stretches of the parameters after them."""
     host, port = address
     torch.distributed.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=rank, world_size=ranks)
     draw = torch.Generator().manual_seed(0)
     whole = {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
     config = OptimizerConfig.model_validate(settings)
-    muon = Muon({name: nn.Parameter(each.clone()) for name, each in whole.items()}, [], config)
+    parameters = {name: nn.Parameter(each.clone()) for name, each in whole.items()}
+    muon = Muon(parameters, [], config, {each for name, each in parameters.items() if name == inputs_first})
     places = {name: stretch(name, layout, rank, ranks) for name in SHAPES}
     kept = torch.cat([whole[name].flatten()[start : start + n] for name, (start, n) in places.items()])
     muon.param_groups[0]["params"] = [kept]  # as DeepSpeed does
@@ -94,24 +97,33 @@ def steps_of(rank: int, ranks: int, address: Any, layout: str, settings: dict[st
 
 
 @pytest.mark.parametrize(
-    ("layout", "settings"),
+    ("layout", "settings", "inputs_first"),
     [
-        ("cut anywhere", SETTINGS),
-        ("one rank each", {**SETTINGS, "muon": {"nesterov": False, "ns_steps": 3}}),
-        ("all of it everywhere", {**SETTINGS, "muon": {"adjust_lr_fn": "original"}}),
+        ("cut anywhere", SETTINGS, ""),
+        ("one rank each", {**SETTINGS, "muon": {"nesterov": False, "ns_steps": 3}}, ""),
+        ("all of it everywhere", {**SETTINGS, "muon": {"adjust_lr_fn": "original"}}, ""),
+        ("all of it everywhere", {**SETTINGS, "muon": {"adjust_lr_fn": "original"}}, "experts"),
     ],
 )
-def test_steps_are_torchs_to_the_bit_however_ranks_divide_matrices(layout: str, settings: dict[str, Any]) -> None:
-    found = on_ranks(steps_of, layout, settings, ranks=3)
+def test_steps_are_torchs_to_the_bit_however_ranks_divide_matrices(
+    layout: str, settings: dict[str, Any], inputs_first: str
+) -> None:
+    found = on_ranks(steps_of, layout, settings, inputs_first, ranks=3)
     draw = torch.Generator().manual_seed(0)
     whole = {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
-    matrices = {name: list(each.reshape(-1, *each.shape[-2:]).unbind()) for name, each in whole.items()}
+
+    def outputs_first(name: str, tensor: Tensor) -> Tensor:  # torch's Muon knows linear layers alone
+        return tensor.mT.contiguous() if name == inputs_first else tensor
+
+    matrices = {
+        name: list(outputs_first(name, each.reshape(-1, *each.shape[-2:])).unbind()) for name, each in whole.items()
+    }
     optimizer = torchs(
         [each for stack in matrices.values() for each in stack], OptimizerConfig.model_validate(settings)
     )
     for _ in range(3):
         for name, shape in SHAPES.items():
-            gradient = torch.randn(shape, generator=draw).reshape(-1, *shape[-2:])
+            gradient = outputs_first(name, torch.randn(shape, generator=draw).reshape(-1, *shape[-2:]))
             for matrix, its in zip(matrices[name], gradient, strict=True):
                 matrix.grad = its
         optimizer.step()
@@ -120,7 +132,7 @@ def test_steps_are_torchs_to_the_bit_however_ranks_divide_matrices(layout: str, 
         if layout == "all of it everywhere":
             assert all(torch.equal(each, pieces[0]) for each in pieces)
             pieces = pieces[:1]
-        assert torch.equal(torch.cat(pieces), torch.stack(stack).flatten()), name
+        assert torch.equal(torch.cat(pieces), outputs_first(name, torch.stack(stack)).flatten()), name
 
 
 def test_newton_schulz_works_on_singular_values() -> None:
