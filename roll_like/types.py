@@ -504,6 +504,7 @@ class PolicySample(TrainingSample):
         advantages: Advantage of each sampled token, 0 elsewhere, shape [T].
         reward: Scalar reward, for losses that select by it.
         policy_version: Oldest version that sampled any of its tokens.
+        trajectory: Number within the step of the trajectory that it is, or a part of; None for one of its own.
         taught: What a teacher says of its trained tokens, in their order; None without one, and where only the sampled
             tokens are compared.
     """
@@ -513,6 +514,7 @@ class PolicySample(TrainingSample):
     advantages: FloatArray
     reward: float
     policy_version: int
+    trajectory: int | None = None
     taught: TopKAnswers | None = None
 
 

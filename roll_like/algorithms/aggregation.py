@@ -6,6 +6,7 @@ micro-batch or a rank, so that packing, the token budget and the world size do n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -39,7 +40,7 @@ def observation_weights(samples: Sequence[PolicySample], coefficient: float) -> 
 def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_response_tokens: int) -> list[FloatArray]:
     """Return the weight of every token in the loss, one array [T] a sample, 0 where not sampled.
 
-    With N trained tokens in the batch, S samples that have any, and n_i of them in sample i:
+    With N trained tokens in the batch, S trajectories that have any, and n_i of them in trajectory i:
 
     | `how`                 | weight             | source                                   |
     |-----------------------|--------------------|------------------------------------------|
@@ -48,17 +49,23 @@ def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_resp
     | `seq_mean_token_mean` | 1/(S·n_i)          | GRPO, arXiv:2402.03300                   |
     | `token_sum_norm`      | 1/(S·max_response) | Dr. GRPO, arXiv:2503.20783               |
 
-    A sample without a trained token has weights 0 and is not counted in S.
+    The samples of an episode that was cut are one trajectory: it does not count more the oftener its history was
+    rewritten. What has no trained token has weights 0 and is not counted in S.
 
     Args:
         samples: The whole batch of one optimizer step, of all ranks.
         how: `algorithm.aggregation`.
-        max_response_tokens: `rollout.max_response_tokens`, the constant of `token_sum_norm`.
+        max_response_tokens: Most sampled tokens of a trajectory, the constant of `token_sum_norm`.
     """
-    lengths = [int(sample.loss_mask.sum()) for sample in samples]
-    tokens, sequences = sum(lengths), sum(length > 0 for length in lengths)
+    # a sample that names no trajectory has a key that no other has
+    keys = [(index, None) if (of := sample.trajectory) is None else (-1, of) for index, sample in enumerate(samples)]
+    lengths: Counter[tuple[int, int | None]] = Counter()
+    for key, sample in zip(keys, samples, strict=True):
+        lengths[key] += int(sample.loss_mask.sum())
+    tokens, sequences = lengths.total(), sum(length > 0 for length in lengths.values())
     weights = []
-    for sample, length in zip(samples, lengths, strict=True):
+    for key, sample in zip(keys, samples, strict=True):
+        length = lengths[key]
         denominators: dict[Aggregation, int] = {
             "token_mean": tokens,
             "seq_mean_token_sum": sequences,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -60,6 +61,20 @@ def test_totals(masks):
         },
         rel=1e-5,
     )
+
+
+@pytest.mark.parametrize("how", get_args(Aggregation))
+def test_a_rewritten_history_does_not_change_the_weights(how):
+    """An episode of five tokens, whole or in three samples, beside one of two tokens and one without any."""
+    whole = [make_policy_sample([0, 1, 1, 1, 1, 1]), make_policy_sample([1, 1]), make_policy_sample([0])]
+    cut = [
+        replace(make_policy_sample(mask), trajectory=number)
+        for mask, number in (([0, 1, 1], 0), ([0, 0], 0), ([0, 0, 1, 1, 1], 0), ([1, 1], 1), ([0], 2))
+    ]
+    expected = [weight[weight > 0] for weight in token_weights(whole, how, max_response_tokens=8)]
+    found = [weight[weight > 0] for weight in token_weights(cut, how, max_response_tokens=8)]
+    assert np.concatenate(found).tolist() == np.concatenate(expected).tolist()
+    assert [len(weights) for weights in found] == [2, 0, 3, 2, 0]
 
 
 def test_the_configuration_knows_the_same_names():

@@ -109,6 +109,8 @@ def test_the_parts_of_a_cut_episode_share_its_return() -> None:
     samples = estimator("reinforce").assign([group])
     assert [sample.token_ids.tolist() for sample in samples[:2]] == [[0, 1, 2], [3, 4, 5, 6, 7]]
     assert [sample.prompt_length for sample in samples] == [2, 3, 2]
+    # one trajectory for the aggregation of losses, too
+    assert [sample.trajectory for sample in samples] == [0, 0, 1]
     assert [sample.advantages.tolist() for sample in samples[:2]] == [[0, 0, 1], [0, 0, 0, 0.75, 0.75]]
     # a group compares two episodes, not three sequences
     assert [sample.advantages.max() for sample in estimator("dr_grpo").assign([group])] == [0.5, 0.5, 0]

@@ -105,8 +105,9 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
             advantages=np.where(sample.trajectory.sampled, advantages_T, 0)[part.start : part.end].astype(np.float32),
             reward=sample.reward,
             policy_version=sample.trajectory.policy_version,
+            trajectory=number,
         )
-        for identity, sample, advantages_T in zip(identities, samples, advantages, strict=True)
+        for number, (identity, sample, advantages_T) in enumerate(zip(identities, samples, advantages, strict=True))
         for part in sample.trajectory.parts
     ]
 
