@@ -20,15 +20,43 @@ PARSERS = {
     "deepseek v3.2": "deepseek_v32",
     "deepseek v4": "deepseek_v4",
     "deepseek v3": "deepseek_v3",
+    "kimi_k3": "kimi_k3",
     "kimi": "kimi_k2",
     "minimax": "minimax_m2",
+    "gemma4": "gemma4",
+    **{
+        family: family
+        for family in (
+            "functiongemma",
+            "dots",
+            "gigachat3",
+            "granite-20b-fc",
+            "hy_v3",
+            "hy_v4",
+            "k2_horizon",
+            "longcat",
+            "minicpm5",
+            "muse_glimmer",
+            "plamo3",
+            "step3",
+            "inkling",
+            "phi4_mini_json",
+            "deepseek_v41",
+        )
+    },
 }
 _MARKS = (
     "<tool_call> </tool_call> <think> </think> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID] [THINK] [/THINK] <arg_key> "
     "</arg_key> <arg_value> </arg_value> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
     "<｜tool▁call▁end｜> <｜tool▁sep｜> <｜DSML｜function_calls> </｜DSML｜function_calls> <｜DSML｜tool_calls> "
     "</｜DSML｜tool_calls> <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> "
-    "<|tool_call_end|> <|tool_call_argument_begin|> <minimax:tool_call> </minimax:tool_call>"
+    "<|tool_call_end|> <|tool_call_argument_begin|> <minimax:tool_call> </minimax:tool_call> <|tool_call> <tool_call|> "
+    '<|"|> <|channel> <channel|> <start_function_call> <end_function_call> <escape> <tool_calls> </tool_calls> '
+    "<tool_sep> <ifm|tool_calls> </ifm|tool_calls> <|open|> <|close|> <|sep|> <|message_model|> "
+    "<|content_invoke_tool_json|> <|content_text|> <|content_thinking|> <|end_message|> <｜DSML｜ "
+    "</｜DSML｜ <|message|> <|eom|> <|eot|> "
+    "<|plamo:begin_ <|plamo:end_ :plamo|> <｜tool_calls_begin｜> <｜tool_calls_end｜> <｜tool_call_begin｜> "
+    "<｜tool_call_end｜> <｜tool_sep｜>"
 )
 
 

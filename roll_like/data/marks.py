@@ -16,6 +16,10 @@ _CALLS = """
 <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> ｜DSML｜ <|tool_calls_section_begin|>
 <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> <|START_ACTION|> <|END_ACTION|>
 <|action_start|> <|plugin|> <|action_end|> <|tools_prefix|> <|tools_suffix|> <|channel|> <|constrain|> <|message|>
+<|tool_call> <tool_call|> <|"|> <start_function_call> <end_function_call> <escape> <dots_function_call>
+</dots_function_call> <longcat_tool_call> </longcat_tool_call> <|function_call|> <｜tool_calls_begin｜>
+<｜tool_calls_end｜> <｜tool_call_begin｜> <｜tool_call_end｜> <｜tool_sep｜> <|open|> <|close|> <|sep|>
+<|content_invoke_tool_json|> <atem:function_calls> </atem:function_calls>
 """
 MARKS = frozenset(_CALLS.split())
 #: Of messages with channels (harmony); other models end turns with them.

@@ -9,6 +9,7 @@ deepseek   <｜tool▁calls▁begin｜>…, <｜DSML｜function_calls>…       
 kimi       <|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}…
 harmony    <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>   gpt-oss
 minimax    <minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke></minimax:tool_call>
+gemma      <|tool_call>call:add{a:1}<tool_call|>                                     Gemma 4, FunctionGemma
 pythonic   [add(a=1)]                                                               Llama 3.2, Llama 4, ToolACE
 json       {"name": "add", "arguments": {"a": 1}}, also in a fence, in a list, or as OpenAI writes it
 auto       whichever is there, and the marks of some more models
@@ -40,6 +41,9 @@ from roll_like.types import THINK, ReasoningTags
 #: Reasoning that some models mark by tokens of their own.
 _OWN_REASONING = {
     r"<\|channel\|>analysis<\|message\|>": r"<\|end\|>|(?=<\|start\|>)",
+    r"<\|channel>thought": r"<channel\|>",
+    r"<\|content_thinking\|>": r"<\|end_message\|>",
+    r"\bto=self<\|message\|>": r"<\|eom\|>",
     r"\[THINK\]": r"\[/THINK\]",
     r"<\|START_THINKING\|>": r"<\|END_THINKING\|>",
 }

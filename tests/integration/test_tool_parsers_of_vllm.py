@@ -29,6 +29,6 @@ def test_vllm_reads_the_same_calls() -> None:
         for row in compared
         if _comparable(found[row["name"]]) != _comparable([call[:2] for call in row["calls"] if isinstance(call, list)])
     }
-    assert len(compared) > 300
-    # in all of these vLLM reads a call in reasoning, or none in what can be read
+    assert len(compared) > 450
+    # vLLM reads a call in reasoning or in what was cut, none in what can be read, or not what the schema says
     assert sorted(differ) == sorted(row["name"] for row in compared if row.get("vllm") == "differs")

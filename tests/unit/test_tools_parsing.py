@@ -148,7 +148,9 @@ _MARKS = [
     "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[f(", "a=1",
     ")", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|channel|>", "commentary to=functions.f", "<|message|>", "<|call|>",
-    "<minimax:tool_call>", '<invoke name="f">', "</invoke>", "<|im_end|>", "f", "'",
+    "<minimax:tool_call>", '<invoke name="f">', "</invoke>", "<|im_end|>", "f", "'", "<|tool_call>", "call:f{", "a:",
+    '<|"|>', "<tool_call|>", "<tool_calls>", '<function name="f">', "<atem:function_calls>", "to=f<|message|>",
+    "<|open|>tools<|sep|>", '<|open|>argument key="a"<|sep|>', "functools[{", "<|plamo:begin_tool_request:plamo|>",
 ]  # fmt: skip
 _PIECES = ['{"name": "f", ', '"arguments": {', "}", "}}", "[", "]", '"', "\\", "1", "x", " ", "\n", "```json\n", "```"]
 _scraps = st.lists(

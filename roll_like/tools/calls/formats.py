@@ -17,6 +17,7 @@ from roll_like.tools.calls.payloads import (
     Unread,
     ended,
     payload_at,
+    read_called,
     read_function,
     read_invoke,
     read_keyed,
@@ -26,8 +27,8 @@ from roll_like.tools.calls.payloads import (
 )
 
 CallStyle: TypeAlias = Literal[
-    "auto", "hermes", "qwen_xml", "llama", "mistral", "glm", "deepseek", "kimi", "harmony", "minimax", "pythonic",
-    "json",
+    "auto", "hermes", "qwen_xml", "llama", "mistral", "glm", "deepseek", "kimi", "harmony", "minimax", "gemma",
+    "pythonic", "json",
 ]  # fmt: skip
 
 
@@ -107,8 +108,8 @@ def _closed(text: str, end: int, mark: str, close: str) -> int:
     if text.startswith(mark, at):  # the next call, or the opening mark in place of the closing one
         again = at + len(mark)
         return again if ended(text, again) is not None else at
-    if pattern.search(text, at) is not None:
-        raise Unread("text between the call and " + close.replace("\\", ""))
+    if (closed := pattern.search(text, at)) is not None:
+        raise Unread(f"text between the call and {closed[0] or 'the end'}")
     return end
 
 
@@ -118,8 +119,13 @@ def _tagged(begins: str, close: str, *allowed: PayloadReader) -> CallFormat:
 
 _HERMES = _tagged("<tool_call>", "</tool_call>", read_objects)
 _QWEN = _tagged("<tool_call>", "</tool_call>", read_function)
-_KEYED = _tagged("<tool_call>", "</tool_call>", read_keyed)
-_TOOL_CALL = _tagged("<tool_call>", "</tool_call>", read_objects, read_function, read_keyed, read_invoke)
+#: As the families name it: Hermes, GLM; Seed; LongCat; K2 Horizon; Hunyuan 3 and 4, which add a code of their own.
+_MARK, _CODE = r"(?:seed:|longcat_|ifm\|)?tool_call", r"(?::\w+)?"
+_TOOL_CALL_MARKS = (
+    rf"(?:<{_MARK}s{_CODE}>\s*)?<{_MARK}{_CODE}>", rf"</{_MARK}{_CODE}>(?:\s*</{_MARK}s{_CODE}>)?",
+)  # fmt: skip
+_KEYED = _tagged(*_TOOL_CALL_MARKS, read_keyed)
+_TOOL_CALL = _tagged(*_TOOL_CALL_MARKS, read_objects, read_function, read_keyed, read_invoke)
 #: Of models that have one mark of their own around JSON or Python.
 _OTHERS = (
     _tagged("<tool_calls>", "</tool_calls>", read_objects),
@@ -128,7 +134,9 @@ _OTHERS = (
     _tagged(r"<\|START_ACTION\|>", r"<\|END_ACTION\|>", read_objects),
     _tagged(r"<\|action_start\|>\s*<\|plugin\|>", r"<\|action_end\|>", read_objects),
     _tagged(r"<\|tools_prefix\|>", r"<\|tools_suffix\|>", read_objects),
-    _tagged("<seed:tool_call>", "</seed:tool_call>", read_function),
+    _tagged(r"(?:<\|message_model\|>)?<\|content_invoke_tool_json\|>", r"<\|end_message\|>", read_objects),
+    _tagged("<function_call>", "</function_call>", read_objects),
+    _tagged(r"<\|function_call\|>|function call<\|role_sep\|>|functools(?=\[\s*\{)", ENDS, read_objects),
 )
 _PYTHON_TAGS = (
     _tagged(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", read_python, read_objects),
@@ -142,27 +150,14 @@ _PYTHON_TAGS = (
 
 
 def _function(text: str, opened: re.Match[str], functions: Functions) -> Found:
-    """`<function=f>…</function>` without a tag around it; a closing `</tool_call>` may be left."""
+    """`<function=f>…</function>` or `<function name="f">…` without a tag around it; `</tool_call>` may be left."""
+    read = read_function if opened[0].endswith("=") and "name" not in opened[0] else read_invoke
     try:
-        calls, end = read_function(text, opened.start(), functions)
+        calls, end = read(text, opened.start(), functions)
     except Unread as error:
-        return _broken(text, opened.start(), opened.end(), "</tool_call>", "<tool_call>|<function=", str(error))
+        return _broken(text, opened.start(), opened.end(), "</tool_call>", "<tool_call>|<function", str(error))
     stray = re.compile(r"\s*</tool_call>").match(text, end)
     return Found(opened.start(), stray.end() if stray else end, calls)
-
-
-def _invoke(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
-    """MiniMax's and DeepSeek's `<invoke name="f">`, in the tag that says that calls follow."""
-    inner = opened.end()
-    close = r"</(?:minimax:tool_call|｜DSML｜(?:function_calls|tool_calls))>"
-    if re.compile(r"\s*<(?:｜DSML｜)?invoke\b").match(text, inner) is None and not re.search(close, text[inner:]):
-        return None
-    try:
-        calls, end = read_invoke(text, inner, functions)
-    except Unread as error:
-        return _broken(text, opened.start(), inner, close, re.escape(opened[0]), str(error))
-    closed = re.compile(rf"\s*{close}").match(text, end)
-    return Found(opened.start(), closed.end() if closed else ended(text, end) or end, calls)
 
 
 _MISTRAL_NAME = re.compile(r"\s*([\w./-]+)\s*(?:\[CALL_ID\]\s*([\w-]+)\s*)?(?:\[ARGS\])?\s*(?=[{\[]|\Z)")
@@ -194,62 +189,44 @@ def _arguments(text: str, at: int) -> tuple[object, int]:
         raise Unread(f"its arguments are no valid JSON: {error}") from error
 
 
-_DEEPSEEK_CALL = re.compile(
-    r"\s*<｜tool▁call▁begin｜>(?:function\s*(?=<｜tool▁sep｜>[^\n{]*\n))?(?:<｜tool▁sep｜>)?\s*([\w./-]+)\s*"
-    r"(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?"
-)
-_DEEPSEEK_CLOSE = re.compile(r"\s*(?:```)?\s*<｜tool▁call▁end｜>|\s*```")
+def _headed(
+    text: str, opened: re.Match[str], functions: Functions, *, head: str, after: str, section: tuple[str, str]
+) -> Found:
+    """JSON arguments behind heads that name the function, in a section.
 
-
-def _deepseek(text: str, opened: re.Match[str], functions: Functions) -> Found:
-    """`<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` with a fence (V3, R1), or `f<｜tool▁sep｜>{…}` (V3.1)."""
+    Args:
+        text: Holds the section.
+        opened: Its opening mark, or a call's.
+        functions: That may be called.
+        head: Of a call, with the group `name`; `id` is the call's.
+        after: What ends a call.
+        section: What opens and closes the section.
+    """
     start, at = opened.span()
-    at = start if opened[0].startswith("<｜tool▁call▁begin") else at
+    at = at if re.fullmatch(section[0], opened[0]) else start
     calls: list[AnyCall] = []
     try:
-        while (head := _DEEPSEEK_CALL.match(text, at)) is not None:
-            arguments, end = _arguments(text, head.end())
-            calls.append(functions.call(head[1], arguments, text[head.start() : end].strip()))
-            closed = _DEEPSEEK_CLOSE.match(text, end)
-            at = closed.end() if closed else end
-        if not calls:
-            raise Unread("expected <｜tool▁call▁begin｜> and the tool's name")
-    except Unread as error:
-        broken = _broken(text, start, at, "<｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜>", str(error))
-        return broken._replace(calls=[*calls, *broken.calls])
-    closed = re.compile(r"\s*<｜tool▁calls▁end｜>").match(text, at)
-    at = closed.end() if closed else at
-    return Found(start, ended(text, at) or at, calls)
-
-
-_KIMI_CALL = re.compile(r"\s*<\|tool_call_begin\|>\s*([^<\n]*?)\s*<\|tool_call_argument_begin\|>")
-_KIMI_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
-
-
-def _kimi(text: str, opened: re.Match[str], functions: Functions) -> Found:
-    """`<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: the head is the call's id."""
-    start, at = opened.span()
-    at = start if opened[0] == "<|tool_call_begin|>" else at
-    calls: list[AnyCall] = []
-    try:
-        while (head := _KIMI_CALL.match(text, at)) is not None:
-            name = _KIMI_ID.fullmatch(head[1])
-            if name is None:
+        while (called := re.compile(rf"\s*{head}").match(text, at)) is not None:
+            if not called["name"]:
                 raise Unread("the function has no name")
-            arguments, end = _arguments(text, head.end())
-            call_id = head[1] if head[1] != name[1] else ""
-            calls.append(functions.call(name[1], arguments, text[head.start() : end].strip(), call_id))
-            closed = re.compile(r"\s*<\|tool_call_end\|>").match(text, end)
+            arguments, end = _arguments(text, called.end())
+            call_id = called.groupdict("").get("id", "")
+            call_id = "" if call_id == called["name"] else call_id
+            calls.append(functions.call(called["name"], arguments, text[called.start() : end].strip(), call_id))
+            closed = re.compile(rf"\s*{after}").match(text, end)
             at = closed.end() if closed else end
         if not calls:
-            raise Unread("expected <|tool_call_begin|>, the tool's name and <|tool_call_argument_begin|>")
+            raise Unread("expected the mark of a call, and the tool's name")
     except Unread as error:
-        again = r"<\|tool_calls_section_begin\|>"
-        broken = _broken(text, start, at, r"<\|tool_calls_section_end\|>", again, str(error))
+        broken = _broken(text, start, at, section[1], section[0], str(error))
         return broken._replace(calls=[*calls, *broken.calls])
-    closed = re.compile(r"\s*<\|tool_calls_section_end\|>").match(text, at)
+    closed = re.compile(rf"\s*{section[1]}").match(text, at)
     at = closed.end() if closed else at
     return Found(start, ended(text, at) or at, calls)
+
+
+def _section(begins: str, ends: str, call: str, head: str, after: str) -> CallFormat:
+    return CallFormat(f"{begins}|{call}", partial(_headed, head=call + head, after=after, section=(begins, ends)))
 
 
 _HARMONY_HEAD = re.compile(
@@ -316,11 +293,45 @@ def _named_json(text: str, opened: re.Match[str], functions: Functions) -> Found
     return Found(opened.start(), end, [functions.call(opened[0], arguments, text[opened.start() : end])], plain=True)
 
 
-_FUNCTION_TAG = CallFormat("<function=", _function)
-_INVOKES = CallFormat(r"<minimax:tool_call>|<｜DSML｜(?:function_calls|tool_calls)>", _invoke)
+_FUNCTION_TAG = CallFormat(r"<function(?:=|\s+name\s*=)", _function)
+_INVOKES = _tagged(
+    r"<minimax:tool_call>|<dots_function_call>|<｜DSML｜(?:function_calls|tool_calls| calls)>|<\|open\|>tools<\|sep\|>"
+    r"|(?:(?:<\|start\|>assistant)? ?to=[\w.-]{1,99}<\|message\|>\s*)?<atem:function_calls>"
+    r"|(?:<｜tool_calls_begin｜>\s*)?<｜tool_call_begin｜>\s*function<｜tool_sep｜>",
+    r"</minimax:tool_call>|</dots_function_call>|</｜DSML｜(?:function_calls|tool_calls| calls)>"
+    r"|<\|close\|>tools<\|sep\|>|</atem:function_calls>(?:\s*<\|eom\|>)?|<｜tool_call_end｜>(?:\s*<｜tool_calls_end｜>)?",
+    read_invoke,
+)
+_GEMMA = (
+    _tagged(r"<\|tool_call>", r"<tool_call\|>", read_called),
+    _tagged("<start_function_call>", "<end_function_call>", read_called),
+)
 _MISTRAL = CallFormat(r"\[TOOL_CALLS\]", _mistral)
-_DEEPSEEK = CallFormat("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>", _deepseek)
-_KIMI = CallFormat(r"<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>", _kimi)
+#: `function<｜tool▁sep｜>f` with a fence (V3, R1), or `f<｜tool▁sep｜>{…}` (V3.1).
+_DEEPSEEK = _section(
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    r"(?:function\s*(?=<｜tool▁sep｜>[^\n{]*\n))?(?:<｜tool▁sep｜>)?\s*(?P<name>[\w./-]+)\s*(?:<｜tool▁sep｜>)?\s*"
+    r"(?:```(?:json)?)?",
+    r"(?:(?:```)?\s*<｜tool▁call▁end｜>|```)",
+)
+#: `functions.f:0` is the call's id.
+_KIMI = _section(
+    r"<\|tool_calls_section_begin\|>",
+    r"<\|tool_calls_section_end\|>",
+    r"<\|tool_call_begin\|>",
+    r"\s*(?P<id>(?:functions\.)?(?P<name>[^<\n]*?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>",
+    r"<\|tool_call_end\|>",
+)
+_PLAMO = _section(
+    r"<\|plamo:begin_tool_requests:plamo\|>",
+    r"<\|plamo:end_tool_requests:plamo\|>",
+    r"<\|plamo:begin_tool_request:plamo\|>",
+    r"<\|plamo:begin_tool_name:plamo\|>\s*(?P<name>[^<\n]*?)\s*<\|plamo:end_tool_name:plamo\|>"
+    r"<\|plamo:begin_tool_arguments:plamo\|>(?:<\|plamo:constrain\|>json)?(?:<\|plamo:msg\|>)?",
+    r"<\|plamo:end_tool_arguments:plamo\|>(?:<\|plamo:end_tool_request:plamo\|>)?",
+)
 _HARMONY = CallFormat(
     r"(?:<\|start\|>)?(?:assistant)?(?:<\|channel\|>)?(?:commentary|analysis)\s+to=functions\.[\w.-]+"
     r"|(?:<\|start\|>assistant\s*|<\|channel\|>\s*(?:commentary|analysis)\s+|\A\s*)to=[\w.-]+[^{\n]{0,60}<\|message\|>",
@@ -355,10 +366,11 @@ FORMATS: dict[CallStyle, tuple[CallFormat, ...]] = {
     "kimi": (_KIMI,),
     "harmony": (_HARMONY,),
     "minimax": (_INVOKES,),
+    "gemma": _GEMMA,
     "pythonic": (*_PYTHON_TAGS, _PYTHON_CALLS),
     "auto": (
-        _TOOL_CALL, _FUNCTION_TAG, *_OTHERS, *_PYTHON_TAGS, _PYTHON_TAG, _INVOKES, _MISTRAL, _DEEPSEEK, _KIMI,
-        _HARMONY, _OBJECTS, _PYTHON_CALLS,
+        _TOOL_CALL, _FUNCTION_TAG, *_OTHERS, *_PYTHON_TAGS, _PYTHON_TAG, _INVOKES, *_GEMMA, _MISTRAL, _DEEPSEEK,
+        _KIMI, _PLAMO, _HARMONY, _OBJECTS, _PYTHON_CALLS,
     ),
 }  # fmt: skip
 #: Styles that take a known name before its arguments.

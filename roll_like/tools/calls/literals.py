@@ -11,10 +11,14 @@ _DEEPEST = 100  # of Python literals; the JSON decoder has its own limit
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(
     r"""[rRuU]?(?:'''(?P<a>.*?(?<!\\)(?:\\\\)*)'''|\"{3}(?P<b>.*?(?<!\\)(?:\\\\)*)\"{3}"""
-    r"""|'(?P<c>[^'\\]*(?:\\.[^'\\]*)*)'|"(?P<d>[^"\\]*(?:\\.[^"\\]*)*)")""",
+    r"""|'(?P<c>[^'\\]*(?:\\.[^'\\]*)*)'|"(?P<d>[^"\\]*(?:\\.[^"\\]*)*)")"""
+    r"""|<\|"\|>(?P<gemma>.*?)<\|"\|>|<escape>(?P<escape>.*?)<escape>""",
     re.DOTALL,
 )
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?P<fraction>\.\d*)?|(?P<point>\.\d+))(?P<power>[eE][-+]?\d+)?(?![\w.])")
+#: In Gemma's notation.
+_BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'<][^:,{}\[\]\"'<]*(?=:)")
+_BARE = re.compile(r"[^,{}\[\]<]+")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _CONSTANTS: dict[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _NAME = re.compile(r"[A-Za-z_][\w.-]*(?=\s*\()")
@@ -90,6 +94,20 @@ def read_python_call(text: str, at: int) -> tuple[str, list[Any], dict[str, Any]
     return _Literals(text).call(at)
 
 
+def read_bare_mapping(text: str, at: int) -> tuple[Any, int]:
+    """Return the mapping at a place of a text in Gemma's notation, and where it ends.
+
+    Keys are bare, and texts stand between marks of their own. Bare words that are no values are texts too.
+
+    >>> read_bare_mapping('{a:<|"|>x, "y"<|"|>,b:[1,true],c:{d:warm}}', 0)
+    ({'a': 'x, "y"', 'b': [1, True], 'c': {'d': 'warm'}}, 42)
+
+    Raises:
+        ValueError: There is none.
+    """
+    return _Literals(text, bare=True).value(at, 0)
+
+
 def skip_space(text: str, at: int) -> int:
     """Return the place of the next character that is no white space."""
     match = _SPACE.match(text, at)
@@ -97,10 +115,16 @@ def skip_space(text: str, at: int) -> int:
 
 
 class _Literals:
-    """Reads Python literals: texts, numbers, constants (JSON's too), lists, tuples (as lists) and dictionaries."""
+    """Reads Python literals: texts, numbers, constants (JSON's too), lists, tuples (as lists) and dictionaries.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        text: Holds them.
+        bare: Whether keys and texts may be bare, as Gemma writes them.
+    """
+
+    def __init__(self, text: str, *, bare: bool = False) -> None:
         self.text = text
+        self.bare = bare
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         text = self.text
@@ -113,7 +137,11 @@ class _Literals:
             return self._mapping(at, depth)
         if (string := _STRING.match(text, at)) is not None:
             raw = next(part for part in string.groups() if part is not None)
-            return (raw if string[0][0] in "rR" else _unescaped(raw)), string.end()
+            return (raw if string[0][0] in "rR<" else _unescaped(raw)), string.end()
+        return self._word(at) if not self.bare else self._bare_word(at)
+
+    def _word(self, at: int) -> tuple[Any, int]:
+        text = self.text
         if (number := _NUMBER.match(text, at)) is not None:
             whole = not any(number.group("fraction", "point", "power"))
             return (int(number[0]) if whole else float(number[0].replace("_", ""))), number.end()
@@ -121,6 +149,17 @@ class _Literals:
         if word is None or word[0] not in _CONSTANTS:
             raise ValueError(f"expected a value at character {at}")
         return _CONSTANTS[word[0]], word.end()
+
+    def _bare_word(self, at: int) -> tuple[Any, int]:
+        written = _BARE.match(self.text, at)
+        if written is None:
+            raise ValueError(f"expected a value at character {at}")
+        word = written[0].strip()
+        try:
+            value, end = read_json(word, 0)
+        except ValueError:
+            return _CONSTANTS.get(word, word), written.end()
+        return (value if end == len(word) else word), written.end()
 
     def call(self, at: int) -> tuple[str, list[Any], dict[str, Any], int]:
         head = _NAME.match(self.text, at)
@@ -158,7 +197,8 @@ class _Literals:
         items: dict[str, Any] = {}
 
         def item(at: int) -> int:
-            key, end = self.value(at, depth + 1)
+            bare = _BARE_KEY.match(self.text, at) if self.bare else None
+            key, end = (bare[0].strip(), bare.end()) if bare else self.value(at, depth + 1)
             end = skip_space(self.text, end)
             if not isinstance(key, str) or not self.text.startswith(":", end):
                 raise ValueError(f"expected a text and a colon at character {at}")

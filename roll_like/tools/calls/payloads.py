@@ -12,14 +12,15 @@ from typing import Any, TypeAlias
 
 from roll_like.tools.base import AnyCall, MalformedCall
 from roll_like.tools.calls.functions import Functions, arguments_key, is_call
-from roll_like.tools.calls.literals import read_python_call, read_value, skip_space
+from roll_like.tools.calls.literals import read_bare_mapping, read_python_call, read_value, skip_space
 
 PayloadReader: TypeAlias = Callable[[str, int, Functions], tuple[list[AnyCall], int]]
 
 #: End-of-turn tokens as text, where a text was decoded with them.
 ENDS = (
     r"<\|(?:im_end|endoftext|end_of_text|eot_id|eom_id|eot|end|return|call|observation|user)\|>"
-    r"|</s>|<｜end▁of▁sentence｜>|<end_of_turn>|<eos>|\[e~\["
+    r"|<\|(?:eom|end_message|content_model_end_sampling|message_sep)\|>|</s>|<｜end▁of▁sentence｜>|<end_of_turn>|<eos>"
+    r"|<turn\|>|<\|tool_response>|<start_function_response>|\[e~\["
 )
 _ENDED = re.compile(rf"\s*(?:{ENDS}|\Z)")
 
@@ -31,21 +32,39 @@ _END_OF_VALUE = re.compile(
 )
 _OTHER_END_OF_VALUE = re.compile(r"(?=<parameter=(?P<next>[^>\n]{0,200})>|</function>|</tool_call>)")
 
+#: Where tags have a prefix in the dialects of DeepSeek, Muse and Step.
+_PREFIX = "(?:｜DSML｜ ?|atem:|steptml:)?"
+_QUOTED = r"""\s*=\s*(?:"([^"\n]{0,200})"|'([^'\n]{0,200})'|([^>\s]{1,200}))"""
 _INVOKE = re.compile(
-    r"""\s*<(｜DSML｜)?invoke\s+name\s*=\s*(?:"([^"\n]{0,200})"|'([^'\n]{0,200})'|([^>\s]{1,200}))\s*>"""
+    rf"""\s*(?:<(?:{_PREFIX}invoke|function)\s+name|<\|open\|>call\s+tool){_QUOTED}"""
+    r"""(?:\s+index="\d*")?\s*(?:>|<\|sep\|>)"""
 )
+_NAMED_TAG = rf"(?:<{_PREFIX}param(?:eter)?\s+name|<\|open\|>argument\s+key)"
 _NAMED = re.compile(
-    r"""\s*<(｜DSML｜)?parameter\s+name\s*=\s*(?:"([^"\n]{0,200})"|'([^'\n]{0,200})'|([^>\s]{1,200}))"""
-    r"""(?:\s+string\s*=\s*["']?(true|false)["']?)?\s*>"""
+    rf"""\s*{_NAMED_TAG}{_QUOTED}(?:\s+(?:string|type)\s*=\s*["']?(\w+)["']?)?\s*(?:>|<\|sep\|>)(<!\[CDATA\[)?"""
 )
+_INVOKE_TAG_END = rf"(?:</(?:{_PREFIX}invoke|function)>|<\|close\|>call<\|sep\|>)"
 _END_OF_NAMED = re.compile(
-    r"</(?:｜DSML｜)?parameter>(?=\s*(?:<(?:｜DSML｜)?parameter\s+name|</(?:｜DSML｜)?invoke>|\Z))"
+    rf"(?:</{_PREFIX}param(?:eter)?>|<\|close\|>argument<\|sep\|>)(?=\s*(?:{_NAMED_TAG}|{_INVOKE_TAG_END}|\Z))"
 )
-_END_OF_INVOKE = re.compile(r"\s*</(?:｜DSML｜)?invoke>")
+_END_OF_INVOKE = re.compile(rf"\s*{_INVOKE_TAG_END}")
 
-_KEYED_HEAD = re.compile(r"\s*([\w.-]+)\s*(?=<arg_key>|</tool_call>|<\|)")
-_KEY = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
-_END_OF_KEYED = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>|\Z))")
+
+def _tag(name: str) -> str:
+    """Return a pattern of a tag's name: some models write `ifm|` before it, or a code of their own after it."""
+    return rf"(?:ifm\|)?{name}(?::\w+)?"
+
+
+_KEYED_HEAD = re.compile(
+    rf"\s*([\w.-]+)\s*(?:<{_tag('tool_sep')}>\s*)?(?=<{_tag('arg_key')}>|</{_tag('tool_call')}>|<\|)"
+)
+_KEY = re.compile(
+    rf"\s*<{_tag('arg_key')}>(.*?)</{_tag('arg_key')}>\s*(?:<ifm\|arg_type>\w*</ifm\|arg_type>\s*)?<{_tag('arg_value')}>",
+    re.DOTALL,
+)
+_END_OF_KEYED = re.compile(rf"</{_tag('arg_value')}>(?=\s*(?:<{_tag('arg_key')}>|</{_tag('tool_call')}>|\Z))")
+
+_CALLED = re.compile(r"\s*(?:call)?:\s*([\w.-]+)\s*(?=\{)")
 
 _BETWEEN = re.compile(r"\s*[,;]?\s*(?=\{)")
 _PYTHON_LIST = re.compile(r"\[\s*(?=[A-Za-z_][\w.-]*\s*\()")
@@ -188,19 +207,24 @@ def _after(text: str, at: int, tag: str, expected: str) -> int:
 
 
 def read_invoke(text: str, at: int, functions: Functions) -> tuple[list[AnyCall], int]:
-    """Read `<invoke name="f"><parameter name="key">value</parameter></invoke>`, one or more (MiniMax, DeepSeek)."""
+    """Read `<invoke name="f"><parameter name="key">value</parameter></invoke>`, one or more, and its dialects.
+
+    MiniMax M2 and dots write it so; DeepSeek, Muse and Step with a prefix; MiniCPM 5 as `<function name="f">` and
+    `<param name="key">`; Kimi K3 with `<|open|>`, `<|close|>` and `<|sep|>`.
+    """
     calls: list[AnyCall] = []
     while (head := _INVOKE.match(text, at)) is not None:
-        name, at = next(part for part in head.groups()[1:] if part is not None), head.end()
+        name, at = next(part for part in head.groups() if part is not None), head.end()
         texts: dict[str, str] = {}
         values: dict[str, Any] = {}
         while (parameter := _NAMED.match(text, at)) is not None:
-            key = next(part for part in parameter.groups()[1:4] if part is not None)
+            key = next(part for part in parameter.groups()[:3] if part is not None)
             end = _END_OF_NAMED.search(text, parameter.end())
             if end is None:
                 raise Unread(f"the parameter {key!r} has no </parameter>")
             written, at = text[parameter.end() : end.start()], end.end()
-            if parameter[5] == "true":
+            written = written.removesuffix("]]>") if parameter[5] else written
+            if parameter[4] in ("true", "string"):
                 values[key] = written
             else:
                 texts[key] = written
@@ -235,6 +259,18 @@ def read_keyed(text: str, at: int, functions: Functions) -> tuple[list[AnyCall],
         arguments[key[1].strip()] = text[key.end() : end.start()]
         at = end.end()
     return [functions.from_texts(head[1], arguments, text[start:at])], at
+
+
+def read_called(text: str, at: int, functions: Functions) -> tuple[list[AnyCall], int]:
+    """Read `call:f{key:<|"|>text<|"|>,other:1}`, as Gemma 4 writes it; FunctionGemma's marks are `<escape>`."""
+    head = _CALLED.match(text, at)
+    if head is None:
+        raise Unread("expected call:name{…}")
+    try:
+        arguments, end = read_bare_mapping(text, head.end())
+    except ValueError as error:
+        raise Unread(f"its arguments cannot be read: {error}") from error
+    return [functions.call(head[1], arguments, text[at:end])], end
 
 
 def read_python(text: str, at: int, functions: Functions) -> tuple[list[AnyCall], int]:
@@ -273,4 +309,6 @@ def payload_at(text: str, at: int) -> PayloadReader | None:
         return read_python
     if text.startswith(("{", "["), at):
         return read_objects
+    if _CALLED.match(text, at):
+        return read_called
     return read_keyed if _KEYED_HEAD.match(text, at) else None
