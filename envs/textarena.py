@@ -1,31 +1,22 @@
-"""Games of TextArena for one player: GuessTheNumber, Mastermind, Minesweeper, Sudoku, TowerOfHanoi and others.
-
-TextArena's games draw from Python's and NumPy's global generators. Here each episode has states of its
-own for both, put in place while the game moves, so that episodes do not disturb each other.
-"""
+"""Games of TextArena for one player: GuessTheNumber, Mastermind, Minesweeper, Sudoku, TowerOfHanoi and others."""
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.envs.extras import need
+from roll_like.builtin.envs.randomness import OwnRandomness
 from roll_like.envs import FreeText, answer_of
 from roll_like.errors import EnvError
 from roll_like.registry import did_you_mean
 
 ENV_ID = "roll_like/TextArena-v0"
 PACKAGE = "textarena==0.7.4"
-
-#: One game of this process moves at a time: the global generators are shared.
-_MOVING = threading.Lock()
 
 
 class TextArena(gymnasium.Env[str, str]):
@@ -59,7 +50,7 @@ class TextArena(gymnasium.Env[str, str]):
         raw = f"{game}-raw" if f"{game}-raw" in known else game
         with self._failing("be made"):
             self._game = arena.make(raw, **dict(config or {}))
-        self._randomness: tuple[Any, Any] | None = None
+        self._randomness = OwnRandomness()
         self._open = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -70,8 +61,7 @@ class TextArena(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed, options=options)
         self._number = number = int(self.np_random.integers(2**31))
-        with self._failing("start for one player"), self._own_randomness():
-            np.random.seed(number)
+        with self._failing("start for one player"), self._randomness.active(number):
             self._game.reset(num_players=1, seed=number)
         self._open = True
         return self._told(self._news(), {})
@@ -85,7 +75,7 @@ class TextArena(gymnasium.Env[str, str]):
         """
         if not self._open:
             raise ResetNeeded("the game is over; call reset() first")
-        with self._failing("move"), self._own_randomness():
+        with self._failing("move"), self._randomness.active():
             done, _ = self._game.step(action=answer_of(action))
         if not done:
             text, info = self._told(self._news(), {})
@@ -109,18 +99,6 @@ class TextArena(gymnasium.Env[str, str]):
         return "\n".join(str(text).strip() for _, text, kind in messages if kind != self._own_actions)
 
     @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        with _MOVING:
-            outside = random.getstate(), np.random.get_state()
-            if self._randomness is not None:
-                _set(self._randomness)
-            try:
-                yield
-            finally:
-                self._randomness = random.getstate(), np.random.get_state()
-                _set(outside)
-
-    @contextmanager
     def _failing(self, doing: str) -> Iterator[None]:
         try:
             yield
@@ -129,8 +107,3 @@ class TextArena(gymnasium.Env[str, str]):
                 f"TextArena's game {self._name!r} could not {doing}: {type(error).__name__}: {error}",
                 fix="choose a game for one player that needs no download; `check_env` says which games work",
             ) from error
-
-
-def _set(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])

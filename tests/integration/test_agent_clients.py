@@ -194,3 +194,55 @@ async def test_coding_agents(name: str, tmp_path: Path) -> None:
     assert_token_exact(scored, each.policy)
     assert len(parts_of(scored)) == agent.sequences
     assert [call["name"] for record in scored.record for call in record.tool_calls] == [agent.tool]
+
+
+#: Ends an episode of mini-swe-agent.
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["", "and an answer without a command"])
+@pytest.mark.parametrize("model", ["litellm", "litellm_response", "litellm_textbased"])
+async def test_mini_swe_agent(model: str, wrong: bool, tmp_path: Path) -> None:
+    def runs(command: str) -> str:
+        if model == "litellm_textbased":
+            return f"Let me see.\n```mswea_bash_command\n{command}\n```"
+        return f"Let me see.\n{written('bash', {'command': command})}"
+
+    says = [runs(RUNS), *(["I do not know."] if wrong else []), runs(SUBMIT)]
+    config = "mini_textbased.yaml" if model == "litellm_textbased" else "mini.yaml"
+    options = ["-m", "openai/policy", "--model-class", model, "-c", config, "-y", "--exit-immediately", "-t", TASK]
+    variables = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
+    async with rig(*says, render=renderer("Qwen2.5"), tokens=20000, sampling=Sampling(max_tokens=2000)) as each:
+        await played(each, [str(FOLDER / "bin" / "mini"), *options], tmp_path, **variables)
+        each.episode.add_reward(1.0, None)
+        scored = each.episode.scored()
+    assert (tmp_path / "out.txt").read_text() == "hello\n"
+    assert_token_exact(scored, each.policy)
+    assert len(parts_of(scored)) == 1 + wrong  # it drops an answer that it cannot read from the history
+    assert scored.details["ignored_options"] == 0
+    calls_made = [call["arguments"]["command"] for record in scored.record for call in record.tool_calls]
+    assert calls_made == ([] if model == "litellm_textbased" else [RUNS, SUBMIT])
+
+
+#: Environment of the example `atropos_sums.py`, what the policy says, and the score.
+ATROPOS = [
+    ("Sums", ["42"], 1.0),
+    ("Sums", ["I do not know"], -1.0),
+    ("Guesses", ["41", "47"], 1.0),
+    ("Guesses", ["47", "41"], 0.0),
+]
+
+
+@pytest.mark.parametrize(("name", "says", "score"), ATROPOS)
+async def test_an_environment_of_atropos(name: str, says: list[str], score: float, tmp_path: Path) -> None:
+    program = [str(FOLDER / "bin" / "python"), str(ROOT / "examples" / "shared_environments" / "atropos_episode.py")]
+    tokenizer = str(ROOT / ".tokenizers" / "qwen2_5")
+    variables = {"ROLL_LIKE_SEED": "12", "HF_HUB_OFFLINE": "1"}
+    async with rig(*says, render=renderer("Qwen2.5")) as each:
+        await played(each, [*program, f"atropos_sums:{name}", tokenizer], tmp_path, **variables)
+        scored = each.episode.scored()
+    assert scored.reward == score
+    # the seed decides the task: row 12 of 10, or the first draw
+    assert ("40 + 2" if name == "Sums" else "40 + 7") in str(scored.record[0].shown)
+    assert_token_exact(scored, each.policy)
+    assert (scored.details["turns"], len(parts_of(scored))) == (len(says), 1)

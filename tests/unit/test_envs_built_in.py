@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from gymnasium.error import ResetNeeded
 
-from roll_like.builtin.envs import planning, qa, single_turn
+from roll_like.builtin.envs import planning, qa, randomness, single_turn
 from roll_like.builtin.envs.extras import need
 from roll_like.builtin.envs.frozen_lake import MOVES as LAKE_MOVES
 from roll_like.builtin.envs.sokoban import MOVES, Level, Position, make_level, moved
@@ -30,15 +30,22 @@ from roll_like.envs import (
 )
 from roll_like.errors import DataError, EnvError
 
-ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(10)]
+ROWS = [
+    {"prompt": f"What is {n} + {n}?", "answer": str(2 * n), "reward_spec": {"ground_truth": str(2 * n)}}
+    for n in range(10)
+]
 #: Ids that need a package which is not part of the lock, with that package's module.
 OPTIONAL = {
+    "roll_like/GEM-v0": "gem",
     "roll_like/ReasoningGym-v0": "reasoning_gym",
+    "roll_like/SkyRLGym-v0": "skyrl_gym",
     "roll_like/TextArena-v0": "textarena",
     "roll_like/TextWorld-v0": "textworld",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "roll_like/GEM-v0": {"env": "game:GuessTheNumber-v0-easy"},
     "roll_like/QA-v0": {"path": "ROWS"},
+    "roll_like/SkyRLGym-v0": {"path": "ROWS", "env": "gsm8k"},
     "roll_like/Tools-v0": {"path": "ROWS"},
     "roll_like/TextWorld-v0": {"games": 3, "folder": "FOLDER"},
 }
@@ -93,7 +100,7 @@ def test_every_environment_passes_its_check(env_id: str, options: dict[str, Any]
         assert report.figures["scripted: success rate"] == 1.0
         assert report.figures["random: success rate"] < 1.0
     else:
-        assert env_id == "roll_like/TextArena-v0"
+        assert env_id in {"roll_like/GEM-v0", "roll_like/SkyRLGym-v0", "roll_like/TextArena-v0"}
 
 
 @each
@@ -442,7 +449,7 @@ def test_a_package_that_is_missing_is_named_with_its_pip_command() -> None:
     assert str(caught.value.fix).startswith("pip install 'mazes==1.0'")
 
 
-@pytest.mark.parametrize("module", [actions, single_turn, qa])
+@pytest.mark.parametrize("module", [actions, single_turn, qa, randomness])
 def test_examples_in_docstrings_are_so(module: Any) -> None:
     tested = doctest.testmod(module)
     assert tested.attempted
