@@ -173,11 +173,14 @@ class Part:
         start: First token.
         end: The token after the last one.
         prompt_length: Tokens before the first sampled one.
+        observed_from: From this one of its tokens on, what is not sampled is an observation: in a history that was
+            rendered again what follows the last turn. None: from the first sampled one on.
     """
 
     start: int
     end: int
     prompt_length: int
+    observed_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,6 +508,7 @@ class PolicySample(TrainingSample):
         reward: Scalar reward, for losses that select by it.
         policy_version: Oldest version that sampled any of its tokens.
         trajectory: Number within the step of the trajectory that it is, or a part of; None for one of its own.
+        observed_from: As in `Part`.
         taught: What a teacher says of its trained tokens, in their order; None without one, and where only the sampled
             tokens are compared.
     """
@@ -515,6 +519,7 @@ class PolicySample(TrainingSample):
     reward: float
     policy_version: int
     trajectory: int | None = None
+    observed_from: int | None = None
     taught: TopKAnswers | None = None
 
 

@@ -53,6 +53,8 @@ class Segmented:
         turns: Index of the turn that sampled the token, counted through the conversation; -1 elsewhere, shape [T].
         segments: Which policy version sampled which tokens, if `Conversation.sampled` was given it.
         prompt_length: Tokens before the first sampled one.
+        observed_from: From here on, what is not sampled was read for the first time, after a turn: in a history that
+            was rendered again what follows the last turn, else what follows the prompt.
         cut: Why the next segment does not go on with this one; None for the last.
         routes: The experts that the engine computed each token with, if `Conversation.sampled` was given them.
         kept: What each token was drawn from, if `Conversation.sampled` was given it.
@@ -64,6 +66,7 @@ class Segmented:
     turns: IntArray
     segments: tuple[Segment, ...]
     prompt_length: int
+    observed_from: int
     cut: str | None
     routes: RouteArray | None = None
     kept: KeptTokens | None = None
@@ -184,7 +187,7 @@ class Conversation:
         text = self.renderer.render([*self._messages, turn, *messages], self._tools)
         glue = self.renderer.glue(self._messages, turn, messages, self._tools)
         if glue is None or not self._goes_on(text, glue):
-            self._cut(text)
+            self._cut(text, glue)
         else:
             self._open.add(self._after_turn(self.renderer.encode(glue)))
         self._messages += [turn, *messages]
@@ -241,13 +244,18 @@ class Conversation:
         ends = glue[at] == render.end_of_turn or not render.decode(glue[:at]).strip()
         return glue[at + 1 :] if ends else glue
 
-    def _cut(self, text: str) -> None:
+    def _cut(self, text: str, glue: str | None) -> None:
         expected = self._prompt_text + self._turn_text(self._turn or ())
         segment = self._open.finish(cut=_difference(expected, text))
         if segment is not None:
             self._finished.append(segment)
         self._open = _Tokens()
-        self._open.add(self.renderer.encode(text))
+        prompt = self.renderer.encode(text)
+        self._open.add(prompt)
+        if glue is not None and text.endswith(glue):
+            after = self._after_turn(self.renderer.encode(glue))
+            if np.array_equal(prompt[len(prompt) - len(after) :], after):
+                self._open.observed_from = len(prompt) - len(after)
 
 
 @dataclass(slots=True)
@@ -259,6 +267,7 @@ class _Tokens:
     turns: list[IntArray] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     length: int = 0
+    observed_from: int | None = None
     routes: RouteArray | None = None
     kept: list[tuple[KeptTokens | None, int]] = field(default_factory=list)
 
@@ -310,6 +319,7 @@ class _Tokens:
             turns=turns_T[:end],
             segments=tuple(self.segments),
             prompt_length=int(places[0]),
+            observed_from=int(places[0]) if self.observed_from is None else self.observed_from,
             cut=cut,
             routes=None if self.routes is None else self.routes[:end],
             kept=kept_within(joined_kept(self.kept), 0, end),

@@ -360,7 +360,12 @@ def scored_episode(
         logprobs=np.concatenate([empty, *(segment.logprobs for segment in segments)]).astype(np.float32),
         turns=np.concatenate([empty, *(segment.turns for segment in segments)]).astype(np.int32),
         parts=tuple(
-            Part(start=start, end=start + len(segment.token_ids), prompt_length=segment.prompt_length)
+            Part(
+                start=start,
+                end=start + len(segment.token_ids),
+                prompt_length=segment.prompt_length,
+                observed_from=segment.observed_from,
+            )
             for start, segment in zip(starts, segments, strict=False)
         ),
         segments=tuple(

@@ -17,12 +17,22 @@ from roll_like.types import FloatArray, PolicySample
 Aggregation: TypeAlias = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "token_sum_norm"]
 
 
+def trajectory_numbers(samples: Sequence[PolicySample]) -> list[int]:
+    """Return a number of each sample's trajectory, from 0 on; the parts of an episode that was cut share one."""
+    known: dict[tuple[int, int | None], int] = {}
+    return [
+        known.setdefault((index, None) if sample.trajectory is None else (-1, sample.trajectory), len(known))
+        for index, sample in enumerate(samples)
+    ]
+
+
 def observation_weights(samples: Sequence[PolicySample], coefficient: float) -> list[FloatArray]:
     """Return the weight of every token of an observation in the loss, one array [T] a sample, 0 elsewhere.
 
     ECHO (arXiv:2605.24517; as in prime-rl): coefficient·mean of −log π over what the policy read after its first turn
     and did not write, whatever became of the episode. With M such tokens in the batch each weighs coefficient/M. The
-    chat template's own tokens between turns are among them.
+    chat template's own tokens between turns are among them. Where it renders the history again, what follows the last
+    turn was read for the first time, and stands in the prompt of the next sample.
 
     Args:
         samples: The whole batch of one optimizer step, of all ranks.
@@ -31,7 +41,7 @@ def observation_weights(samples: Sequence[PolicySample], coefficient: float) -> 
     masks = []
     for sample in samples:
         mask = ~sample.loss_mask
-        mask[: sample.prompt_length] = False
+        mask[: sample.prompt_length if sample.observed_from is None else sample.observed_from] = False
         masks.append(mask)
     weight = np.float32(coefficient / max(sum(int(mask.sum()) for mask in masks), 1))
     return [mask.astype(np.float32) * weight for mask in masks]
@@ -57,15 +67,13 @@ def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_resp
         how: `algorithm.aggregation`.
         max_response_tokens: Most sampled tokens of a trajectory, the constant of `token_sum_norm`.
     """
-    # a sample that names no trajectory has a key that no other has
-    keys = [(index, None) if (of := sample.trajectory) is None else (-1, of) for index, sample in enumerate(samples)]
-    lengths: Counter[tuple[int, int | None]] = Counter()
-    for key, sample in zip(keys, samples, strict=True):
-        lengths[key] += int(sample.loss_mask.sum())
+    numbers, lengths = trajectory_numbers(samples), Counter[int]()
+    for number, sample in zip(numbers, samples, strict=True):
+        lengths[number] += int(sample.loss_mask.sum())
     tokens, sequences = lengths.total(), sum(length > 0 for length in lengths.values())
     weights = []
-    for key, sample in zip(keys, samples, strict=True):
-        length = lengths[key]
+    for number, sample in zip(numbers, samples, strict=True):
+        length = lengths[number]
         denominators: dict[Aggregation, int] = {
             "token_mean": tokens,
             "seq_mean_token_sum": sequences,

@@ -121,7 +121,7 @@ class Advantages:
         estimates = joined(flatten(groups), estimates)
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         mean = float(sum(estimate.sum(dtype=np.float64) for estimate in estimates)) / max(tokens, 1)
-        self._kl.update(mean, len(samples))
+        self._kl.update(mean, len(flatten(groups)))
         figures: dict[str, Metric] = {
             "reward/kl": Mean(mean, tokens),
             "train/kl_coefficient": Last(coefficient),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.aggregation import observation_weights, token_weights
+from roll_like.algorithms.aggregation import observation_weights, token_weights, trajectory_numbers
 from roll_like.algorithms.kl import KLController
 from roll_like.algorithms.losses import BatchTokens, LossInputs, PolicyLoss, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
@@ -162,7 +162,7 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         if updates and self.algorithm.kl.use == "loss":
             completed["train/kl_coefficient"] = Last(self.kl.coefficient)
             if "train/kl" in metrics:
-                self.kl.update(float(metrics["train/kl"].value), len(self._selected(step)))
+                self.kl.update(float(metrics["train/kl"].value), len(set(trajectory_numbers(self._selected(step)))))
         return completed
 
     @property

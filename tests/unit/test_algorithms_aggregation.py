@@ -9,7 +9,7 @@ from algorithm_samples import make_policy_sample, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.aggregation import Aggregation, token_weights
+from roll_like.algorithms.aggregation import Aggregation, token_weights, trajectory_numbers
 from roll_like.config.algorithm import AlgorithmConfig
 
 MASKS = [[0, 1, 1, 1], [0, 1], [0, 0, 0], [1, 0, 1]]
@@ -75,6 +75,7 @@ def test_a_rewritten_history_does_not_change_the_weights(how):
     found = [weight[weight > 0] for weight in token_weights(cut, how, max_response_tokens=8)]
     assert np.concatenate(found).tolist() == np.concatenate(expected).tolist()
     assert [len(weights) for weights in found] == [2, 0, 3, 2, 0]
+    assert trajectory_numbers([*cut, *whole]) == [0, 0, 0, 1, 2, 3, 4, 5]
 
 
 def test_the_configuration_knows_the_same_names():

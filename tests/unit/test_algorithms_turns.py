@@ -99,7 +99,7 @@ def test_gigpo_without_states_is_grpo() -> None:
 def cut_episode() -> Scored:
     """Two parts: prompt of two and one sampled token; prompt of three and two sampled tokens."""
     sample = make_scored(make_task(), 0, 1.0, [1, 0, 0, 0, 1, 1])
-    parts = (Part(start=0, end=3, prompt_length=2), Part(start=3, end=8, prompt_length=3))
+    parts = (Part(start=0, end=3, prompt_length=2), Part(start=3, end=8, prompt_length=3, observed_from=2))
     trajectory = replace(sample.trajectory, parts=parts, turns=np.array([-1, -1, 0, -1, -1, -1, 1, 1], np.int32))
     return replace(sample, trajectory=trajectory, turn_rewards=(0.25, 0.75), turn_states=("a", "b"))
 
@@ -111,6 +111,7 @@ def test_the_parts_of_a_cut_episode_share_its_return() -> None:
     assert [sample.prompt_length for sample in samples] == [2, 3, 2]
     # one trajectory for the aggregation of losses, too
     assert [sample.trajectory for sample in samples] == [0, 0, 1]
+    assert [sample.observed_from for sample in samples] == [None, 2, None]
     assert [sample.advantages.tolist() for sample in samples[:2]] == [[0, 0, 1], [0, 0, 0, 0.75, 0.75]]
     # a group compares two episodes, not three sequences
     assert [sample.advantages.max() for sample in estimator("dr_grpo").assign([group])] == [0.5, 0.5, 0]
@@ -174,6 +175,19 @@ def test_a_penalty_in_the_reward_is_paid_where_it_arose(advantage: dict[str, Any
     )
     found = [sample.advantages[sample.loss_mask].tolist() for sample in samples]
     assert found == [pytest.approx(values, abs=1e-6) for values in expected]
+
+
+def test_a_cut_episode_adapts_the_penalty_once() -> None:
+    """Two episodes, one in two parts, of a mean divergence of 0.15 over four tokens: n is 2, and not 3."""
+    group = group_of(cut_episode(), episode(1, [0], [0.0]))
+    kl = {"use": "reward", "estimator": "k1", "coefficient": 1.0, "adaptive": {"target": 0.125, "horizon": 10}}
+    algorithm = AlgorithmConfig.model_validate({"advantage": "dr_grpo", "kl": kl})
+    reference: Any = Reference()
+    advantages = Advantages(
+        estimator("dr_grpo"), algorithm, controller := KLController(algorithm.kl), reference, max_response_tokens=8
+    )
+    advantages.assign([group])
+    assert controller.coefficient == pytest.approx(1 + 0.2 * 2 / 10)
 
 
 def test_returns_of_turns_pay_their_own_penalties() -> None:

@@ -31,6 +31,19 @@ def test_weights_are_shared_by_all_observed_tokens() -> None:
         [0, 0],
     ]
     assert [array.tolist() for array in observation_weights(samples[2:], 0.3)] == [[0, 0]]
+    # an episode whose history was rendered again: of a prompt of four tokens the last one was not there before
+    again = replace(make_policy_sample([0, 0, 0, 0, 1, 0, 1]), prompt_length=4, observed_from=3)
+    assert observation_weights([again], 0.3)[0].tolist() == pytest.approx([0, 0, 0, 0.15, 0, 0.15, 0])
+
+
+def test_observations_in_prompts_are_targets_of_their_sample() -> None:
+    again = replace(make_policy_sample([0, 0, 0, 0, 1, 0, 1]), prompt_length=4, observed_from=3)
+    weights = [np.array([0, 0, 0, 0, 1, 0, 1], np.float32)]
+    ((batch,),) = policy_batches(
+        [again], weights, observation_weights([again], 0.5), ranks=1, max_tokens=16, share_prompts=True
+    )
+    assert (batch.targets.tolist(), batch.sources.tolist()) == ([3, 4, 5, 6], [2, 3, 4, 5])
+    assert batch.observation_weights.tolist() == [0.25, 0, 0.25, 0]
 
 
 def observed(samples: list[PolicySample]) -> list[tuple[int, int]]:

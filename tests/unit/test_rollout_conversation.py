@@ -142,6 +142,7 @@ def test_what_was_sampled_is_what_is_trained_on(name: str, first: Any, turns: li
         assert not each.logprobs[~each.sampled].any()
         assert (each.turns[~each.sampled] == -1).all()
         assert each.prompt_length == int(np.argmax(each.sampled))
+        assert 0 < each.observed_from <= each.prompt_length
 
 
 def check_glue(render: Renderer, prompt: np.ndarray, seen: np.ndarray, text: str) -> None:
@@ -174,6 +175,23 @@ def test_dropped_reasoning_cuts_once_a_turn_that_had_some(name: str) -> None:
     assert rest.token_ids[rest.sampled].tolist() == [*second, *third]
     assert "hm" not in render.decode(rest.token_ids)
     assert set(rest.turns.tolist()) == {-1, 1, 2}
+
+
+@pytest.mark.parametrize("name", ["drops reasoning", "Qwen3, thinking off"])
+def test_what_a_rewritten_history_tells_anew_follows_its_last_turn(name: str) -> None:
+    render = renderer(name)
+    conversation = Conversation(render)
+    conversation.start(messages([("user", "go")]))
+    for text, seen in (("<think>hm</think>left", "a wall"), ("<think>oh</think>right", "an exit")):
+        sample(conversation, text)
+        conversation.observe(messages([("user", seen)]))
+    sample(conversation, "out")
+
+    first, *rewritten = conversation.segments()
+    assert first.observed_from == first.prompt_length
+    told = [render.decode(each.token_ids[each.observed_from : each.prompt_length]) for each in rewritten]
+    header = render.decode(conversation.tokens).rpartition("an exit")[2].removesuffix("out<|im_end|>")
+    assert told == [f"\n<|im_start|>user\n{seen}{header}" for seen in ("a wall", "an exit")]
 
 
 def test_qwen3_keeps_reasoning_between_tool_calls() -> None:

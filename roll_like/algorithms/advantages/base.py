@@ -106,6 +106,7 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
             reward=sample.reward,
             policy_version=sample.trajectory.policy_version,
             trajectory=number,
+            observed_from=part.observed_from,
         )
         for number, (identity, sample, advantages_T) in enumerate(zip(identities, samples, advantages, strict=True))
         for part in sample.trajectory.parts
