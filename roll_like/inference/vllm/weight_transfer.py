@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -79,7 +80,7 @@ class VLLMSender:
         self._rank = rank
         self._weights = _recording_source(source)
         # sharded weights are gathered by all ranks, and vLLM asks for this on some of them only
-        largest = max(math.prod(meta.shape) * meta.dtype.itemsize for meta in self._weights.metadata())
+        largest = max(math.prod(meta.shape) * meta.dtype.itemsize for meta in self._weights.described)
         self._engine = WeightTransferTrainerFactory.trainer_init(
             transfer.init_info(rank, largest), client=_SyncClient(transfer), source=self._weights
         )
@@ -129,7 +130,8 @@ def _recording_source(source: WeightSource) -> Any:
 
     class RecordingSource(VLLMSource):  # type: ignore[misc]
         def __init__(self) -> None:
-            self._metadata: list[Any] = []
+            # names, shapes and precisions stay the same: one walk is enough
+            self.described = [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in source.full_weights()]
             self._seed = 0
             self._recording = False
             self.digests = Digests()
@@ -140,10 +142,7 @@ def _recording_source(source: WeightSource) -> Any:
             self.digests, self.bytes = Digests(), 0
 
         def metadata(self) -> list[Any]:
-            # names, shapes and precisions stay the same: one walk is enough
-            if not self._metadata:
-                self._metadata = [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in source.full_weights()]
-            return self._metadata
+            return self.described
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             for name, tensor in source.full_weights():
@@ -151,5 +150,9 @@ def _recording_source(source: WeightSource) -> Any:
                     self.digests.add(name, checked_numbers(tensor, self._seed))
                     self.bytes += tensor.numel() * tensor.element_size()
                 yield name, tensor
+
+        if hasattr(VLLMSource, "iter_full"):  # vLLM 0.33
+            metadata = cached_property(metadata)  # type: ignore[assignment]
+            iter_full = __iter__
 
     return RecordingSource()
