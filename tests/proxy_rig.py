@@ -58,12 +58,14 @@ async def rig(
     render: Renderer = CHATML,
     retries: int = 0,
     shown: Any = None,
+    apart: bool = False,
+    models: tuple[str, ...] = (),
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     policy = FakePolicy(render, says[0] if says and callable(says[0]) else cast(Any, says))
     # the clients' own timeouts are shorter than the test's
     async with Proxy(policy, render) as proxy, httpx.AsyncClient(trust_env=False, timeout=10) as http:
-        episode = proxy.open(episode_settings(**settings), shown)
+        episode = proxy.open(episode_settings(**settings), shown, reasoning_apart=apart, models=models)
         client = AsyncOpenAI(
             base_url=episode.base_url, api_key=episode.key, max_retries=retries, http_client=http, timeout=10
         )

@@ -47,6 +47,16 @@ class ProgramConfig(ConfigModel):
         default=0.0,
         description="Reward of an episode that reached a limit before its program posted one; null: it has failed.",
     )
+    reasoning: Literal["apart", "content"] = Field(
+        default="apart",
+        description="Where answers have the policy's reasoning: apart, in `reasoning_content`, or in `content`, with "
+        "its tags.",
+    )
+    models: tuple[str, ...] = Field(
+        default=(),
+        description="Names of models by which the program asks the policy; requests for others are refused. Default: "
+        "any name.",
+    )
 
 
 class VerifiersConfig(ConfigModel):

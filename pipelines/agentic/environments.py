@@ -200,6 +200,8 @@ def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
             max_programs=program.max_programs,
             environment=hosted,
             limit_reward=program.limit_reward,
+            reasoning_apart=program.reasoning == "apart",
+            models=program.models,
         )
     assert hosted is not None, "refused by a rule"
     return hosted

@@ -35,6 +35,7 @@ from roll_like.agents.proxy import Proxy
 from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.cluster.guardian import remove_folder, sweep, temporary_folder
 from roll_like.config.containers import ContainerConfig
+from roll_like.data.chat import ChatMessage
 from roll_like.errors import ConfigError, EnvError
 from roll_like.types import Scored
 
@@ -81,7 +82,7 @@ class AgentPrograms:
         """
         async with self._room.setdefault(spec.name, asyncio.Semaphore(spec.max_programs)):
             if spec.environment is None:
-                async with _closing(self._proxy.open(settings)) as episode:
+                async with _closing(self._open(spec, settings)) as episode:
                     await self._run(spec, episode)
                     if episode.truncated and not episode.rewarded and episode.turns and spec.limit_reward is not None:
                         episode.add_reward(spec.limit_reward, None)
@@ -95,7 +96,7 @@ class AgentPrograms:
             raise ConfigError(f"the program {spec.name!r} has an environment, and there is nothing to host it")
         async with _closing(self._environments.open(environment_spec)) as environment:
             started = await environment.reset(settings.seed)
-            async with _closing(self._proxy.open(settings, started.messages)) as episode:
+            async with _closing(self._open(spec, settings, started.messages)) as episode:
                 await self._run(spec, episode)
                 if episode.error is None and episode.turns:
                     stepped = await environment.step(episode.final)
@@ -107,6 +108,11 @@ class AgentPrograms:
                         )
                     episode.add_reward(stepped.reward, stepped.success)
                 return episode.scored()
+
+    def _open(
+        self, spec: ProgramSpec, settings: EpisodeSettings, shown: Sequence[ChatMessage] | None = None
+    ) -> ProxyEpisode:
+        return self._proxy.open(settings, shown, reasoning_apart=spec.reasoning_apart, models=spec.models)
 
     async def _run(self, spec: ProgramSpec, episode: ProxyEpisode) -> None:
         mark = secrets.token_hex(16)

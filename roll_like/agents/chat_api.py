@@ -196,6 +196,7 @@ class ChatResponse:
         """Yield it as server-sent events."""
         calls = [{"index": index, **call} for index, call in enumerate(self.message.get("tool_calls") or ())]
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": self.message["content"] and ""}]
+        deltas += [{"reasoning_content": text}] if (text := self.message.get("reasoning_content")) else []
         deltas += [{"content": self.message["content"]}] if self.message["content"] else []
         deltas += [{"tool_calls": [call]} for call in calls]
         for place, delta in enumerate(deltas):
@@ -254,6 +255,27 @@ def flag(body: Mapping[str, Any], key: str, default: bool | None) -> bool | None
     if value is not None and not isinstance(value, bool):
         raise ApiError(400, f"{key}: expected true or false, found {kind_of(value)}", param=key)
     return default if value is None else value
+
+
+def refuse_other_models(body: Mapping[str, Any], models: Sequence[str]) -> None:
+    """Refuse a request for a model that is not the policy.
+
+    Args:
+        body: The request.
+        models: Names of the policy; empty: any name is.
+
+    Raises:
+        ApiError: It is for another model.
+    """
+    if models and body.get("model") not in models:
+        raise ApiError(
+            404,
+            f"the model {json.dumps(body.get('model'))} is not the policy, which is asked as {' or '.join(models)}; "
+            "answers to other models' requests would be trained on. Give this client an address of its own, or add "
+            "the name to program.models",
+            code="model_not_found",
+            param="model",
+        )
 
 
 def _is_finite(value: float) -> bool:

@@ -60,6 +60,8 @@ class ProgramSpec:
         max_programs: How many may run at a time.
         environment: Gives it its task and scores its answer; None where the program posts its reward.
         limit_reward: Reward of an episode that reached a limit and for which none was posted; None: it has failed.
+        reasoning_apart: As in `ProxyEpisode`.
+        models: As in `ProxyEpisode`.
     """
 
     name: str
@@ -71,6 +73,8 @@ class ProgramSpec:
     max_programs: int
     environment: EnvironmentSpec | None = None
     limit_reward: float | None = None
+    reasoning_apart: bool = True
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

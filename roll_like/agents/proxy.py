@@ -38,6 +38,7 @@ from roll_like.agents.chat_api import (
     flag,
     read_body,
     read_chat_request,
+    refuse_other_models,
     why_ignored,
 )
 from roll_like.agents.dialects import DIALECTS, Dialect
@@ -169,6 +170,8 @@ class Proxy:
         shown: Sequence[ChatMessage] | None = None,
         *,
         session: tuple[str, str] | None = None,
+        reasoning_apart: bool = False,
+        models: Sequence[str] = (),
     ) -> ProxyEpisode:
         """Return a new episode. Close it.
 
@@ -176,6 +179,8 @@ class Proxy:
             settings: How it is played.
             shown: First messages of the environment that scores the agent's answer; None: the agent posts its reward.
             session: A shared key, and what its requests have in `X-Session-ID`; None: it has a key of its own.
+            reasoning_apart: As in `ProxyEpisode`.
+            models: As in `ProxyEpisode`.
         """
         key = new_key() if session is None else _of_session(*session)
         episode = ProxyEpisode(
@@ -186,6 +191,8 @@ class Proxy:
             renderer=self._renderer,
             on_close=lambda: self._episodes.pop(key, None),
             shown=shown,
+            reasoning_apart=reasoning_apart,
+            models=models,
         )
         self._episodes[key] = episode
         if session is not None:
@@ -203,6 +210,7 @@ class Proxy:
         before = answers.get(digest) if _is_retry(http) else None
         if before is None:
             episode.refuse_when_over()
+        refuse_other_models(body, episode.models)
         whole = dialect.whole(body, episode.kept.get(dialect.path, {}))
         request = read_chat_request(dialect.to_chat(whole), episode.settings.sampling)
         headers = self._noted(request)

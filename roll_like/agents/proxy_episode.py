@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import math
-import re
 import time
 import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,11 +22,11 @@ from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, read_
 from roll_like.agents.episode import EpisodeSettings, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
 from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.reasoning import Turn
+from roll_like.data.reasoning import Turn, split_reasoning
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import GenerateRequest, Generation
 from roll_like.rollout.router import SampleLost
-from roll_like.tools import AnyCall, ToolCall, parse_tool_calls
+from roll_like.tools.answers import openai_answer
 from roll_like.types import THINK, ReasoningTags, Scored, StopReason, TurnRecord
 
 
@@ -49,6 +48,8 @@ class ProxyEpisode:
         renderer: Chat template and tokenizer of the policy.
         on_close: Called when it is closed.
         shown: First messages of the environment that scores the agent's answer; None: the agent posts its reward.
+        reasoning_apart: Whether the agent gets the policy's reasoning in `reasoning_content`, apart from the content.
+        models: Names of models by which the agent asks the policy; empty: any name.
 
     Attributes:
         about: What `GET /task` returns.
@@ -70,8 +71,12 @@ class ProxyEpisode:
         renderer: Renderer,
         on_close: Callable[[], object],
         shown: Sequence[ChatMessage] | None = None,
+        reasoning_apart: bool = False,
+        models: Sequence[str] = (),
     ) -> None:
         self.settings = settings
+        self.models = models
+        self._reasoning_apart = reasoning_apart
         self.about: dict[str, Any] = {"name": settings.task.source, "seed": settings.seed}
         if shown is not None:
             self.about["messages"] = [dict(message) for message in shown]
@@ -84,6 +89,7 @@ class ProxyEpisode:
         self.base_url = base_url
         self.answer: str | None = None
         self._out_of: set[str] = set()
+        self._too_long = 0  # tokens of the latest prompt that was refused
         self._generator = generator
         self._renderer = renderer
         self._on_close = on_close
@@ -114,7 +120,7 @@ class ProxyEpisode:
         draft = drafted(self.recorder, request)
         try:
             generation = await self._sample(draft, request)
-            message, finish_reason = _message(generation, request, draft.reasoning or THINK)
+            message, finish_reason = _message(generation, request, draft.reasoning, apart=self._reasoning_apart)
         except BaseException:
             self.recorder.drop(draft)
             raise
@@ -194,11 +200,13 @@ class ProxyEpisode:
         """What the agent posted as its answer, else the content of the policy's latest answer."""
         latest = self.recorder.turns[-1] if self.recorder.turns else None
         tags = THINK if latest is None else latest.reasoning
-        if self.answer is not None:
-            # without a closing tag it is the answer that the agent has taken out of the content
-            closed = tags is not None and tags.close in self.answer
-            return Turn(self.answer, tags if tags is None or closed else replace(tags, opened=False))
-        return Turn("" if latest is None else str(latest.message["content"] or ""), tags)
+        content = "" if latest is None else str(latest.message["content"] or "")
+        if self.answer is None and not self._reasoning_apart:
+            return Turn(content, tags)
+        answer = content if self.answer is None else self.answer
+        # without a closing tag it is the answer alone, without the reasoning that the prompt began
+        closed = tags is not None and tags.close in answer
+        return Turn(answer, tags if tags is None or closed else replace(tags, opened=False))
 
     async def finished(self) -> None:
         """Wait until the agent reports the end of the episode, or until it has failed."""
@@ -228,6 +236,12 @@ class ProxyEpisode:
         """
         if self.error is not None:
             raise self.error
+        if not self.recorder.turns and self._too_long:
+            raise EnvError(
+                f"the agent's first messages are {self._too_long} tokens long, tools included; expected fewer than "
+                f"{self.settings.limits.tokens}",
+                fix="raise rollout.max_episode_tokens",
+            )
         if not self.recorder.turns:
             raise EnvError("the agent sent no chat request", fix="let it send chat completions to OPENAI_BASE_URL")
         if not self.rewarded:
@@ -289,6 +303,7 @@ class ProxyEpisode:
         settings, prompt_tokens = self.settings, len(draft.prompt_ids)
         if prompt_tokens >= settings.limits.tokens:
             self._out_of.add("tokens")
+            self._too_long = prompt_tokens
             raise ApiError(
                 400,
                 f"the messages are {prompt_tokens} tokens long, and this model's maximum context length is "
@@ -358,36 +373,25 @@ def drafted(recorder: Recorder, request: ChatRequest, *, keep: bool = True) -> D
     return draft
 
 
-#: An id that the parser gave.
-_NUMBERED = re.compile(r"call_\d+")
-
-
 def _lost(error: Exception) -> ApiError:
     return ApiError(503, f"the policy cannot answer, and this episode has failed: {error}", code="sample_lost")
 
 
-def _message(generation: Generation, request: ChatRequest, tags: ReasoningTags) -> tuple[ChatMessage, str]:
+def _message(
+    generation: Generation, request: ChatRequest, tags: ReasoningTags | None, *, apart: bool
+) -> tuple[ChatMessage, str]:
     """Return an answer as the agent gets it, and why it ended."""
-    rest, found = "", list[AnyCall]()
-    if request.parse_calls:
-        rest, found = parse_tool_calls(generation.text, "auto", request.tools, reasoning=tags)
-    calls = [call for call in found if isinstance(call, ToolCall)]
     length = generation.stop_reason is StopReason.LENGTH
+    content, calls = generation.text, list[dict[str, Any]]()
+    if request.parse_calls:
+        content, calls = openai_answer(content, request.tools, reasoning=tags or THINK)
+    reasoning, content = split_reasoning(content, tags) if apart else (None, content)
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
     if not calls:
-        return {"role": "assistant", "content": generation.text}, "length" if length else "stop"
-    # what looks like a call and cannot be read is text
-    text = "\n".join(part for part in (rest, *(one.text for one in found if not isinstance(one, ToolCall))) if part)
-    written = [
-        {
-            # some models write ids, and their templates repeat them
-            "id": f"call_{uuid.uuid4().hex[:24]}" if _NUMBERED.fullmatch(call.call_id) else call.call_id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-        }
-        for call in calls
-    ]
-    message = {"role": "assistant", "content": text or None, "tool_calls": written}
-    return message, "length" if length else "tool_calls"
+        return message, "length" if length else "stop"
+    return {**message, "content": content or None, "tool_calls": calls}, "length" if length else "tool_calls"
 
 
 def _record(turn: RecordedTurn) -> TurnRecord:

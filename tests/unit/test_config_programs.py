@@ -41,6 +41,8 @@ def test_a_program_becomes_what_episodes_are_played_by() -> None:
         "timeout_seconds": 9,
         "max_programs": 2,
         "limit_reward": None,
+        "reasoning": "content",
+        "models": ["policy"],
     }
     parsed = config({"program": program}, {"name": "scored", "program": COMMAND, "id": LAKE, "kwargs": {"size": 3}})
     lake = EnvironmentSpec(name="scored", env_id=LAKE, kwargs={"size": 3})
@@ -53,6 +55,8 @@ def test_a_program_becomes_what_episodes_are_played_by() -> None:
             timeout_seconds=9,
             max_programs=2,
             limit_reward=None,
+            reasoning_apart=False,
+            models=("policy",),
         ),
         ProgramSpec(
             name="scored",
@@ -61,6 +65,8 @@ def test_a_program_becomes_what_episodes_are_played_by() -> None:
             max_programs=16,
             limit_reward=0.0,
             environment=lake,
+            reasoning_apart=True,
+            models=(),
         ),
     ]
 

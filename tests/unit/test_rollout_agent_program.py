@@ -179,6 +179,27 @@ async def test_an_environment_scores_the_answer(acts: tuple[str, ...], answers: 
     assert quiz.closed == 1
 
 
+async def test_reasoning_is_trained_on_and_no_part_of_what_a_program_or_its_environment_gets() -> None:
+    policy, quizzes = FakePolicy(CHATML, ["<think>hm</think>the fox", "<think>or a dog?</think>fox"]), Quizzes()
+    scored = await play(program("turn", "turn", environment=QA), policy, quizzes=quizzes)
+    assert (quizzes.made[0].answers, scored.reward) == (["fox"], 1.0)
+    assert_token_exact(scored, policy)
+    assert [turn.text for turn in scored.record] == ["<think>hm</think>the fox", "<think>or a dog?</think>fox"]
+    assert scored.details["conversations"] == 1
+    quizzes = Quizzes()
+    await play(
+        program("turn", environment=QA, reasoning_apart=False), FakePolicy(CHATML, ["<think>a"]), quizzes=quizzes
+    )
+    assert quizzes.made[0].answers == ["<think>a"]
+
+
+async def test_another_models_answers_are_not_trained_on() -> None:
+    said = await failure(
+        program("turn", models=("agent",))
+    )  # it asks for `policy`, as a simulated user would by mistake
+    assert "HTTP Error 404" in said
+
+
 async def test_the_environments_messages_are_the_programs_task() -> None:
     quizzes = Quizzes()
     said = await failure(program("task", "exit=1", environment=QA), quizzes=quizzes)

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 from chat_templates import renderer
 from fake_policy import FakePolicy, assert_token_exact, episode_settings, parts_of, spelled
-from proxy_rig import CHATML, TOOL, rig, until
+from proxy_rig import CHATML, HELLO, TOOL, rig, until
 
 from roll_like.agents.proxy import Proxy
+from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.router import Router
 from roll_like.types import Scored, StopReason
@@ -340,3 +341,56 @@ async def test_bytes_of_tokens_are_those_of_the_answer_also_of_parts_of_characte
     assert any(token.token == "\ufffd" for token in tokens)
     ends = "".join(played.policy.renderer.decode([each]) for each in played.policy.renderer.end_ids)
     assert b"".join(spelled).decode().replace(" ", "") == f"{said}{ends}".replace(" ", "")
+
+
+# ---- what an agent is shown ------------------------------------------------------------------------
+
+
+async def test_reasoning_comes_apart_from_what_a_user_or_a_tool_is_shown() -> None:
+    async with rig(f"<think>\nFirst I ask.\n</think>\n\n{CALL}", "<think>hm</think>It is two.", apart=True) as one:
+        history: list[Any] = [{"role": "user", "content": "1+1?"}]
+        first: Any = (await one.client.chat.completions.create(model="any", messages=history, tools=[TOOL])).choices[0]
+        (call,) = first.message.tool_calls
+        # as most agents do, this one sends back text and calls alone
+        calls = [{"id": call.id, "type": "function", "function": call.function.to_dict()}]
+        history += [{"role": "assistant", "content": None, "tool_calls": calls}]
+        history += [{"role": "tool", "tool_call_id": call.id, "content": "2"}]
+        second: Any = (await one.client.chat.completions.create(model="any", messages=history, tools=[TOOL])).choices[0]
+        await one.reward(1)
+        scored = one.episode.scored()
+    assert (first.message.content, first.message.reasoning_content) == (None, "First I ask.")
+    assert (second.message.content, second.message.reasoning_content) == ("It is two.", "hm")
+    assert one.episode.final == "It is two."
+    assert_token_exact(scored, one.policy)
+    assert len(parts_of(scored)) == 1
+    assert scored.record[0].text.startswith("<think>\nFirst I ask.")  # what is trained on is whole
+
+
+async def test_reasoning_without_an_end_is_no_answer() -> None:
+    async with rig("<think>Shall I", apart=True) as one:
+        message = (await one.ask("hello")).choices[0].message
+        assert (message.content, message.reasoning_content) == ("", "Shall I")
+
+
+async def test_a_stream_has_the_reasoning_before_the_answer() -> None:
+    async with rig("<think>hm</think>fox", apart=True) as one:
+        deltas = [part.choices[0].delta.to_dict() async for part in await one.ask("hello", stream=True)]
+    assert deltas == [{"role": "assistant", "content": ""}, {"reasoning_content": "hm"}, {"content": "fox"}, {}]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_requests_for_another_model_are_refused_where_the_policys_names_are_known(path: str) -> None:
+    body: Any = {"messages": HELLO, "input": HELLO, "max_tokens": 9, "max_output_tokens": 9}
+    body = {key: body[key] for key in (("input",) if path == "responses" else ("messages",))}
+    async with rig("fox", models=("policy", "small")) as one:
+        refused = await one.post(path, body | {"model": "gpt-5"})
+        assert (refused.status_code, one.policy.requests) == (404, [])
+        assert "is not the policy, which is asked as policy or small" in refused.json()["error"]["message"]
+        assert (await one.post(path, body | {"model": "small"})).status_code == 200
+
+
+async def test_a_first_prompt_that_is_too_long_is_named() -> None:
+    async with rig("fox", tokens=4) as one:
+        assert (await one.post("chat/completions", {"messages": HELLO})).json()["error"]["param"] == "messages"
+        with pytest.raises(EnvError, match=r"first messages are \d+ tokens long, .*; expected fewer than 4"):
+            one.episode.scored()
