@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from roll_like.metrics.commands import refuse_used_port
 from roll_like.serving.trained import TrainedModel
 
+#: Module that registers the parser of tool calls; vLLM imports it.
+TOOL_PARSER = "roll_like.serving.tool_parser"
 #: vLLM's setting of its key-value cache on CPU, in GiB.
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -28,6 +30,8 @@ def serve_command(model: TrainedModel, host: str, port: int, further: Sequence[s
     command += ["--served-model-name", model.name, "--host", host, "--port", str(port)]
     # of requests that say nothing: not what the starting model's authors suggest, such as a penalty of repetitions
     command += ["--generation-config", "vllm"]
+    # calls of tools are read as in the run, in whatever format the model writes them
+    command += ["--enable-auto-tool-choice", "--tool-parser-plugin", TOOL_PARSER, "--tool-call-parser", "roll_like"]
     if model.sampling:
         command += ["--override-generation-config", json.dumps(dict(model.sampling))]
     if model.template_options:

@@ -30,6 +30,11 @@ CONFIG = {
     "inference": {"kv_cache_gib": 1.4},
 }
 
+CALLS = (
+    *("--enable-auto-tool-choice", "--tool-parser-plugin", "roll_like.serving.tool_parser"),
+    *("--tool-call-parser", "roll_like"),
+)
+
 
 @pytest.fixture
 def run(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -86,14 +91,14 @@ def test_the_servers_command_and_environment(run: Path) -> None:
     assert command == [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(run / "model")),
         *("--served-model-name", "sums", "--host", "127.0.0.1", "--port", "8001"),
-        *("--generation-config", "vllm", "--override-generation-config", '{"temperature": 0.7, "top_p": 0.9}'),
+        *("--generation-config", "vllm", *CALLS, "--override-generation-config", '{"temperature": 0.7, "top_p": 0.9}'),
         *("--default-chat-template-kwargs", '{"enable_thinking": false}', "--max-model-len=64"),
     ]
     assert serve_environment(model, {"A": "b"}) == {"A": "b", "VLLM_CPU_KVCACHE_SPACE": "1"}
     assert serve_environment(model, {"VLLM_CPU_KVCACHE_SPACE": "9"}) == {"VLLM_CPU_KVCACHE_SPACE": "9"}
     assert serve_environment(TrainedModel(Path("x"), "x"), {}) == {}
     unsampled = serve_command(TrainedModel(Path("x"), "x"), "127.0.0.1", 8001, [])
-    assert unsampled[-2:] == ["--generation-config", "vllm"]  # without a penalty that the model's files suggest
+    assert unsampled[-7:] == ["--generation-config", "vllm", *CALLS]  # without a penalty that the model's files suggest
 
 
 def test_the_command_becomes_the_server(
