@@ -21,6 +21,7 @@ from roll_like.registry import REWARDS
 from roll_like.rewards.call import ResultOrError
 from roll_like.rewards.scorer import Scorer, reward_name
 from roll_like.types import Task
+from roll_like.values import at_least
 
 # the schema stops here: a composite may hold composites
 _PART_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object", "required": ["type"]}]}
@@ -157,7 +158,7 @@ class Composite(Reward):
                 results[index][name] = result
 
     def _open(self, gate: ResultOrError) -> bool:
-        return isinstance(gate, RewardResult) and gate.value >= self.config.threshold
+        return isinstance(gate, RewardResult) and at_least(gate.value, self.config.threshold)
 
     def _combine(self, results: Mapping[str, ResultOrError]) -> Outcome:
         values: dict[str, float] = {}

@@ -202,10 +202,20 @@ ABSOLUTE_NOISE = 1e-9
 def reward_noise(rewards: npt.ArrayLike) -> float:
     """Return the largest difference of rewards that says nothing: rewards no further apart are equal.
 
-    The one definition of equal rewards: of groups that are replaced or counted, of advantages, and of pairs.
+    The one definition of equal rewards: of groups that are replaced or counted, of advantages, of pairs, and of rewards
+    that reach a bound.
     """
     values = np.asarray(rewards, np.float64)
     return max(RELATIVE_NOISE * float(np.abs(values).max(initial=0.0)), ABSOLUTE_NOISE)
+
+
+def at_least(value: float, bound: float) -> bool:
+    """Return whether a figure of rewards is a bound or more, or differs from it by noise alone.
+
+    >>> 0.7 + 0.2 + 0.1 >= 1, at_least(0.7 + 0.2 + 0.1, 1)
+    (False, True)
+    """
+    return value >= bound - reward_noise([value, bound])
 
 
 def has_signal(rewards: npt.ArrayLike) -> bool:

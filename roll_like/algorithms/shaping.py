@@ -15,7 +15,7 @@ import numpy as np
 
 from roll_like.algorithms.advantages.base import STD_EPSILON, Rewards, flatten, whiten
 from roll_like.types import Group, PolicySample, Scored, StopReason
-from roll_like.values import Max, Mean, Metric, Min, has_signal, merge
+from roll_like.values import Max, Mean, Metric, Min, at_least, has_signal, merge
 
 if TYPE_CHECKING:
     from roll_like.config.algorithm import (
@@ -206,7 +206,7 @@ def in_band(group: Group[Scored], band: DifficultyConfig) -> bool:
     """Return whether the mean (or unbiased standard deviation) of a group's rewards lies in the band."""
     rewards = np.array([sample.reward for sample in group.samples], np.float64)
     figure = _mean(rewards) if band.of == "mean" else _std(rewards)
-    return band.low <= figure <= band.high
+    return at_least(figure, band.low) and at_least(band.high, figure)
 
 
 def trained_on(

@@ -21,6 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -31,7 +32,7 @@ from roll_like.data.tasks import TaskOrder
 from roll_like.errors import CheckpointError, ConfigError, DataError
 from roll_like.registry import CURRICULA
 from roll_like.types import Group, Scored, Task
-from roll_like.values import Last, Mean, Metric, Metrics, Sum
+from roll_like.values import Last, Mean, Metric, Metrics, Sum, at_least
 
 #: Passes over all tasks that may pass by, and tasks beside them, before a curriculum is taken for one that refuses all.
 MAX_PASSES, MORE_TASKS = 20, 1000
@@ -101,7 +102,8 @@ class SolveRate(Curriculum):
 
     def chance(self, task: Task, rate: float | None) -> float:  # noqa: ARG002
         """Return 1 within the band and for tasks that nothing is known of, else `keep`."""
-        return 1.0 if rate is None or self.config.low <= rate <= self.config.high else float(self.config.keep)
+        fits = rate is None or (at_least(rate, self.config.low) and at_least(self.config.high, rate))
+        return 1.0 if fits else float(self.config.keep)
 
 
 @CURRICULA.register("difficulty")
@@ -166,7 +168,7 @@ class Stages(Curriculum):
         if self.stage >= len(self.config.limits):
             return
         self._rates.append(rate)
-        if len(self._rates) == self.config.groups and sum(self._rates) / len(self._rates) >= self.config.advance_at:
+        if len(self._rates) == self.config.groups and at_least(fmean(self._rates), self.config.advance_at):
             self.stage += 1
             self._rates.clear()
 
@@ -229,7 +231,7 @@ class CurriculumOrder:
         if not group.samples:
             return
         config = self._curriculum.config
-        found = sum(sample.reward >= config.solved_at for sample in group.samples) / len(group.samples)
+        found = fmean(at_least(sample.reward, config.solved_at) for sample in group.samples)
         identity = group.task.task_id
         before = self._rates.get(identity, found)
         self._rates[identity] = config.memory * before + (1 - config.memory) * found

@@ -153,6 +153,13 @@ def test_a_domain_may_have_a_band_of_its_own() -> None:
     ]
 
 
+def test_a_mean_at_the_end_of_a_band_lies_in_it() -> None:
+    """Three weighted parts, all right, add up to 0.9999999999999999."""
+    groups = [make_group([0.7 + 0.2 + 0.1] * 2), make_group([0.9999] * 2), make_group([1.0001] * 2)]
+    chosen, _ = trained_on(groups, MaskConfig(difficulty={"of": "mean", "low": 1.0, "high": 1.0}))
+    assert chosen == [True] * 2 + [False] * 4
+
+
 def test_an_empty_band_is_refused() -> None:
     with pytest.raises(ConfigError, match="set low below high"):
         MaskConfig(difficulty={"of": "mean", "low": 0.8, "high": 0.2})

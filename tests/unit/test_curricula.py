@@ -85,6 +85,22 @@ def test_a_solve_rate_follows_its_groups() -> None:
     assert order.state()["curriculum"]["rates"] == {"fake/3": 0.625}
 
 
+def test_rounding_decides_nothing() -> None:
+    """Weights of 0.7, 0.2 and 0.1 add up to 0.9999999999999999, and a mean of ten times 0.7 to a little less."""
+    right = 0.7 + 0.2 + 0.1
+    assert right < 1
+    order = order_of("solve_rate", memory=0.3)
+    order.ended(group(task(3), right, right, right, 0.9999))
+    assert 0.7499999 < (rate := order.state()["curriculum"]["rates"]["fake/3"]) < 0.75
+    assert curriculum("solve_rate", low=0.75).chance(task(3), rate) == 1
+    assert curriculum("solve_rate", low=0.0, high=0.75 - 1e-9).chance(task(3), 0.75) == 1
+    assert curriculum("solve_rate", low=0.7501).chance(task(3), rate) == pytest.approx(0.1)
+    stages = curriculum("stages", field="level", limits=(1,), groups=10, advance_at=0.7)
+    for _ in range(10):
+        stages.ended(task(3), 0.7)
+    assert stages.figures()["curriculum/stage"].value == 1
+
+
 def test_every_task_comes_once_in_a_pass_and_is_never_lost() -> None:
     order = order_of("solve_rate", keep=0.25)
     first = [order.next().task_id for _ in range(TASKS)]

@@ -105,6 +105,14 @@ def test_a_gate_asks_the_others_about_what_passes_it_alone() -> None:
     assert SEEN == {"a": ["in", "out"], "b": ["in"]}
 
 
+def test_rounding_closes_no_gate() -> None:
+    """Weights of 0.7, 0.2 and 0.1 add up to 0.9999999999999999."""
+    weighted = {"type": "composite", "use": [part("a", weight=0.7), part("b", weight=0.2), part("c", weight=0.1)]}
+    group = [completion("all", a=1.0, b=1.0, c=1.0, d=0.5), completion("most", a=1.0, b=1.0, c=0.99, d=0.5)]
+    found = outcomes(make(weighted, part("d"), combine="gated"), group)
+    assert [outcome.value for outcome in found if isinstance(outcome, RewardResult)] == [0.5, 0.0]
+
+
 def test_a_closed_gate_calls_no_part() -> None:
     reward = make(part("a"), part("b", fail=True), combine="gated")
     (result,) = outcomes(reward, [completion("x", a=0.0, b=1.0)])
