@@ -78,7 +78,8 @@ class TextArena(gymnasium.Env[str, str]):
         with self._failing("move"), self._randomness.active():
             done, _ = self._game.step(action=answer_of(action))
         if not done:
-            text, info = self._told(self._news(), {})
+            # a move that it reads ends the count of those that it could not read
+            text, info = self._told(self._news(), {"invalid_action": self._game.state.error_count > 0})
             return text, 0.0, False, False, info
         self._open = False
         with self._failing("say how it ended"):

@@ -256,13 +256,19 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
         settings: Task, sampling and limits.
 
     Raises:
-        EnvError: The environment failed.
+        EnvError: The environment failed, or its first prompt leaves no room for a turn.
         SampleLost: A turn could not be sampled.
     """
     limits = settings.limits
     started = await environment.reset(settings.seed)
     conversations = [Conversation(renderer)]  # more than one if the environment starts new ones
     prompt_ids = first_prompt = conversations[0].start(started.messages, started.tools)
+    if len(prompt_ids) >= limits.tokens:
+        raise EnvError(
+            f"the first prompt has {len(prompt_ids)} tokens, and a conversation {limits.tokens} at most, so no turn "
+            "could be taken",
+            fix="raise rollout.max_episode_tokens, or shorten the prompt",
+        )
     turns: list[TurnRecord] = []
     shown, state, success, stop = started.messages, started.state, None, StopReason.LENGTH
     while len(turns) < limits.turns and len(prompt_ids) < limits.tokens:

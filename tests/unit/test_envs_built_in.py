@@ -504,6 +504,12 @@ class TestTextArena:
         with pytest.raises(ResetNeeded):
             env.step("[1]")
 
+    def test_turns_say_which_moves_were_none(self) -> None:
+        env = make_env("roll_like/TextArena-v0", config={"max_number": 8})
+        env.reset(seed=0)
+        moves = ["What?", "[1]", "What?", "What?"]
+        assert [env.step(move)[4]["invalid_action"] for move in moves] == [True, False, True, True]
+
     def test_episodes_do_not_disturb_each_other_or_the_process(self) -> None:
         import random
 

@@ -211,6 +211,17 @@ def test_turns_and_tokens_are_limited() -> None:
     assert cut.trajectory.stop_reason is StopReason.LENGTH
 
 
+def test_a_first_prompt_without_room_for_a_turn_is_a_failure() -> None:
+    """It earned nothing and solved nothing: it would be a reward of 0."""
+    shown = len(RENDERER.encode(RENDERER.render(asyncio.run(Walk().reset(0)).messages, [])))
+    speaker = Speaker()
+    collected = collect(Pool(), speaker, limits=EpisodeLimits(turns=4, tokens=shown))
+    assert (collected.groups[0].samples, speaker.requests) == ((), [])
+    assert collected.failures[0].error.startswith(f"the first prompt has {shown} tokens, and a conversation {shown}")
+    (group,) = collect(Pool(), limits=EpisodeLimits(turns=4, tokens=shown + 1)).groups
+    assert [len(sample.turn_rewards) for sample in group.samples] == [1, 1]
+
+
 def test_an_episode_that_ends_with_a_turn_that_was_cut_is_truncated() -> None:
     """Its mask, its share and its evaluation are those of a single answer; earlier turns may be cut."""
     short = {"sampling": Sampling(max_tokens=1)}
