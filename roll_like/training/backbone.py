@@ -23,6 +23,8 @@ from roll_like.training.segments import RowSegments, Scores
 #: How far an output may move, as a share of the largest, where another sample's token changes: rounding only.
 _ROUNDING = {torch.float32: 1e-3}
 _COARSE_ROUNDING = 0.1
+#: What the forward pass of a model ends with that does not take what is given to it.
+_UNLIKE_ITS_FORWARD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _OTHER_MODEL = "set model.path to a model whose attention layers use transformers' AttentionInterface"
 
 
@@ -168,8 +170,14 @@ def probe_attention(backbone: Any, layers: AttentionLayers, *, sharing: bool = T
     try:
         with layer_by_layer(backbone):
             hidden_ND = run_backbone(backbone, tokens_BL, segments, torch.arange(12)).float()
-    except TypeError as error:  # its forward pass takes no further arguments
-        raise ConfigError(f"{kind} cannot be given the rows of samples: {error}", fix=_OTHER_MODEL) from error
+    except ConfigError:
+        raise
+    except _UNLIKE_ITS_FORWARD as error:  # it takes no further arguments, or no mask of this shape or kind
+        raise ConfigError(
+            f"{kind} (model_type {backbone.config.model_type}) cannot be given rows of samples with their own mask and "
+            f"positions: {type(error).__name__}: {error}",
+            fix=_OTHER_MODEL,
+        ) from error
     if not mixes:
         seen, place = (
             float((hidden_ND[2:4] - other).abs().max() / hidden_ND.abs().max())

@@ -632,3 +632,10 @@ def test_time_steps_are_bounded_as_the_configuration_says(tmp_path: Path) -> Non
     ours = load_causal_lm(tmp_path, "float32")(tokens).logits
     torch.testing.assert_close(ours, model(tokens).logits)
     assert float((ours - theirs).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["bloom", "openai-gpt", "prophetnet"])
+def test_a_model_that_takes_no_rows_is_refused_by_its_type(family: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\(model_type {family}\) cannot be given rows of samples") as caught:
+        for_rows(make_model(family))
+    assert "set model.path to a model whose attention layers" in str(caught.value)
