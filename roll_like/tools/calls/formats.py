@@ -334,7 +334,7 @@ _PLAMO = _section(
 )
 _HARMONY = CallFormat(
     r"(?:<\|start\|>)?(?:assistant)?(?:<\|channel\|>)?(?:commentary|analysis)\s+to=functions\.[\w.-]+"
-    r"|(?:<\|start\|>assistant\s*|<\|channel\|>\s*(?:commentary|analysis)\s+|\A\s*)to=[\w.-]+[^{\n]{0,60}<\|message\|>",
+    r"|(?:<\|start\|>assistant\s*|(?:<\|start\|>assistant)?<\|channel\|>\s*(?:commentary|analysis)\s+|\A\s*)to=[\w.-]+[^{\n]{0,60}<\|message\|>",
     _harmony,
 )
 _PYTHON_TAG = _tagged(r"<\|python_tag\|>", rf"(?:{ENDS}|\Z)", read_objects, read_python)
