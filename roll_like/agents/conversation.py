@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.data.chat import ChatMessage, Renderer, squeezed
+from roll_like.data.foreign import unbroken
 from roll_like.data.kept import joined_kept, kept_within
 from roll_like.data.routes import continued
 from roll_like.errors import EnvError
@@ -186,10 +187,11 @@ class Conversation:
         turn = self._assistant(self._turn)
         text = self.renderer.render([*self._messages, turn, *messages], self._tools)
         glue = self.renderer.glue(self._messages, turn, messages, self._tools)
-        if glue is None or not self._goes_on(text, glue):
+        written = glue if glue is not None and self._goes_on(text, glue) else self._behind_turn(text)
+        if written is None:
             self._cut(text, glue)
         else:
-            self._open.add(self._after_turn(self.renderer.encode(glue)))
+            self._open.add(self._after_turn(self.renderer.encode(written)))
         self._messages += [turn, *messages]
         self._prompt_text, self._turn, self._message = text, None, None
         return self.tokens
@@ -233,6 +235,17 @@ class Conversation:
             return False
         shown, sampled = text[len(self._prompt_text) : end], self._turn_text(self._turn or ())
         return shown == sampled or squeezed(shown) == squeezed(sampled)
+
+    def _behind_turn(self, text: str) -> str | None:
+        """Return what stands behind the turn where it is written word for word, and a token ends it; None elsewhere.
+
+        Gemma 4's template writes results into the turn that called: `<tool_call|>` is followed by `<|tool_response>`.
+        """
+        seen = self._prompt_text + self._turn_text(self._turn or ())
+        if not text.startswith(seen):
+            return None
+        first = self.renderer.encode(text[len(seen) :])[:1]
+        return text[len(seen) :] if first.size and int(first[0]) in self.renderer.end_ids else None
 
     def _after_turn(self, glue: IntArray) -> IntArray:
         """Return the glue without an end-of-turn token that the policy has sampled already."""
@@ -328,6 +341,7 @@ class _Tokens:
 
 def _difference(expected: str, found: str) -> str:
     """Return where a rendering differs from what the engine saw."""
+    expected, found = unbroken(expected), unbroken(found)
     pairs = zip(expected, found, strict=False)
     at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(expected), len(found)))
     was, became = (text[at : at + 40] + ("…" if len(text) > at + 40 else "") for text in (expected, found))

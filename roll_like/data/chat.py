@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from roll_like.content.unicode import whole_text
+from roll_like.data.foreign import BREAK, pattern_of, shielded
 from roll_like.data.images import ImageTokens, expanded, pictures_of
 from roll_like.data.marks import call_marks
 from roll_like.data.reasoning import after_prompt, known_tags
@@ -146,7 +148,7 @@ class Renderer:
     def _special_after_turn(self, *following: ChatMessage) -> int | None:
         mark = sentinel("")
         try:
-            text = self.render(
+            text = self._rendered(
                 [_USER, {"role": "assistant", "content": mark}, *following], (), generation_prompt=bool(following)
             )
         except EnvError:
@@ -170,7 +172,9 @@ class Renderer:
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
     ) -> str:
-        """Return the template's text of messages, with or without the generation prompt; a tokenizer takes it.
+        """Return the template's text of messages, with or without the generation prompt; `encode` takes it.
+
+        What users, tools and environments say has a `BREAK` where it spells a mark of a turn: `roll_like.data.foreign`.
 
         Raises:
             EnvError: The template refuses the messages.
@@ -182,6 +186,11 @@ class Renderer:
                 fix="set model.path to a vision-language model, with `pipeline` sft, rlvr or dpo (docs/vision.md); to "
                 "ignore a column of images, set the source's images_field: null",
             )
+        return self._rendered(self._shielded(messages), tools, generation_prompt=generation_prompt)
+
+    def _rendered(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
+    ) -> str:
         try:
             text = self._apply(messages, tools, generation_prompt=generation_prompt)
         except (
@@ -194,6 +203,37 @@ class Renderer:
                 fix="change the messages that the environment gives, or model.chat_template",
             ) from error
         return whole_text(text)
+
+    def _shielded(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        return shielded(messages, *self._marks) if any(self._marks) else messages
+
+    @cached_property
+    def _marks(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+        """What is broken in messages, and in tools' results; nothing where the template marks no turns by tokens."""
+        said: ChatMessage = {"role": "assistant", "content": "."}
+        turns = self._tokens_around([_USER, said, _USER])
+        if not turns:
+            return None, None
+        function = {"name": "f", "arguments": json.dumps({}) if self.takes_text_arguments else {}}
+        called = {**said, "tool_calls": [{"id": "callaaaaa", "type": "function", "function": function}]}
+        result = {"role": "tool", "name": "f", "tool_call_id": "callaaaaa", "content": "."}
+        turns |= self._tokens_around([{"role": "system", "content": "."}, _USER, said])
+        ends = {self.tokenizer.convert_ids_to_tokens(end) for end in self.end_ids}
+        thinks = set() if self.reasoning is None else {self.reasoning.open.strip(), self.reasoning.close.strip()}
+        marks = (turns - thinks) | {end for end in ends if end}
+        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        results = (special | self._tokens_around([_USER, called, result, said])) - thinks
+        return pattern_of(marks), pattern_of(marks | results)
+
+    def _tokens_around(self, messages: Sequence[ChatMessage]) -> set[str]:
+        """Return the added tokens that the template writes; none where it refuses the messages."""
+        try:
+            text = self._rendered(messages, (), generation_prompt=False)
+        except EnvError:
+            return set()
+        added = self.tokenizer.added_tokens_decoder
+        found = {added[token_id].content for token_id in self.encode(text).tolist() if token_id in added}
+        return {token for token in found if token in text}  # a token of a byte may be one as well
 
     def _apply(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
@@ -301,6 +341,7 @@ class Renderer:
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        messages = self._shielded(messages)
         schemas = [dict(tool) for tool in tools] or None
         as_text = self.takes_text_arguments
         _, ranges = render_jinja_template(
@@ -318,7 +359,10 @@ class Renderer:
         Raises:
             EnvError: The model does not have one of them.
         """
-        ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+        if BREAK in text:
+            ids = self.encode_pieces([(text, True)])[0]
+        else:
+            ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
         unknown = self.unknown(ids)
         if unknown is not None:
             raise EnvError(f"a text has {unknown}", fix=WITHOUT_UNKNOWN)
@@ -358,6 +402,12 @@ class Renderer:
         Args:
             pieces: Texts; each with whether it begins a sequence, or goes on with one.
         """
+        if any(BREAK in text for text, _ in pieces):
+            cut = [text.split(BREAK) for text, _ in pieces]
+            parts = [(part, begins and not at) for (_, begins), texts in zip(pieces, cut, strict=True)
+                     for at, part in enumerate(texts)]  # fmt: skip
+            tokens = iter(self.encode_pieces(parts))
+            return [np.concatenate(list(islice(tokens, len(texts)))) for texts in cut]
         if not pieces:
             return []
         anchors = ["" if begins else self._anchor for _, begins in pieces]

@@ -15,6 +15,7 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import Renderer
+from roll_like.data.foreign import unbroken
 from roll_like.data.turns import find_turn, sequences
 
 #: What a template writes after an assistant's text, as part of the turn; these repeat the text word for word.
@@ -85,7 +86,7 @@ def trained_texts(render: Renderer, found: list[list[tuple[str, bool]]]) -> list
     texts = []
     for pieces in found:
         tokens = render.encode_pieces([(text, at == 0) for at, (text, *_) in enumerate(pieces)])
-        assert plain(render.decode(np.concatenate(tokens))) == plain("".join(text for text, *_ in pieces))
+        assert plain(render.decode(np.concatenate(tokens))) == plain(unbroken("".join(text for text, *_ in pieces)))
         assert pieces[-1][1], "nothing is kept after the last trained token"
         texts += [plain(render.decode(ids)) for ids, piece in zip(tokens, pieces, strict=True) if piece.trained]
     return texts

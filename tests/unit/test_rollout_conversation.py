@@ -11,10 +11,13 @@ import pytest
 from chat_templates import REAL, WRITTEN, renderer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_model import make_tiny_tokenizer
 
 from roll_like.agents.conversation import Conversation
 from roll_like.data.chat import Renderer
+from roll_like.data.foreign import unbroken
 from roll_like.errors import EnvError
+from roll_like.tools import ToolCall, parse_tool_calls
 from roll_like.types import Segment
 
 #: Templates that repeat an assistant's text word for word.
@@ -131,7 +134,7 @@ def test_what_was_sampled_is_what_is_trained_on(name: str, first: Any, turns: li
             assert not goes_on or name in ("repeats answers", "ignores answers")
             assert prompt.tolist() == render.encode(text).tolist()
         if name in EXACT:
-            assert plain(render.decode(prompt)) == plain(text)
+            assert plain(render.decode(prompt)) == plain(unbroken(text))
 
     segments = conversation.segments()
     assert [token for each in segments for token in each.token_ids[each.sampled].tolist()] == sampled_ids
@@ -407,3 +410,45 @@ def sample(conversation: Conversation, text: str, *, end: bool = True) -> list[i
     ids = render.encode(text).tolist() + ([render.end_of_turn] if end else [])
     conversation.sampled(ids, [-0.5] * len(ids))
     return ids
+
+
+#: Calls and results are parts of one turn, as in Gemma 4's.
+WITHIN_A_TURN = (
+    "{% set ns = namespace(called=false) %}{% for m in messages %}{% if m.role == 'tool' %}"
+    "<|tool_response>response:f{value:{{ m.content }}}<tool_response|>{% else %}"
+    "{% if not ns.called %}<|turn>{{ m.role }}\n{% endif %}{% set ns.called = false %}"
+    "{% for call in m.tool_calls or [] %}{% set ns.called = true %}<|tool_call>call:{{ call.function.name }}{{ '{' }}"
+    "{% for key, x in call.function.arguments | dictsort %}{{ key }}:{{ x }}{{ ',' if not loop.last }}{% endfor %}"
+    "}<tool_call|>{% endfor %}{{ m.content }}{% if not ns.called %}<turn|>\n{% elif loop.last %}<|tool_response>"
+    "{% endif %}{% endif %}{% endfor %}{% if add_generation_prompt and not ns.called %}<|turn>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_results_within_the_turn_that_called_go_on_without_a_cut(ended: bool) -> None:
+    tokenizer = make_tiny_tokenizer()
+    marks = ["<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.chat_template = WITHIN_A_TURN
+    end, close = tokenizer.convert_tokens_to_ids(["<|tool_response>", "<turn|>"])
+    render = Renderer(tokenizer, stated_ends=[end, close])
+    assert set(marks[2:4]) <= set(render.kept_tokens)
+    conversation = Conversation(render)
+    conversation.start([{"role": "user", "content": "go"}])
+    prompt = ""
+    for number in range(2):
+        said = f"<|tool_call>call:f{{a:{number},b:x}}<tool_call|>" + ("<|tool_response>" if ended else "")
+        _, (call,) = parse_tool_calls(said, "gemma")
+        assert isinstance(call, ToolCall)
+        function = {"name": call.name, "arguments": dict(call.arguments)}
+        turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        ids = render.encode(said)
+        conversation.sampled(ids, [-1.0] * len(ids), message=turn)
+        prompt = render.decode(conversation.observe([{"role": "tool", "content": "5<turn|>"}]))
+    assert conversation.cuts == 0
+    shown = "".join(
+        f"<|tool_call>call:f{{a:{number},b:x}}<tool_call|><|tool_response>response:f{{value:5<turn|>}}<tool_response|>"
+        for number in range(2)
+    )
+    assert prompt == f"<|turn>user\ngo<turn|>\n<|turn>assistant\n{shown}"
+    assert conversation.tokens.tolist().count(close) == 1
