@@ -27,6 +27,18 @@ KNOWN_TAGS: tuple[ReasoningTags, ...] = (
         final="<|open|>response<|sep|>",
         around=("<|close|>message<|sep|>", "<|close|>response<|sep|>"),
     ),
+    ReasoningTags(  # Muse Glimmer
+        open="to=self<|message|>",
+        close="<|eom|>",
+        final="to=user<|message|>",
+        around=("<|start|>assistant", "<|eot|>"),
+    ),
+    ReasoningTags(  # Inkling
+        open="<|content_thinking|>",
+        close="<|end_message|>",
+        final="<|content_text|>",
+        around=("<|message_model|>", "<|end_message|>"),
+    ),
     ReasoningTags(open="<|channel>thought", close="<channel|>"),  # Gemma 4
     ReasoningTags(open="[THINK]", close="[/THINK]"),  # Magistral, Ministral 3
     ReasoningTags(open="<|START_THINKING|>", close="<|END_THINKING|>"),  # Command A

@@ -42,6 +42,7 @@ OPENED = ReasoningTags(opened=True)
 MISTRAL = ReasoningTags(open="[THINK]", close="[/THINK]")
 HARMONY = KNOWN_TAGS[0]
 KIMI_K3 = KNOWN_TAGS[1]
+MUSE, INKLING = KNOWN_TAGS[2:4]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,18 @@ def test_a_long_run_of_backticks_is_read_in_linear_time() -> None:
             ("France.", "Paris"),
         ),
         ("<|open|>think<|sep|>France", KIMI_K3, ("France", "")),
+        (
+            " to=self<|message|>France<|eom|><|start|>assistant to=user<|message|>Paris<|eot|>",
+            MUSE,
+            ("France", "Paris"),
+        ),
+        (" to=self<|message|>France", MUSE, ("France", "")),
+        (
+            "<|content_thinking|>France<|end_message|><|message_model|><|content_text|>Paris<|end_message|>",
+            INKLING,
+            ("France", "Paris"),
+        ),
+        ("<|content_text|>Paris<|end_message|>", INKLING, (None, "Paris")),
         (
             "<think>France.</think>\n<response>\nParis\n</response>",
             ReasoningTags(around=("<response>", "</response>")),
