@@ -30,6 +30,7 @@ _NEXT_PARAMETER = re.compile(r"<parameter=([^>\n]{0,200})>")
 _END_OF_VALUE = re.compile(
     r"</parameter>(?=\s*(?:<parameter=(?P<next>[^>\n]{0,200})>|</function>|</tool_call>|</seed:tool_call>|\Z))"
 )
+_INVENTED = re.compile(r"\n<parameter=[\w.-]{1,200}>\n")
 _OTHER_END_OF_VALUE = re.compile(r"(?=<parameter=(?P<next>[^>\n]{0,200})>|</function>|</tool_call>)")
 
 #: Where tags have a prefix in the dialects of DeepSeek, Muse and Step.
@@ -156,7 +157,8 @@ class _Values:
     """Finds where the values of `<parameter=key>` tags end.
 
     A value may hold tags itself. So the closing tag is one after which the call goes on as it should: with another
-    parameter of the function, or its end. A closing tag may be missing before the next of these.
+    parameter of the function, or its end. A parameter that the function does not have is one where its tags stand on
+    lines of their own, as the format has them. A closing tag may be missing before the next of these.
 
     Args:
         text: Holds the call.
@@ -186,7 +188,15 @@ class _Values:
         for end in pattern.finditer(self.text, parameter.end()):
             if end["next"] is None or not self.known or _key(end["next"]) in self.known:
                 return end
+            if self._invented(end, parameter):
+                return end
         return None
+
+    def _invented(self, end: re.Match[str], parameter: re.Match[str]) -> bool:
+        """Return whether a parameter follows that the function does not have: tags in a value are pairs."""
+        within = self.text[parameter.end() : end.start()]
+        alone = within.endswith("\n") and _INVENTED.match(self.text, end.end()) is not None
+        return alone and within.count("<parameter=") == within.count("</parameter>")
 
     def _is_next(self, written: str, parameter: re.Match[str]) -> bool:
         return _key(written) in self.known and _key(written) != _key(parameter[1])
