@@ -12,20 +12,15 @@ those of one sample a row, whatever the layer's kernel.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from roll_like.errors import ConfigError
 from roll_like.training.segments import RowSegments
-
-#: Arguments that transformers gives to what keeps a state, and to no other part of a layer: gated delta nets and
-#: state-space mixers have the first, short convolutions the second.
-_OF_STATES = frozenset({"cache_params", "seq_idx"})
 
 
 @dataclass(slots=True)
@@ -42,8 +37,9 @@ def state_mixers(causal_lm: Any) -> Iterator[tuple[Any, Any]]:
     for layer in causal_lm.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             for part in layer.children():
-                taken = inspect.signature(type(part).forward).parameters
-                if not isinstance(part, GradientCheckpointingLayer) and _OF_STATES & set(taken):
+                # gated delta nets, state-space mixers and short convolutions: all begin with a convolution over the row
+                convolves = any(isinstance(each, nn.Conv1d) for each in part.modules())
+                if convolves and not isinstance(part, GradientCheckpointingLayer):
                     yield layer, part
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -455,7 +456,8 @@ def test_torchs_attention_would_drop_bounds_and_sinks(family: str) -> None:
     def with_torch(model: Any) -> None:
         model.config._attn_implementation_internal = "sdpa"
 
-    assert compared(family, "each alone", with_torch, sliding_window=64)[0] > 0.01
+    with suppress(ValueError):  # transformers 5.24 refuses bounds itself
+        assert compared(family, "each alone", with_torch, sliding_window=64)[0] > 0.01
     assert compared(family, "each alone", for_rows, sliding_window=64)[0] < 1e-5
 
 
@@ -526,9 +528,10 @@ def test_a_state_that_is_not_begun_anew_is_noticed(family: str, monkeypatch: pyt
 
 def test_layers_with_a_state_of_an_unknown_kind_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a model that brings code of its own under a known `model_type`."""
-    monkeypatch.setattr("roll_like.training.recurrent._OF_STATES", {"another_cache"})
+    model = make_family("bamba")
+    monkeypatch.setattr("torch.nn.Conv1d", torch.nn.Conv2d)  # what it begins with is no convolution that is known
     with pytest.raises(ConfigError, match=r"has 0 layers of a known kind that keep a state, and config.json has 1"):
-        for_rows(make_family("bamba"))
+        for_rows(model)
 
 
 def test_samples_of_rows_are_rows() -> None:
