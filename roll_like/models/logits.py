@@ -84,8 +84,9 @@ def _logits_of(causal_lm: Any, hidden_TD: Tensor) -> Tensor:
 
     backbone = causal_lm.base_model
     output = MoeModelOutputWithPast(last_hidden_state=hidden_TD[None])
-    # what models that see images, and those with a state, hand on
-    output.rope_deltas = output.cache_params = None
+    # what models that see images or hear, and those with a state, hand on
+    for name in ("rope_deltas", "cache_params", "image_outputs", "video_outputs", "audio_outputs"):
+        setattr(output, name, None)
     backbone.forward = lambda *_, **__: output
     try:
         tokens_1T = torch.zeros(1, len(hidden_TD), dtype=torch.int64)
