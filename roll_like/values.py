@@ -212,10 +212,12 @@ def reward_noise(rewards: npt.ArrayLike) -> float:
 def at_least(value: float, bound: float) -> bool:
     """Return whether a figure of rewards is a bound or more, or differs from it by noise alone.
 
+    Nothing of 0 is a positive bound, however small: `low: 1e-9` leaves out groups that earned nothing.
+
     >>> 0.7 + 0.2 + 0.1 >= 1, at_least(0.7 + 0.2 + 0.1, 1)
     (False, True)
     """
-    return value >= bound - reward_noise([value, bound])
+    return value >= bound - (reward_noise([value, bound]) if value else 0)
 
 
 def has_signal(rewards: npt.ArrayLike) -> bool:

@@ -47,7 +47,7 @@ try:
     reward = simulation.reward_info.reward
 except ValueError:
     last = orchestrator.agent_state.messages[-1]
-    if last.role != "assistant" or last.content or last.tool_calls:
+    if last.role != "assistant" or (last.content or "").strip() or last.tool_calls:
         raise
     reward = 0.0  # tau2 takes no empty message; one of the policy's is a mistake to learn from, and no failure
 body = json.dumps({"reward": reward, "success": reward == 1.0}).encode()

@@ -171,7 +171,7 @@ class Responses(Dialect):
             output = item.get("output")
             content = output if isinstance(output, str) else _text(output, at)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-        if kind == "reasoning":  # of an answer of ours there is none: reasoning is in its text
+        if kind == "reasoning":  # answers of ours have none: it is left out, or in the text
             return None
         raise ApiError(400, f"{at}: items of type {kind!r} are not served", param=at)
 

@@ -282,11 +282,13 @@ class Proxy:
 
     async def _models(self, http: web.Request) -> web.Response:
         if self._of_no_episode(http):
+            names: tuple[str, ...] = (MODEL,)
             max_tokens = self._shared[_key_of(http)[1]]
         else:
-            max_tokens = (await self._episode(http)).settings.limits.tokens
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "roll_like"}
-        return web.json_response({"object": "list", "data": [{**model, "max_model_len": max_tokens}]})
+            episode = await self._episode(http)
+            names, max_tokens = tuple(episode.models) or (MODEL,), episode.settings.limits.tokens
+        model = {"object": "model", "created": 0, "owned_by": "roll_like", "max_model_len": max_tokens}
+        return web.json_response({"object": "list", "data": [{"id": name, **model} for name in names]})
 
     def _of_no_episode(self, http: web.Request) -> bool:
         """Return whether a request comes from a server of many episodes and names none of them."""

@@ -200,13 +200,12 @@ class ProxyEpisode:
         """What the agent posted as its answer, else the content of the policy's latest answer."""
         latest = self.recorder.turns[-1] if self.recorder.turns else None
         tags = THINK if latest is None else latest.reasoning
-        content = "" if latest is None else str(latest.message["content"] or "")
-        if self.answer is None and not self._reasoning_apart:
-            return Turn(content, tags)
-        answer = content if self.answer is None else self.answer
+        if self.answer is None:
+            content = "" if latest is None else str(latest.message["content"] or "")
+            return Turn(content, replace(tags, opened=False) if tags is not None and self._reasoning_apart else tags)
         # without a closing tag it is the answer alone, without the reasoning that the prompt began
-        closed = tags is not None and tags.close in answer
-        return Turn(answer, tags if tags is None or closed else replace(tags, opened=False))
+        closed = tags is not None and tags.close in self.answer
+        return Turn(self.answer, tags if tags is None or closed else replace(tags, opened=False))
 
     async def finished(self) -> None:
         """Wait until the agent reports the end of the episode, or until it has failed."""

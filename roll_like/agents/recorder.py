@@ -231,8 +231,14 @@ class Recorder:
     def _take(self, messages: Sequence[ChatMessage], keys: Sequence[bytes]) -> tuple[int, _RecordedConversation | None]:
         """Take the conversation with the longest history out of those that may go on; and return that length."""
         for length in range(len(messages), 0, -1):
-            if messages[length - 1]["role"] == "assistant" and (idle := self._idle.get(keys[length])):
-                return length, idle.pop()
+            latest = messages[length - 1]
+            if latest["role"] == "assistant" and (idle := self._idle.get(keys[length])):
+                # of equal answers the one with the reasoning that came back, if any did
+                told = latest.get("reasoning_content")
+                alike = [each for each in idle if told and each.turns[-1].message.get("reasoning_content") == told]
+                found = (alike or idle)[-1]
+                idle.remove(found)
+                return length, found
         return 0, None
 
     def _put_back(self, recorded: _RecordedConversation | None) -> None:

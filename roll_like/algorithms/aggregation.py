@@ -59,13 +59,14 @@ def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_resp
     | `seq_mean_token_mean` | 1/(S·n_i)          | GRPO, arXiv:2402.03300                   |
     | `token_sum_norm`      | 1/(S·max_response) | Dr. GRPO, arXiv:2503.20783               |
 
-    The samples of an episode that was cut are one trajectory: it does not count more the oftener its history was
+    The samples of an episode that was cut are one trajectory: it counts once, however often its history was
     rewritten. What has no trained token has weights 0 and is not counted in S.
 
     Args:
         samples: The whole batch of one optimizer step, of all ranks.
         how: `algorithm.aggregation`.
-        max_response_tokens: Most sampled tokens of a trajectory, the constant of `token_sum_norm`.
+        max_response_tokens: The constant of `token_sum_norm`: most sampled tokens of a trajectory whose history is not
+            rewritten.
     """
     numbers, lengths = trajectory_numbers(samples), Counter[int]()
     for number, sample in zip(numbers, samples, strict=True):

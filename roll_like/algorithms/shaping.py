@@ -82,7 +82,7 @@ class RewardShaping:
 
     Args:
         config: `algorithm.reward_shaping`.
-        max_response_tokens: Most sampled tokens of a trajectory.
+        max_response_tokens: Most sampled tokens of a trajectory whose history is not rewritten.
     """
 
     def __init__(self, config: RewardShapingConfig, *, max_response_tokens: int) -> None:

@@ -31,7 +31,11 @@ def serve_command(model: TrainedModel, host: str, port: int, further: Sequence[s
     # of requests that say nothing: not what the starting model's authors suggest, such as a penalty of repetitions
     command += ["--generation-config", "vllm"]
     # calls of tools are read as in the run, in whatever format the model writes them
-    command += ["--enable-auto-tool-choice", "--tool-parser-plugin", TOOL_PARSER, "--tool-call-parser", "roll_like"]
+    command += ["--enable-auto-tool-choice"]
+    if model.model_type == "gpt_oss":  # vLLM takes no other parser for it
+        command += ["--tool-call-parser", "openai"]
+    else:
+        command += ["--tool-parser-plugin", TOOL_PARSER, "--tool-call-parser", "roll_like"]
     if model.sampling:
         command += ["--override-generation-config", json.dumps(dict(model.sampling))]
     if model.template_options:

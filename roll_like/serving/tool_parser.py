@@ -27,8 +27,12 @@ from roll_like.types import THINK
 class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
     """Reads the calls of an answer once it is complete; a stream to a request with tools sends all at its end."""
 
-    #: vLLM calls `finish_streaming` at the end of a stream.
-    engine_based_streaming = True
+    _held = ""
+
+    @property
+    def engine_based_streaming(self) -> bool:
+        """Whether vLLM calls `finish_streaming` at the end of a stream; at its beginning, whether it keeps no text."""
+        return bool(self._held)
 
     def __init__(self, tokenizer: Any, tools: list[Any] | None = None) -> None:
         super().__init__(tokenizer, tools)
@@ -36,7 +40,6 @@ class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
         template = str(getattr(tokenizer, "chat_template", None) or "")
         self._reasoning = known_tags(template, [str(token) for token in added]) or THINK
         self._schemas = [_schema(tool.model_dump(exclude_none=True)) for tool in self.tools]
-        self._held = ""
 
     def adjust_request(self, request: Any) -> Any:
         """Keep special tokens in the text: some formats mark calls by them."""

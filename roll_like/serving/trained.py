@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,13 @@ class TrainedModel:
     sampling: Mapping[str, float] = field(default_factory=dict)
     on_cpu: bool = False
     kv_cache_gib: float | None = None
+
+    @property
+    def model_type(self) -> str | None:
+        """What `config.json` calls its architecture; None without that file."""
+        file = self.directory / "config.json"
+        found: str | None = json.loads(file.read_bytes()).get("model_type") if file.is_file() else None
+        return found
 
 
 def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = False) -> TrainedModel:

@@ -37,8 +37,9 @@ def state_mixers(causal_lm: Any) -> Iterator[tuple[Any, Any]]:
     for layer in causal_lm.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             for part in layer.children():
-                # gated delta nets, state-space mixers and short convolutions: all begin with a convolution over the row
-                convolves = any(isinstance(each, nn.Conv1d) for each in part.modules())
+                # gated delta nets, state-space mixers and short convolutions have a convolution over the row; that of
+                # attention with one (Zaya) is deeper within
+                convolves = any(isinstance(each, nn.Conv1d) for each in part.children())
                 if convolves and not isinstance(part, GradientCheckpointingLayer):
                     yield layer, part
 

@@ -51,8 +51,11 @@ def streamed(text: str, asked: Any) -> tuple[list[str], list[tuple[str, Any]]]:
         for number, piece in enumerate(pieces, start=1)
     ]
     sent = [delta for delta in deltas if delta is not None]
-    calls = [call.function for delta in sent for call in delta.tool_calls or ()]
-    return [delta.content for delta in sent if delta.content], [(one.name, json.loads(one.arguments)) for one in calls]
+    calls: dict[int, list[Any]] = {}
+    for call in (call for delta in sent for call in delta.tool_calls or ()):
+        calls.setdefault(call.index, []).append(call.function)
+    whole = [(parts[0].name, json.loads("".join(part.arguments or "" for part in parts))) for parts in calls.values()]
+    return [delta.content for delta in sent if delta.content], whole
 
 
 def test_calls_are_read_as_in_a_run() -> None:
@@ -75,6 +78,11 @@ def test_streams_send_calls_whole_and_text_without_tools_at_once() -> None:
     pieces, calls = streamed(CALL, request(tools=None))
     assert ("".join(pieces), calls) == (CALL, [])
     assert len(pieces) > 5
+
+
+def test_streams_of_forced_calls_send_them() -> None:
+    calls = '[{"name": "add", "parameters": {"a": 1, "b": "x"}}]'
+    assert streamed(calls, request(tool_choice="required"))[1] == [("add", {"a": 1, "b": "x"})]
 
 
 def test_special_tokens_that_mark_calls_stay_in_the_text() -> None:

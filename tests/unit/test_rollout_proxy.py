@@ -13,6 +13,7 @@ from fake_policy import FakePolicy, assert_token_exact, episode_settings, parts_
 from proxy_rig import CHATML, HELLO, TOOL, rig, until
 
 from roll_like.agents.proxy import Proxy
+from roll_like.data.reasoning import answer_of
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.router import Router
@@ -364,6 +365,29 @@ async def test_reasoning_comes_apart_from_what_a_user_or_a_tool_is_shown() -> No
     assert_token_exact(scored, one.policy)
     assert len(parts_of(scored)) == 1
     assert scored.record[0].text.startswith("<think>\nFirst I ask.")  # what is trained on is whole
+
+
+async def test_an_answer_may_quote_the_end_of_reasoning() -> None:
+    said = "Write `</think>` at the end."
+    async with rig(f"<think>hm</think>{said}", apart=True) as one:
+        await one.ask("How do I end it?")
+    assert answer_of(one.episode.final) == said
+
+
+async def test_a_history_goes_on_from_the_answer_whose_reasoning_came_back() -> None:
+    ask = {"role": "user", "content": "5?"}
+    async with rig("<think>first</think>five", "<think>second</think>five", "yes", apart=True) as one:
+        for _ in range(2):
+            await one.client.chat.completions.create(model="any", messages=[ask])  # type: ignore[list-item]
+        answer = {"role": "assistant", "content": "five", "reasoning_content": "first"}
+        history: Any = [ask, answer, {"role": "user", "content": "sure?"}]
+        await one.client.chat.completions.create(model="any", messages=history)
+        await one.reward(1)
+        scored = one.episode.scored()
+    texts = [one.policy.renderer.decode(tokens) for tokens, _ in parts_of(scored)]
+    (going_on,) = [text for text in texts if "sure?" in text]
+    assert "first" in going_on
+    assert "second" not in going_on
 
 
 async def test_reasoning_without_an_end_is_no_answer() -> None:

@@ -101,6 +101,12 @@ def test_the_servers_command_and_environment(run: Path) -> None:
     assert unsampled[-7:] == ["--generation-config", "vllm", *CALLS]  # without a penalty that the model's files suggest
 
 
+def test_calls_of_gpt_oss_are_left_to_vllms_parser_which_takes_no_other(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    command = serve_command(TrainedModel(tmp_path, "x"), "127.0.0.1", 8001, [])
+    assert command[-3:] == ["--enable-auto-tool-choice", "--tool-call-parser", "openai"]
+
+
 def test_the_command_becomes_the_server(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

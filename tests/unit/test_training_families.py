@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -456,8 +455,11 @@ def test_torchs_attention_would_drop_bounds_and_sinks(family: str) -> None:
     def with_torch(model: Any) -> None:
         model.config._attn_implementation_internal = "sdpa"
 
-    with suppress(ValueError):  # transformers 5.24 refuses bounds itself
-        assert compared(family, "each alone", with_torch, sliding_window=64)[0] > 0.01
+    try:
+        lost = compared(family, "each alone", with_torch, sliding_window=64)[0]
+    except ValueError as error:  # transformers 5.24 refuses bounds itself
+        lost = 1.0 if "does not support `softcap`" in str(error) else 0.0
+    assert lost > 0.01
     assert compared(family, "each alone", for_rows, sliding_window=64)[0] < 1e-5
 
 

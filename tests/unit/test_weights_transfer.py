@@ -291,6 +291,15 @@ def test_digests_together_are_those_of_each_tensor(monkeypatch: pytest.MonkeyPat
     assert digests.found() == expected
 
 
+def test_digests_of_several_devices_are_not_copied_together() -> None:
+    """As an adapter that vLLM keeps in host memory and the output head on a GPU."""
+    digests = Digests()
+    digests.add("adapter", torch.ones(3))
+    digests.add("head", torch.ones(3, device="meta"))
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):  # which has no numbers
+        digests.found()
+
+
 def test_drift_is_named_also_in_a_copy_that_only_the_engine_has() -> None:
     sent = {"embed": "a", "q": "b", "odd": "c"}
     held = Fingerprints(tensors={"embed": "a", "q": "x", "head": "old"}, tied={"head": "embed"})

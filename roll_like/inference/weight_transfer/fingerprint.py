@@ -69,7 +69,7 @@ def _plain(numbers: Tensor) -> Tensor:
 
 
 class Digests:
-    """Digests of many tensors of one device. They are copied to host memory together: each copy waits for a GPU."""
+    """Digests of many tensors. Those of a device are copied to host memory together: each copy waits for a GPU."""
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
@@ -90,8 +90,8 @@ class Digests:
         return self._found
 
     def _take(self) -> None:
-        for dtype in {held.dtype for held in self._waiting.values()}:
-            together = {name: held for name, held in self._waiting.items() if held.dtype == dtype}
+        for kind in {(held.dtype, held.device) for held in self._waiting.values()}:
+            together = {name: held for name, held in self._waiting.items() if (held.dtype, held.device) == kind}
             flat = torch.cat([held.flatten() for held in together.values()]).to("cpu")
             start = 0
             for name, held in together.items():
