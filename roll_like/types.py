@@ -118,6 +118,11 @@ class ReasoningTags:
     final: str = ""
     around: tuple[str, ...] = ()
 
+    @property
+    def ends_messages(self) -> bool:
+        """Whether `close` ends messages of every kind, so that one alone does not say that there was reasoning."""
+        return self.close in self.around
+
 
 #: The tags of most models.
 THINK = ReasoningTags()

@@ -31,7 +31,7 @@ KNOWN_TAGS: tuple[ReasoningTags, ...] = (
         open="to=self<|message|>",
         close="<|eom|>",
         final="to=user<|message|>",
-        around=("<|start|>assistant", "<|eot|>"),
+        around=("<|start|>assistant", "<|eot|>", "<|eom|>"),
     ),
     ReasoningTags(  # Inkling
         open="<|content_thinking|>",
@@ -94,9 +94,12 @@ def split_reasoning(text: str, tags: ReasoningTags | None = THINK) -> tuple[str 
         for mark in _tag_pattern(tags.open, tags.close).finditer(text)
         if mark.lastgroup != "quoted"
     ]
+    if tags.ends_messages and tags.final:  # then a mark alone ends a message that is no reasoning, as one with a call
+        within = [tags.opened, *(each[2] for each in found)]
+        found = [each for each, paired in zip(found, within, strict=False) if each[2] or paired]
     if not found and not tags.opened:
         return None, _answer(text, tags) if tags.around else text
-    begin = found[0][1] if found and found[0][2] and not text[: found[0][0]].strip() else 0
+    begin = found[0][1] if found and found[0][2] and text[: found[0][0]].strip() in ("", *tags.around) else 0
     start, end, opens = found[-1] if found else (0, 0, True)
     if opens:
         return text[begin : max(begin, start)] + text[max(begin, end) :], ""

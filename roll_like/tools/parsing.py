@@ -18,8 +18,9 @@ auto       whichever is there, and the marks of some more models
 only where they stand alone: they are the whole answer, or begin or end it on lines of their own, and then a tool has
 that name, where the tools are known. With the style `json`, objects in a sentence are calls too.
 
-**Reasoning.** What stands before the last closing tag of the reasoning, or after an opening one, is no call. A tag in
-an argument is part of the argument.
+**Reasoning.** What stands before the last closing tag of the reasoning, or after an opening one, is no call. A closing
+tag that ends messages of every kind (gpt-oss, Inkling, Muse) closes only a reasoning that was opened. A tag in an
+argument is part of the argument.
 
 A closing tag may be missing, where a stop string or the token limit took it, as long as the call itself is complete.
 """
@@ -55,10 +56,16 @@ _BETWEEN = re.compile(r"(?:\s|[,;]|```(?:json|python)?)*")
 _BLANK = re.compile(rf"(?:\s|{ENDS})*")
 _EMPTY_FENCE = re.compile(r"```(?:json|python|tool_code|xml|tool_call)?\s*```")
 _TRAILING = re.compile(rf"(?:{ENDS})\s*\Z")
-_HARMONY_WORDS = re.compile(
-    r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|\Z)",
-    re.DOTALL,
-)
+#: Messages to the user, of gpt-oss, Inkling, Muse and Kimi K3.
+_WORDS = [
+    re.compile(rf"(?:{header})?{begins}(.*?)(?:{ends}|\Z)", re.DOTALL)
+    for header, begins, ends in (
+        (r"<\|start\|>assistant", r"<\|channel\|>(?:final|commentary)<\|message\|>", r"<\|end\|>|<\|return\|>"),
+        (r"<\|message_model\|>", r"<\|content_text\|>", r"<\|end_message\|>"),
+        (r"<\|start\|>assistant", r" ?\bto=user<\|message\|>", r"<\|eom\|>|<\|eot\|>"),
+        ("", r"<\|open\|>response<\|sep\|>", r"<\|close\|>response<\|sep\|>"),
+    )
+]
 
 
 def parse_tool_calls(
@@ -121,10 +128,14 @@ class _Scan:
     def run(self) -> None:
         self.end = len(self.text)
         own = "|".join(_OWN_REASONING)
-        reasoning = [f"(?P<open>{re.escape(self.tags.open)}|{own})", f"(?P<close>{re.escape(self.tags.close)})"]
+        reasoning = [f"(?P<open>{re.escape(self.tags.open)}|{own})"]
+        if not self.tags.ends_messages:
+            reasoning.append(f"(?P<close>{re.escape(self.tags.close)})")
         calls = [f"(?P<f{number}>{each.begins})" for number, each in enumerate(self.formats)]
         pattern = re.compile("|".join([*reasoning, *calls]))
-        at = failures = 0
+        if self.tags.ends_messages and self.tags.opened:
+            self.begin = self.text.find(self.tags.close) + len(self.tags.close)
+        at, failures = self.begin, 0
         while failures < _MOST_FAILURES and (match := pattern.search(self.text, at)) is not None:
             if match.lastgroup == "close":
                 at = self.begin = match.end()
@@ -135,21 +146,26 @@ class _Scan:
                 if closed is None:
                     self.end = match.start()
                     return
-                at = closed.start() if match[0] == self.tags.open else closed.end()
+                if match[0] != self.tags.open:
+                    at = closed.end()
+                elif self.tags.ends_messages:
+                    at = self.begin = closed.end()
+                    self.plain.clear()
+                else:
+                    at = closed.start()
             else:
                 found = self._read(self.formats[int(str(match.lastgroup)[1:])], match)
                 unread = found is None or (found.plain and _is_broken(found))
                 failures += unread
                 at = match.end() if found is None or unread else found.end
             if len(self.marked) == _MOST_CALLS:
-                at = self.text.rfind(self.tags.close, at)
+                at = -1 if self.tags.ends_messages else self.text.rfind(self.tags.close, at)
                 if at < 0:
                     return
 
     def _closing(self, opened: str) -> re.Pattern[str]:
-        if opened == self.tags.open:
-            return re.compile(re.escape(self.tags.close))
-        return re.compile(next(close for begins, close in _OWN_REASONING.items() if re.fullmatch(begins, opened)))
+        own = (close for begins, close in _OWN_REASONING.items() if re.fullmatch(begins, opened))
+        return re.compile(next(own, re.escape(self.tags.close)))
 
     def _read(self, kind: CallFormat, match: re.Match[str]) -> Found | None:
         found = kind.read(self.text, match, self.functions)
@@ -167,7 +183,7 @@ class _Scan:
         return found
 
     def _before_reasoning(self, found: Found) -> Found:
-        """Return what cannot be read, up to where reasoning begins or ends."""
+        """Return what cannot be read, up to where reasoning begins or ends, or with the end of its message."""
         tag = re.compile(f"{re.escape(self.tags.open)}|{re.escape(self.tags.close)}").search(
             self.text, found.start, found.end
         )
@@ -175,8 +191,8 @@ class _Scan:
             return found
         last = found.calls[-1]
         assert isinstance(last, MalformedCall), "the caller has seen it"
-        calls = [*found.calls[:-1], replace(last, text=self.text[found.start : tag.start()])]
-        return found._replace(end=tag.start(), calls=calls)
+        end = tag.end() if self.tags.ends_messages and tag[0] == self.tags.close else tag.start()
+        return found._replace(end=end, calls=[*found.calls[:-1], replace(last, text=self.text[found.start : end])])
 
 
 def _is_broken(found: Found) -> bool:
@@ -241,7 +257,9 @@ def _without(text: str, found: Sequence[Found]) -> str:
         parts.append("" if at and not part.strip(" \t;,") else part)
         at = each.end
     rest = _EMPTY_FENCE.sub("", "".join([*parts, _TRAILING.sub("", text[at:])]))
-    return _HARMONY_WORDS.sub(r"\1", rest).strip()
+    for words in _WORDS:
+        rest = words.sub(r"\1", rest)
+    return rest.strip()
 
 
 def _numbered(found: Sequence[Found]) -> list[AnyCall]:

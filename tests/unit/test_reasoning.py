@@ -128,6 +128,7 @@ def test_a_long_run_of_backticks_is_read_in_linear_time() -> None:
             MUSE,
             ("France", "Paris"),
         ),
+        ("<|start|>assistant to=self<|message|>France.<|eom|>Paris", MUSE, ("France.", "Paris")),
         (" to=self<|message|>France", MUSE, ("France", "")),
         (
             "<|content_thinking|>France<|end_message|><|message_model|><|content_text|>Paris<|end_message|>",

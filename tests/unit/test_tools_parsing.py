@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll_like.data.reasoning import KNOWN_TAGS, split_reasoning
 from roll_like.errors import ConfigError
 from roll_like.tools import CallStyle, MalformedCall, ToolCall, parse_tool_calls
+from roll_like.tools.answers import openai_answer
+from roll_like.types import ReasoningTags
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 PARAMETERS = "<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
@@ -118,6 +122,82 @@ def test_the_schema_says_what_values_of_the_xml_style_mean() -> None:
     assert parse_tool_calls(text)[1] == [ToolCall("write", {"text": 12, "lines": [1, 2]})]
     unread = text.replace("[1, 2]", "[1, 2")
     assert parse_tool_calls(unread, tools=[SCHEMA])[1] == [ToolCall("write", {"text": "12\n", "lines": "[1, 2"})]
+
+
+def _invoked(prefix: str, name: str) -> str:
+    return f'<{prefix}invoke name="{name}"><{prefix}parameter name="text">x</{prefix}parameter></{prefix}invoke>'
+
+
+#: By the mark before the answer: reasoning, a call, one that cannot be read, and words, as messages.
+_MESSAGES = {
+    "<|channel|>final<|message|>": (
+        "<|channel|>analysis<|message|>Hm.<|end|>",
+        '<|start|>assistant<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "x"}<|call|>',
+        '<|start|>assistant<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text<|call|>',
+        "<|start|>assistant<|channel|>final<|message|>{}<|end|>",
+    ),
+    "<|open|>response<|sep|>": (
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|>",
+        '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|><|open|>argument key="text" type="string"<|sep|>'
+        "x<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|>x<|close|>tools<|sep|>',
+        "<|open|>response<|sep|>{}<|close|>response<|sep|>",
+    ),
+    "to=user<|message|>": (
+        " to=self<|message|>Hm.<|eom|>",
+        "<|start|>assistant to=write<|message|><atem:function_calls>"
+        f"{_invoked('atem:', 'write')}</atem:function_calls><|eom|>",
+        "<|start|>assistant to=write<|message|><atem:function_calls>x</atem:function_calls><|eom|>",
+        "<|start|>assistant to=user<|message|>{}<|eom|>",
+    ),
+    "<|content_text|>": (
+        "<|content_thinking|>Hm.<|end_message|>",
+        '<|message_model|><|content_invoke_tool_json|>{"name": "write", "args": {"text": "x"}}<|end_message|>',
+        '<|message_model|><|content_invoke_tool_json|>{"name": <|end_message|>',
+        "<|message_model|><|content_text|>{}<|end_message|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("tags", [tags for tags in KNOWN_TAGS if tags.final], ids=lambda tags: tags.final)
+def test_a_call_between_messages_of_other_kinds_is_read(tags: ReasoningTags) -> None:
+    reasoning, call, broken, words = _MESSAGES[tags.final]
+    before, after = words.replace("{}", "Calling."), words.replace("{}", "Called.")
+    for text, expected in (
+        (call + after, (None, "Called.")),
+        (before + call, (None, "Calling.")),
+        (before + call + after, (None, "Calling.Called.")),
+        (reasoning + call + after, ("Hm.", "Called.")),
+        (reasoning + before + call + after, ("Hm.", "Calling.Called.")),
+    ):
+        assert parse_tool_calls(text, tools=[SCHEMA], reasoning=tags)[1] == [ToolCall("write", {"text": "x"})], text
+        content, (called,) = openai_answer(text, [SCHEMA], reasoning=tags)
+        assert called["function"]["name"] == "write"
+        assert split_reasoning(content, tags) == expected, text
+        if not text.startswith(reasoning):
+            assert content == expected[1]  # as `serve` sends it
+    content, calls = openai_answer(before + broken + call, [SCHEMA], reasoning=tags)
+    assert len(calls) == 1
+    assert content == f"Calling.\n{broken}"
+    thought, said = split_reasoning(content, tags)
+    assert thought is None
+    assert said.startswith("Calling.\n")
+
+
+@pytest.mark.parametrize("tags", [tags for tags in KNOWN_TAGS if tags.final], ids=lambda tags: tags.final)
+def test_a_call_in_reasoning_that_the_prompt_opened_is_none(tags: ReasoningTags) -> None:
+    _, call, _, words = _MESSAGES[tags.final]
+    quoted = "<tool_call>{}</tool_call>".format('{"name": "write", "arguments": {}}')
+    text = f"Hm, {quoted}{tags.close}{call}{words.format('Called.')}"
+    opened = replace(tags, opened=True)
+    assert parse_tool_calls(text, tools=[SCHEMA], reasoning=opened)[1] == [ToolCall("write", {"text": "x"})]
+    assert split_reasoning(openai_answer(text, [SCHEMA], reasoning=opened)[0], opened) == (f"Hm, {quoted}", "Called.")
+
+
+def test_reasoning_of_harmony_ends_where_a_message_begins() -> None:
+    reasoning, call, _, _ = _MESSAGES["<|channel|>final<|message|>"]
+    text = reasoning.removesuffix("<|end|>") + call
+    assert parse_tool_calls(text, reasoning=KNOWN_TAGS[0])[1] == [ToolCall("write", {"text": "x"})]
 
 
 def test_an_unknown_style_is_refused() -> None:

@@ -13,6 +13,7 @@ from roll_like.tools.calls.functions import Functions
 from roll_like.tools.calls.literals import read_value, skip_space
 from roll_like.tools.calls.payloads import (
     ENDS,
+    NAMED_FUNCTION,
     PayloadReader,
     Unread,
     ended,
@@ -122,10 +123,14 @@ _QWEN = _tagged("<tool_call>", "</tool_call>", read_function)
 #: As the families name it: Hermes, GLM; Seed; LongCat; K2 Horizon; Hunyuan 3 and 4, which add a code of their own.
 _MARK, _CODE = r"(?:seed:|longcat_|ifm\|)?tool_call", r"(?::\w+)?"
 _TOOL_CALL_MARKS = (
-    rf"(?:<{_MARK}s{_CODE}>\s*)?<{_MARK}{_CODE}>", rf"</{_MARK}{_CODE}>(?:\s*</{_MARK}s{_CODE}>)?",
+    # after a code, the tool's name or JSON: XML may have tags of this form
+    rf"(?:<{_MARK}s{_CODE}>\s*)?<{_MARK}(?:>|:\w+>(?=[\w.-]+\s*<|\s*[{{\[]))",
+    rf"</{_MARK}{_CODE}>(?:\s*</{_MARK}s{_CODE}>)?",
 )  # fmt: skip
 _KEYED = _tagged(*_TOOL_CALL_MARKS, read_keyed)
 _TOOL_CALL = _tagged(*_TOOL_CALL_MARKS, read_objects, read_function, read_keyed, read_invoke)
+#: At the beginning of a line, or after a mark or JSON: a sentence may have the word too.
+_APART = r"(?:(?<![^\n>}\]])|(?<=\s)(?<![^\n>}\]]\s))"
 #: Of models that have one mark of their own around JSON or Python.
 _OTHERS = (
     _tagged("<tool_calls>", "</tool_calls>", read_objects),
@@ -135,8 +140,8 @@ _OTHERS = (
     _tagged(r"<\|action_start\|>\s*<\|plugin\|>", r"<\|action_end\|>", read_objects),
     _tagged(r"<\|tools_prefix\|>", r"<\|tools_suffix\|>", read_objects),
     _tagged(r"(?:<\|message_model\|>)?<\|content_invoke_tool_json\|>", r"<\|end_message\|>", read_objects),
-    _tagged("<function_call>", "</function_call>", read_objects),
-    _tagged(r"<\|function_call\|>|function call<\|role_sep\|>|functools(?=\[\s*\{)", ENDS, read_objects),
+    _tagged(rf"{_APART}<function_call>(?=\s*[{{\[])", "</function_call>", read_objects),
+    _tagged(rf"<\|function_call\|>|function call<\|role_sep\|>|{_APART}functools(?=\[\s*\{{)", ENDS, read_objects),
 )
 _PYTHON_TAGS = (
     _tagged(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", read_python, read_objects),
@@ -149,9 +154,12 @@ _PYTHON_TAGS = (
 # ---- single formats ----------------------------------------------------------------------------
 
 
-def _function(text: str, opened: re.Match[str], functions: Functions) -> Found:
+def _function(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
     """`<function=f>…</function>` or `<function name="f">…` without a tag around it; `</tool_call>` may be left."""
-    read = read_function if opened[0].endswith("=") and "name" not in opened[0] else read_invoke
+    named = "name" in opened[0]
+    if named and NAMED_FUNCTION.match(text, opened.start()) is None:
+        return None
+    read = read_invoke if named else read_function
     try:
         calls, end = read(text, opened.start(), functions)
     except Unread as error:
@@ -334,7 +342,8 @@ _PLAMO = _section(
 )
 _HARMONY = CallFormat(
     r"(?:<\|start\|>)?(?:assistant)?(?:<\|channel\|>)?(?:commentary|analysis)\s+to=functions\.[\w.-]+"
-    r"|(?:<\|start\|>assistant\s*|(?:<\|start\|>assistant)?<\|channel\|>\s*(?:commentary|analysis)\s+|\A\s*)to=[\w.-]+[^{\n]{0,60}<\|message\|>",
+    r"|(?:<\|start\|>assistant\s*|(?:<\|start\|>assistant)?<\|channel\|>\s*(?:commentary|analysis)\s+|\A\s*)"
+    r"to=(?!(?:user|self)<\|message\|>)[\w.-]+[^{\n]{0,60}<\|message\|>",  # those are Muse's messages
     _harmony,
 )
 _PYTHON_TAG = _tagged(r"<\|python_tag\|>", rf"(?:{ENDS}|\Z)", read_objects, read_python)

@@ -40,6 +40,8 @@ _INVOKE = re.compile(
     rf"""\s*(?:<(?:{_PREFIX}invoke|function)\s+name|<\|open\|>call\s+tool){_QUOTED}"""
     r"""(?:\s+index="\d*")?\s*(?:>|<\|sep\|>)"""
 )
+#: Its first parameter or its end follows, unlike in XML that an answer is about.
+NAMED_FUNCTION = re.compile(rf"<function\s+name{_QUOTED}\s*>\s*(?:<param|</function>)")
 _NAMED_TAG = rf"(?:<{_PREFIX}param(?:eter)?\s+name|<\|open\|>argument\s+key)"
 _NAMED = re.compile(
     rf"""\s*{_NAMED_TAG}{_QUOTED}(?:\s+(?:string|type)\s*=\s*["']?(\w+)["']?)?\s*(?:>|<\|sep\|>)(<!\[CDATA\[)?"""
