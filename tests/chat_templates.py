@@ -58,6 +58,10 @@ REAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+#: Tokenizers that put a space before a text; the latter two do so behind special tokens as well.
+SENTENCEPIECE = ("sentencepiece", "sentencepiece, always", "Llama 2")
+
+
 @cache
 def _tokenizer(folder: str) -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(FETCHED / folder, local_files_only=True)
@@ -70,17 +74,17 @@ def renderer(name: str) -> Renderer:
         tokenizer = make_tiny_tokenizer()
         tokenizer.chat_template = WRITTEN[name]
         return Renderer(tokenizer)
-    if name == "sentencepiece":
-        return Renderer(_sentencepiece())
+    if name in SENTENCEPIECE:
+        return Renderer(_sentencepiece(name))
     folder, options = REAL[name]
     if not (FETCHED / folder / "tokenizer.json").is_file():
         pytest.skip(f"the tokenizer of {name} is not there; run `make tokenizers`")
     return Renderer(_tokenizer(folder), template_options=options)
 
 
-def _sentencepiece() -> PreTrainedTokenizerFast:
+def _sentencepiece(name: str) -> PreTrainedTokenizerFast:
     """A tokenizer that writes spaces as ▁ and puts one before a text, with a template like Llama 2's."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -92,6 +96,13 @@ def _sentencepiece() -> PreTrainedTokenizerFast:
     )
     words = "the quick brown fox [INST] [/INST] jumps over a lazy dog and answers every question with a number"
     tokenizer.train_from_iterator([words, words.title(), "0 1 2 3 4 5 6 7 8 9"], trainer)
+    if name == "sentencepiece, always":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    elif name == "Llama 2":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.pre_tokenizer = None
+        space = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(space)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     fast.chat_template = (
         "<s>{% for message in messages %}{% if message.role == 'assistant' %} {{ message.content }}</s>"

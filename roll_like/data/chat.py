@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from roll_like.content.unicode import whole_text
-from roll_like.data.foreign import BREAK, pattern_of, shielded
+from roll_like.data.foreign import BREAK, ESCAPED, broken, pattern_of, shielded
 from roll_like.data.images import ImageTokens, expanded, pictures_of
 from roll_like.data.marks import call_marks
 from roll_like.data.reasoning import after_prompt, known_tags
@@ -174,7 +174,8 @@ class Renderer:
     ) -> str:
         """Return the template's text of messages, with or without the generation prompt; `encode` takes it.
 
-        What users, tools and environments say has a `BREAK` where it spells a mark of a turn: `roll_like.data.foreign`.
+        What users, tools and environments say, and what schemas of tools do, has a `BREAK` where it spells a mark of a
+        turn: `roll_like.data.foreign`.
 
         Raises:
             EnvError: The template refuses the messages.
@@ -186,7 +187,8 @@ class Renderer:
                 fix="set model.path to a vision-language model, with `pipeline` sft, rlvr or dpo (docs/vision.md); to "
                 "ignore a column of images, set the source's images_field: null",
             )
-        return self._rendered(self._shielded(messages), tools, generation_prompt=generation_prompt)
+        text = self._rendered(*self._shielded(messages, tools), generation_prompt=generation_prompt)
+        return text.replace(ESCAPED, BREAK)
 
     def _rendered(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
@@ -204,35 +206,45 @@ class Renderer:
             ) from error
         return whole_text(text)
 
-    def _shielded(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        return shielded(messages, *self._marks) if any(self._marks) else messages
+    def _shielded(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[Sequence[ChatMessage], Sequence[Mapping[str, Any]]]:
+        marks, results = self._marks
+        return (messages, tools) if results is None else (
+            shielded(messages, marks, results), [broken(tool, results) for tool in tools]
+        )  # fmt: skip
 
     @cached_property
     def _marks(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
         """What is broken in messages, and in tools' results; nothing where the template marks no turns by tokens."""
         said: ChatMessage = {"role": "assistant", "content": "."}
+        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         turns = self._tokens_around([_USER, said, _USER])
-        if not turns:
+        if turns is None:  # it wants other messages: any special token may be one of its marks
+            turns = special
+        elif not turns:
             return None, None
         function = {"name": "f", "arguments": json.dumps({}) if self.takes_text_arguments else {}}
         called = {**said, "tool_calls": [{"id": "callaaaaa", "type": "function", "function": function}]}
         result = {"role": "tool", "name": "f", "tool_call_id": "callaaaaa", "content": "."}
-        turns |= self._tokens_around([{"role": "system", "content": "."}, _USER, said])
+        turns = turns | (self._tokens_around([{"role": "system", "content": "."}, _USER, said]) or set())
         ends = {self.tokenizer.convert_ids_to_tokens(end) for end in self.end_ids}
-        thinks = set() if self.reasoning is None else {self.reasoning.open.strip(), self.reasoning.close.strip()}
+        tags = self.reasoning
+        # messages of every kind end alike where an answer has a tag of its own
+        thinks = set() if tags is None or tags.final else {tags.open.strip(), tags.close.strip()}
         marks = (turns - thinks) | {end for end in ends if end}
-        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        results = (special | self._tokens_around([_USER, called, result, said])) - thinks
+        results = (special | (self._tokens_around([_USER, called, result, said]) or set())) - thinks
         return pattern_of(marks), pattern_of(marks | results)
 
-    def _tokens_around(self, messages: Sequence[ChatMessage]) -> set[str]:
-        """Return the added tokens that the template writes; none where it refuses the messages."""
+    def _tokens_around(self, messages: Sequence[ChatMessage]) -> set[str] | None:
+        """Return the added tokens that the template writes, whether the model has them or not; None if it refuses."""
         try:
             text = self._rendered(messages, (), generation_prompt=False)
         except EnvError:
-            return set()
+            return None
         added = self.tokenizer.added_tokens_decoder
-        found = {added[token_id].content for token_id in self.encode(text).tolist() if token_id in added}
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        found = {added[token_id].content for token_id in ids if token_id in added}
         return {token for token in found if token in text}  # a token of a byte may be one as well
 
     def _apply(
@@ -341,17 +353,19 @@ class Renderer:
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        messages = self._shielded(messages)
+        messages, tools = self._shielded(messages, tools)
         schemas = [dict(tool) for tool in tools] or None
         as_text = self.takes_text_arguments
-        _, ranges = render_jinja_template(
+        texts, ranges = render_jinja_template(
             [[dict(_with_text_arguments(message) if as_text else message) for message in messages]],
             tools=schemas,
             chat_template=self.tokenizer.get_chat_template(None, schemas),
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **self._variables},
         )
-        return tuple((int(begin), int(end)) for begin, end in ranges[0])
+        text, longer = texts[0], len(ESCAPED) - len(BREAK)
+        begin_end = (tuple(int(at) - longer * text.count(ESCAPED, 0, int(at)) for at in each) for each in ranges[0])
+        return tuple((begin, end) for begin, end in begin_end)
 
     def encode(self, text: str) -> IntArray:
         """Return the tokens of a rendered text, shape [T]; nothing is added to it.
@@ -391,6 +405,20 @@ class Renderer:
         return str(eos) if after[:1] == [eos_id] and after[1:] != begun else ""
 
     @cached_property
+    def _joint(self) -> tuple[str, int]:
+        """What to put before a text that goes on within a word, and how many tokens that is; often nothing.
+
+        Some tokenizers put a space behind special tokens too (Llama 2, Mistral 7B v0.1).
+        """
+        if self._anchor:
+            return self._anchor, 1
+        joint = BREAK[0]  # in no vocabulary: nothing begins with it
+        alone, before, both = self.encode_pieces([(text, True) for text in ("a", joint, joint + "a")])
+        found, after = both[: len(before)], both[len(before) :]
+        needed = np.array_equal(found, before) and not np.array_equal(after, alone)
+        return (joint, len(before)) if needed else ("", 0)
+
+    @cached_property
     def _segments(self) -> Segments | None:
         return Segments.of(self.tokenizer)
 
@@ -402,21 +430,21 @@ class Renderer:
         Args:
             pieces: Texts; each with whether it begins a sequence, or goes on with one.
         """
-        if any(BREAK in text for text, _ in pieces):
-            cut = [text.split(BREAK) for text, _ in pieces]
-            parts = [(part, begins and not at) for (_, begins), texts in zip(pieces, cut, strict=True)
-                     for at, part in enumerate(texts)]  # fmt: skip
-            tokens = iter(self.encode_pieces(parts))
-            return [np.concatenate(list(islice(tokens, len(texts)))) for texts in cut]
         if not pieces:
             return []
-        anchors = ["" if begins else self._anchor for _, begins in pieces]
-        texts = [anchor + text for anchor, (text, _) in zip(anchors, pieces, strict=True)]
+        cut = [text.split(BREAK) for text, _ in pieces]
+        anchors = [
+            self._joint if at else ("", 0) if begins else (self._anchor, bool(self._anchor))
+            for (_, begins), parts in zip(pieces, cut, strict=True)
+            for at in range(len(parts))
+        ]
+        texts = [anchor + part for (anchor, _), part in zip(anchors, chain.from_iterable(cut), strict=True)]
         if self._segments is None:
             encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         else:
             encoded = self._segments.encode(texts)
-        return [np.asarray(ids[1:] if anchor else ids, np.int32) for anchor, ids in zip(anchors, encoded, strict=True)]
+        tokens = (np.asarray(ids[known:], np.int32) for (_, known), ids in zip(anchors, encoded, strict=True))
+        return [np.concatenate(list(islice(tokens, len(parts)))) for parts in cut]
 
     def expanded(
         self, token_ids: IntArray, pictures: Sequence[Picture], origin: str

@@ -9,28 +9,51 @@ web page that a tool has read could end the tool's turn and begin one of the sys
 and after a break by itself. The tokens are ordinary ones that spell the same text.
 
 What is broken: tokens that the chat template writes around messages, and those that end a response; in tools' results
-all special tokens, and what the template writes around calls and results. Other tokens, such as `<think>` or those of
-boxes in an image, stay tokens: prompts use them. So do all in an assistant's message, which a model has to write.
+and schemas all special tokens, and what the template writes around calls and results. Other tokens, such as `<think>`
+or those of boxes in an image, stay tokens: prompts use them. All tokens in an assistant's message stay tokens: it must
+be rendered as the policy wrote it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 #: Stands where a spelling is broken: characters that Unicode reserves for use within a program.
 BREAK = "\ufdd0\ufdd1"
+#: The same in JSON of ASCII alone, which some templates write.
+ESCAPED = json.dumps(BREAK)[1:-1]
 _OURS = {"system", "developer", "user"}
+#: More characters than any mark has.
+_LONGEST = 256
 
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Return what finds tokens in a text; None without tokens that can be broken.
+    """Return what finds tokens in a text, the longest one at a place; None without tokens that can be broken.
 
     Words and blanks are no marks: some tokenizers have tokens of their own for line breaks.
     """
-    marks = sorted({token for token in tokens if len(token.strip()) > 1 and not token.isalnum()}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, marks))) if marks else None
+    marks = {token for token in tokens if len(token.strip()) > 1 and not token.isalnum()}
+    return re.compile(_tree(sorted(marks))) if marks else None
+
+
+def _tree(marks: Sequence[str]) -> str:
+    """Return a pattern of texts that compares what several begin with once: some tokenizers have hundreds.
+
+    >>> _tree(["<a>", "<b>", "<b>c"])
+    '<(?:a>|b>(?:c)?)'
+    """
+    if len(marks) == 1:
+        return re.escape(marks[0])
+    rest: dict[str, list[str]] = {}
+    for mark in marks:
+        rest.setdefault(mark[:1], []).append(mark[1:])
+    ends = rest.pop("", None)
+    branches = [re.escape(first) + _tree(following) for first, following in rest.items()]
+    return branches[0] if len(branches) == 1 and not ends else f"(?:{'|'.join(branches)}){'?' if ends else ''}"
 
 
 def shielded(
@@ -46,9 +69,10 @@ def shielded(
     found = []
     for message in messages:
         pattern = marks if message.get("role") in _OURS else results
-        known = pattern is not None and message.get("role") != "assistant" and message.get("content")
-        content = _broken(message["content"], pattern) if known and pattern else message.get("content")
-        found.append(message if content is message.get("content") else {**message, "content": content})
+        fields = {}
+        if pattern is not None and message.get("role") != "assistant":
+            fields = {key: broken(message[key], pattern) for key in ("content", "name") if message.get(key)}
+        found.append({**message, **fields} if fields else message)
     return found
 
 
@@ -61,11 +85,37 @@ def unbroken(text: str) -> str:
     return text.replace(BREAK, "")
 
 
-def _broken(value: Any, pattern: re.Pattern[str]) -> Any:
+def broken(value: Any, pattern: re.Pattern[str]) -> Any:
+    """Return a message's content, or the schemas of tools, with a `BREAK` in all texts and keys that spell a mark."""
     if isinstance(value, str):
-        while pattern.search(value):
-            value = pattern.sub(lambda match: match[0][0] + BREAK + match[0][1:], value)
-        return value
+        return _broken_text(value, pattern)
     if isinstance(value, Mapping):
-        return {key: _broken(each, pattern) for key, each in value.items()}
-    return [_broken(each, pattern) for each in value] if isinstance(value, list) else value
+        return {broken(key, pattern): broken(each, pattern) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(broken(each, pattern) for each in value)
+    return _apart([broken(each, pattern) for each in value], pattern) if isinstance(value, list) else value
+
+
+# a history is written again in each of its turns
+@lru_cache(maxsize=512)
+def _broken_text(text: str, pattern: re.Pattern[str]) -> str:
+    while pattern.search(text):
+        text = pattern.sub(lambda match: match[0][0] + BREAK + match[0][1:], text)
+    return text
+
+
+def _apart(parts: list[Any], pattern: re.Pattern[str]) -> list[Any]:
+    """Return the parts of a content with a `BREAK` before a text that completes a mark which those before it begin.
+
+    Templates write texts one after the other, as they are or trimmed, and may write images elsewhere.
+    """
+    found, said, trimmed = [], "", ""
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if isinstance(text, str):
+            begun = text[:_LONGEST], text.strip()[:_LONGEST]
+            if pattern.search(said + begun[0]) or pattern.search(trimmed + begun[1]):
+                text = BREAK + text
+            said, trimmed = (said + text)[-_LONGEST:], (trimmed + text.strip())[-_LONGEST:]
+        found.append({**part, "text": text} if isinstance(text, str) else part)
+    return found
