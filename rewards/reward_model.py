@@ -188,7 +188,9 @@ class RewardModel(Reward):
         unanswered = len(completion.turns[-1].after) if completion.turns else 0
         messages = completion.conversation[: len(completion.conversation) - unanswered]
         try:
-            return self._renderer.encode(self._renderer.render(messages, (), generation_prompt=False))
+            # an answer that spells the end of its turn must not write the user's next one
+            text = self._renderer.render(messages, (), generation_prompt=False, foreign_answers=True)
+            return self._renderer.encode(text)
         except EnvError as error:
             return RewardError(
                 f"the reward model {self.config.path}: {error.message}",

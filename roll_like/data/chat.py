@@ -170,12 +170,17 @@ class Renderer:
         return self.stop_ids if self.end_of_turn is None else self.stop_ids | {self.end_of_turn}
 
     def render(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        generation_prompt: bool = True,
+        foreign_answers: bool = False,
     ) -> str:
         """Return the template's text of messages, with or without the generation prompt; `encode` takes it.
 
         What users, tools and environments say, and what schemas of tools do, has a `BREAK` where it spells a mark of a
-        turn: `roll_like.data.foreign`.
+        turn: `roll_like.data.foreign`. With `foreign_answers` also what assistants say, which are another model then.
 
         Raises:
             EnvError: The template refuses the messages.
@@ -187,7 +192,8 @@ class Renderer:
                 fix="set model.path to a vision-language model, with `pipeline` sft, rlvr or dpo (docs/vision.md); to "
                 "ignore a column of images, set the source's images_field: null",
             )
-        text = self._rendered(*self._shielded(messages, tools), generation_prompt=generation_prompt)
+        shown = self._shielded(messages, tools, answers=foreign_answers)
+        text = self._rendered(*shown, generation_prompt=generation_prompt)
         return text.replace(ESCAPED, BREAK)
 
     def _rendered(
@@ -207,11 +213,11 @@ class Renderer:
         return whole_text(text)
 
     def _shielded(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, answers: bool = False
     ) -> tuple[Sequence[ChatMessage], Sequence[Mapping[str, Any]]]:
         marks, results = self._marks
         return (messages, tools) if results is None else (
-            shielded(messages, marks, results), [broken(tool, results) for tool in tools]
+            shielded(messages, marks, results, answers=answers), [broken(tool, results) for tool in tools]
         )  # fmt: skip
 
     @cached_property

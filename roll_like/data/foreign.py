@@ -57,20 +57,26 @@ def _tree(marks: Sequence[str]) -> str:
 
 
 def shielded(
-    messages: Sequence[Mapping[str, Any]], marks: re.Pattern[str] | None, results: re.Pattern[str] | None
+    messages: Sequence[Mapping[str, Any]],
+    marks: re.Pattern[str] | None,
+    results: re.Pattern[str] | None,
+    *,
+    answers: bool = False,
 ) -> list[Mapping[str, Any]]:
     """Return messages with a `BREAK` in all that spells a mark.
 
     Args:
-        messages: A conversation; the assistant's messages stay as they are.
+        messages: A conversation.
         marks: What is broken.
         results: What is broken in the results of tools.
+        answers: Whether the assistant's messages are text of another model too; otherwise they stay as they are.
     """
     found = []
     for message in messages:
-        pattern = marks if message.get("role") in _OURS else results
+        answer = message.get("role") == "assistant"
+        pattern = marks if answer or message.get("role") in _OURS else results
         fields = {}
-        if pattern is not None and message.get("role") != "assistant":
+        if pattern is not None and (answers or not answer):
             fields = {key: broken(message[key], pattern) for key in ("content", "name") if message.get(key)}
         found.append({**message, **fields} if fields else message)
     return found
