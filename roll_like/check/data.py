@@ -90,10 +90,15 @@ class RowsOnly(Renderer):
         self._reasoning = None
 
     def render(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        generation_prompt: bool = True,
+        foreign_answers: bool = False,
     ) -> str:
         """Return nothing."""
-        del messages, tools, generation_prompt
+        del messages, tools, generation_prompt, foreign_answers
         return ""
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
