@@ -180,7 +180,7 @@ class Renderer:
         """Return the template's text of messages, with or without the generation prompt; `encode` takes it.
 
         What users, tools and environments say, and what schemas of tools do, has a `BREAK` where it spells a mark of a
-        turn: `roll_like.data.foreign`. With `foreign_answers` also what assistants say, which are another model then.
+        turn: `roll_like.data.foreign`. With `foreign_answers` so have assistants' messages, which another model wrote.
 
         Raises:
             EnvError: The template refuses the messages.
