@@ -41,7 +41,6 @@ class ChildPool:
             It sends None once it is ready, and then an answer for each request.
         size: Children at a time; they start when first needed.
         timeout_seconds: Limit of one request, once its child is ready.
-        arguments: Further arguments of the script.
     """
 
     def __init__(self, script: Path, *, size: int, timeout_seconds: float, arguments: Sequence[str] = ()) -> None:

@@ -209,8 +209,6 @@ def choice(
     ('B', None)
 
     Args:
-        text: The response.
-        letters: The options' letters.
         options: The options' texts, in order; then a text counts as its letter.
         question: What was asked. "The worst option is D" answers D only to a question for the worst.
         boxed: Only `\boxed{…}` counts.

@@ -19,7 +19,6 @@ def read_assertions(code: str, entry_point: str, entry_point_field: str, *, nump
     """Return the code that tests a program, with the call of `check` that HumanEval leaves out.
 
     Args:
-        code: The test.
         entry_point: The function under test, "" for none.
         entry_point_field: Where that is looked for.
         numpy: Whether it may import NumPy.

@@ -69,7 +69,6 @@ def last_program(text: str, language: str, wanted: Collection[str] = (), *, long
     Blocks of output or of shell commands often follow a program; their tags tell them apart.
 
     Args:
-        text: The response.
         language: What a block without a tag is taken for.
         wanted: Languages whose blocks come before those of others: a translation may follow a program.
         longest: Return the block with the most lines instead, the last of several: an example of use may follow.

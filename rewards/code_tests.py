@@ -53,7 +53,6 @@ def read_tests(
     """Return the test cases of a row.
 
     Args:
-        metadata: The row's fields.
         tests_field: The field with the tests, in a shape that the module's text lists, or that as JSON text. Of several
             fields, the tests of all; some may be empty.
         entry_point_field: The field with the name of the function under test, where the tests do not name it. It may
@@ -86,7 +85,6 @@ class _Reader:
     """Reads the tests of one field.
 
     Args:
-        field: Its name.
         name: The function under test, "" for none.
         entry_point_field: Where that was looked for.
         numpy: Whether assertions may import NumPy.

@@ -65,7 +65,6 @@ def parse_object(text: str, key: str | None = None) -> Mapping[str, Any]:
     8
 
     Args:
-        text: The answer.
         key: Only objects with this key count, in lower or upper case, or one level below the top; None: all.
 
     Raises:

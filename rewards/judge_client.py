@@ -46,7 +46,6 @@ class JudgeClient:
     """Sends requests to one judge. Only malformed answers are requested again.
 
     Args:
-        config: The judge.
         timeout_seconds: Limit of one request.
         retries: Further requests after a malformed answer.
         limit: Bounds the requests at a time, of all judges together.
@@ -85,10 +84,6 @@ class JudgeClient:
         """Return what `read` makes of one value in the judge's JSON object.
 
         Args:
-            client: Open connections.
-            messages: The conversation.
-            schema: JSON Schema of the object.
-            key: Which value.
             read: Takes it; raises `MalformedError` if it will not do.
 
         Raises:

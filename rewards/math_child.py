@@ -23,7 +23,6 @@ def answer_requests(connection: Connection, *, limit_seconds: float, memory_byte
     """Answer requests until the other side closes the pipe.
 
     Args:
-        connection: Pipe to the pool.
         limit_seconds: After so long one request ends the process: the pool would have killed it before.
         memory_bytes: Address space limit, so that a tower of powers cannot exhaust the machine.
     """

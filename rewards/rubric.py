@@ -190,7 +190,6 @@ class Rubric(Reward):
         """Return the sum of the weights that are met, out of all that can be earned.
 
         Args:
-            criteria: The criteria.
             answers: For each of them what each vote said, 0 or 1.
         """
         shares = [self.config.counted(votes) for votes in answers]

@@ -52,7 +52,6 @@ def _rows_apart(config: AgenticConfig, found: Mapping[str, TaskRows]) -> Iterato
     """Yield where an evaluation sets rows that are trained on.
 
     Args:
-        config: The configuration.
         found: The rows of environments that have some, by their keys.
     """
     if config.evaluation is None:

@@ -54,11 +54,7 @@ AnswersT = TypeVar("AnswersT", bound=Answers)
 
 
 class Targets:
-    """The targets of some samples, numbered from 0 in their order.
-
-    Args:
-        samples: Whose targets.
-    """
+    """The targets of some samples, numbered from 0 in their order."""
 
     def __init__(self, samples: Sequence[TrainingSample]) -> None:
         self._starts = np.cumsum([0, *(len(sample.token_ids) for sample in samples)])

@@ -117,7 +117,6 @@ def _translated(
     """Return samples with the teacher's tokens of them, and count those that it cannot be asked about.
 
     Args:
-        ours: The student's samples.
         theirs: The teacher's of the same rows, of any length.
         translation: Compares what they train.
         limits: The limit that counts for both, and what happens to rows over it.

@@ -22,7 +22,6 @@ class TokenBytes:
     """The bytes that each token of a tokenizer spells.
 
     Args:
-        renderer: The tokenizer.
         key: The key that names its model, for messages.
 
     Attributes:
@@ -103,7 +102,6 @@ class Translation:
     """From a teacher's answers about its own tokens to outcomes in a student's tokens.
 
     Args:
-        student: The student's tokenizer.
         teacher: The teacher's.
         name: The teacher's name, for messages.
 
@@ -146,7 +144,6 @@ class Translation:
         """Return a teacher's answers for all targets of our samples.
 
         Args:
-            ours: The student's samples.
             theirs: The same conversations in the teacher's tokens; none has a `difference`.
             told: The teacher's answers for their targets.
         """
@@ -201,7 +198,6 @@ class Translation:
         Args:
             found: Gets them.
             told: What the teacher says.
-            at: The target.
             theirs: The teacher's targets in the stretch.
             prefix: What our tokens before the last one spell.
             their_prefix: The same of the teacher's.

@@ -110,7 +110,6 @@ def with_teachers_here(config: DistillConfig, wrong: Collection[str]) -> Generat
     Nothing is downloaded.
 
     Args:
-        config: The run's configuration.
         wrong: Keys with an error, which says enough.
     """
     teachers = {}

@@ -41,7 +41,6 @@ def distributions(
 
     Args:
         engines: The teachers' ranks, by name.
-        translations: Of those that have another tokenizer.
         timer: Times a named part of a step.
         chosen: Samples of any of them.
     """

@@ -19,7 +19,6 @@ def label_findings(config: DPOConfig, loaded: Mapping[str, SampleSet[Preference]
     """Yield what is odd about the labels of a run that learns from single answers.
 
     Args:
-        config: The run's configuration.
         loaded: What could be read of `data` and `evaluation`.
     """
     loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
@@ -62,7 +61,6 @@ def _balance(config: DPOConfig, share: float) -> Iterator[Finding]:
     """Yield weights that make one kind count for much more than the other.
 
     Args:
-        config: The run's configuration.
         share: Share of desirable answers in what steps are drawn from, between 0 and 1.
     """
     loss = config.algorithm.loss

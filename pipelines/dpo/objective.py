@@ -122,6 +122,5 @@ def whole_logprobs(model: Reference[TrainingSample], samples: Sequence[TrainingS
 
     Args:
         model: An engine, or a policy without its adapters.
-        samples: Answers after their prompts.
     """
     return np.array([float(each.sum(dtype=np.float64)) for each in model.logprobs(samples)], np.float32)

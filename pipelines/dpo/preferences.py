@@ -165,9 +165,6 @@ def live_reference(
     """Return a reference model that is computed in each step; None where the loss needs none.
 
     Args:
-        config: The run's configuration.
-        run: What it is built on.
-        trainer: The policy.
         started: Called with the reference's ranks, where it has some of its own.
     """
     if config.reference is None:
@@ -217,9 +214,6 @@ def start_preference_evaluator(
     """Compute the reference's log-probabilities of a batch, then start the policy to compare, without training.
 
     Args:
-        config: The configuration of the model to measure.
-        schedule: The section of this evaluation.
-        batch: What to measure it on.
         resources: Where ranks go.
         stack: Ends them when it is closed.
     """

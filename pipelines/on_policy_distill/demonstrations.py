@@ -55,7 +55,6 @@ class Demonstrations:
     """Prompts with demonstrations, as tokens.
 
     Args:
-        renderer: The tokenizer with its chat template.
         config: The section `distillation.demonstration`.
     """
 

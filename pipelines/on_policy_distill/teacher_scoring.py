@@ -53,7 +53,6 @@ class TeacherScorer:
     """Teachers that say how likely they find sampled tokens.
 
     Args:
-        config: The run's configuration.
         engines: The teachers' ranks, by name.
         views: How teachers see the student's samples, by name; the policy, where it is its own teacher, as ''.
 

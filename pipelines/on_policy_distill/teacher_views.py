@@ -64,7 +64,6 @@ class OtherTokens:
     """A teacher with another tokenizer and chat template: it reads the prompt's messages and the answer's text.
 
     Args:
-        student: The student's tokenizer.
         teacher: The teacher's.
         demonstrations: What it reads beside the prompt, in its own tokens; None where it reads the prompt alone.
         name: The teacher's, for messages.

@@ -49,7 +49,6 @@ class SampledPairs:
     """Pairs out of the policy's own answers: when an iteration's pairs are used up, the next ones are sampled.
 
     Args:
-        config: The run's configuration.
         rollouts: Brings an iteration's scored groups.
         workers: What samples them; the run takes the figures of an iteration, with the step that begins it.
         reference: What is computed anew in each iteration, where the reference is refreshed.

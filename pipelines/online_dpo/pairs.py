@@ -28,9 +28,7 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -
     (2, 0) by `random`, and both by `all`; the numbers are places in the group.
 
     Args:
-        groups: The scored groups.
         rule: Which answers become pairs: the `pairs` section.
-        seed: Of the choice at random.
 
     Returns:
         The pairs, in the order of their groups, and `iteration/…`; every mean is over pairs or groups.

@@ -123,7 +123,6 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
         """Measure a model by each evaluation that the configuration has, one after the other.
 
         Args:
-            config: The validated configuration.
             model: Directory, hub id or GGUF file of the model to measure.
 
         Raises:

@@ -142,7 +142,6 @@ def score_targets(pairs: Sequence[Pair], pad_token_id: int) -> list[Pair]:
     changes nothing and is left out; one more token stands for the place after it and is not computed.
 
     Args:
-        pairs: What is to be scored.
         pad_token_id: The token that the exported model takes for padding.
 
     Raises:

@@ -60,7 +60,6 @@ def likelihood_metrics(
     """Return `eval/loss` and `eval/perplexity` over all trained tokens, and the loss of each source.
 
     Args:
-        samples: What was evaluated.
         logprobs: Of each sample, shape [T], 0 where not trained.
         names: The source of each sample.
     """

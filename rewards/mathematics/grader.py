@@ -27,7 +27,6 @@ def grade(
     """Return whether a response's answer is right; if `response` is None, only whether the reference can be read.
 
     Args:
-        reference: The row's answer.
         response: The response, without its reasoning.
         boxed: Look for the answer in boxes only.
         tolerance: As of `AnswerComparison`.

@@ -50,7 +50,6 @@ class ApiError(Exception):
 
     Args:
         status: Of HTTP.
-        message: What was found and what was expected.
         code: Machine-readable code, such as `context_length_exceeded`.
         param: The field of the request that is wrong.
     """

@@ -50,9 +50,7 @@ class Container:
     """One container, for one episode.
 
     Args:
-        spec: What it is made from.
         name: Its name; unique on this machine.
-        proxy: The policy's endpoint.
         folder: Where the engine's command is started; Podman leaves notes of killed programs there.
     """
 
@@ -76,9 +74,7 @@ class Container:
         """Return the engine's command that runs a program in it, and that command's environment variables.
 
         Args:
-            command: The program and its arguments.
             directory: Where it is started in the container; None: where the image says.
-            variables: Environment variables of the program.
         """
         spec, variables = self._spec, self._unproxied(variables)
         options = [f"--name={self._name}", "--rm", "--interactive", "--pull=never", f"--network={spec.network}"]

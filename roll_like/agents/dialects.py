@@ -56,12 +56,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
-        """Return an answer as one object.
-
-        Args:
-            answer: The policy's.
-            request: What asked for it, in this dialect.
-        """
+        """Return an answer as one object."""
 
     @abstractmethod
     def events(self, answer: ChatResponse, request: Body) -> Iterator[str]:
@@ -478,7 +473,6 @@ def _renamed(body: Body, names: Mapping[str, str], read: Sequence[str]) -> dict[
     Args:
         body: The request.
         names: Names in chat requests of those that are called otherwise.
-        read: Fields that become something else.
     """
     return {names.get(key, key): value for key, value in body.items() if value is not None and key not in read}
 

@@ -90,10 +90,6 @@ class EnvManager:
     """Runs groups of episodes.
 
     Args:
-        engines: Sample the policy's turns.
-        environments: Hosts the environments.
-        specs: The environments and programs.
-        renderer: Chat template and tokenizer of the policy.
         retries: Further attempts of an episode whose environment or turn failed.
         programs: Runs the programs; None where there are none.
         verifiers: Plays in verifiers environments; None where there are none.
@@ -130,7 +126,6 @@ class EnvManager:
         """Return what runs groups of episodes by `plan`.
 
         Args:
-            plan: How groups are run.
             seed: Seed of every episode's sampling; None leaves it unseeded.
             progress: Told of finished episodes.
         """

@@ -221,7 +221,6 @@ class EnvPool:
     """Gives each episode to the worker with the fewest; replaces workers in which an environment hangs.
 
     Args:
-        cluster: The workers.
         deadline_seconds: Limit of one `reset` or `step`.
         report: Told about workers that were replaced.
     """

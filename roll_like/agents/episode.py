@@ -252,8 +252,6 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
     Args:
         environment: Not yet reset.
         generator: Samples the policy's turns.
-        renderer: Chat template and tokenizer of the policy.
-        settings: Task, sampling and limits.
 
     Raises:
         EnvError: The environment failed, or its first prompt leaves no room for a turn.
@@ -352,11 +350,7 @@ def scored_episode(
 
     Args:
         task: With the messages and the prompt that the episode began with.
-        sample_index: Its place in the group.
         segments: The sequences that the engine saw, turns counted through the episode; joined in this order.
-        turns: Its turns.
-        text: The policy's turns as text.
-        stop: Why it ended.
         details: Figures for metrics, beside the number of turns and success.
         success: Whether it was solved, if the environment or the agent reports that.
     """

@@ -34,9 +34,6 @@ class EpisodeOrder:
     """An endless sequence of what groups begin from.
 
     Environments take turns by `RoundRobin`; each counts up its own seeds.
-
-    Args:
-        environments: What is played: spec, weight and seeds.
     """
 
     def __init__(self, environments: Sequence[tuple[EpisodeSpec, float, SeedRange]]) -> None:

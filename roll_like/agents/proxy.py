@@ -72,7 +72,6 @@ class Proxy:
 
     Args:
         generator: Samples the policy's answers.
-        renderer: Chat template and tokenizer of the policy.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
     """
@@ -159,7 +158,6 @@ class Proxy:
         """Take requests with this key whose header says which session they belong to.
 
         Args:
-            key: The key.
             max_tokens: Longest conversation of its episodes.
         """
         self._shared[key] = max_tokens
@@ -176,7 +174,6 @@ class Proxy:
         """Return a new episode. Close it.
 
         Args:
-            settings: How it is played.
             shown: First messages of the environment that scores the agent's answer; None: the agent posts its reward.
             session: A shared key, and what its requests have in `X-Session-ID`; None: it has a key of its own.
             reasoning_apart: As in `ProxyEpisode`.

@@ -41,11 +41,8 @@ class ProxyEpisode:
     """An episode that an agent plays through the proxy.
 
     Args:
-        settings: How it is played.
-        key: The agent's API key.
         base_url: Where the agent finds the proxy, `/v1` included.
         generator: Samples the policy's answers.
-        renderer: Chat template and tokenizer of the policy.
         on_close: Called when it is closed.
         shown: First messages of the environment that scores the agent's answer; None: the agent posts its reward.
         reasoning_apart: Whether the agent gets the policy's reasoning in `reasoning_content`, apart from the content.

@@ -142,7 +142,6 @@ class Recorder:
 
         Args:
             draft: The request.
-            generation: Its sample.
             message: The answer as it is returned to the agent.
             began: When it was requested. Unix seconds.
             sampled: When the sample was back. Unix seconds.

@@ -34,11 +34,7 @@ _ORDER_FIX = "have `load` return the tasks in one order: a run that is resumed c
 
 
 class GarbagePolicy:
-    """Answers with texts that are no answers: the same at the same turn of each of its plays.
-
-    Args:
-        renderer: Tokenizer of the policy.
-    """
+    """Answers with texts that are no answers: the same at the same turn of each of its plays."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -74,9 +70,6 @@ async def check_verifiers(
     """Try a verifiers environment out and report what is wrong with it.
 
     Args:
-        spec: The environment.
-        renderer: Chat template and tokenizer of the policy.
-        sampling: As the run samples.
         limits: Where an episode ends at the latest.
 
     Raises:

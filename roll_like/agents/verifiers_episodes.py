@@ -244,7 +244,6 @@ def place_of(seed: int, count: int | None, spec: VerifiersSpec) -> int:
     Args:
         seed: From `EVALUATION_SEED` on it is one of an evaluation.
         count: How many tasks the selection has; None: no end.
-        spec: The environment.
 
     Raises:
         EnvError: There is none.

@@ -150,7 +150,6 @@ class VerifiersProcess:
         Args:
             do: What to do (`verifiers_server.py`).
             on_note: Told what comes before the result.
-            request: What else it says.
 
         Raises:
             VerifiersLost: The process ended or hung.

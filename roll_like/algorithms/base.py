@@ -69,7 +69,6 @@ def refuse_bad_values(
     """Raise where an array holds infinities or NaN, or a response has no token; one transfer from the device if not.
 
     Args:
-        item: What the arrays are of.
         arrays: Values of all items, and what to do where they are not finite.
         lengths: Numbers of tokens of each item's responses, at least 1.
         place: Says where an item is, up to "in this micro-batch"; by default its index.

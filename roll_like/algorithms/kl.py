@@ -95,7 +95,6 @@ class KLController:
 
         Args:
             measured: Mean estimate over the step's trained tokens, in nats a token.
-            samples: How many samples it was measured on.
         """
         if self._adaptive is None:
             return

@@ -62,7 +62,6 @@ def token_logprobs(
         chunk_tokens: Rows of logits that exist at a time, at most.
         chunk_vocab: Columns of logits that exist at a time, at most.
         bias: Of the output projection, shape [V].
-        logits: What the model does to the products.
         divided: The ranks that divide the vocabulary; `weight_VD` and `bias` are then this rank's, all else is the same
             on each. Results and gradients of hidden states are those of the whole vocabulary.
 

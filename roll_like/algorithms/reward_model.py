@@ -68,7 +68,6 @@ def reward_model_objective(
     The sum form lets micro-batches and ranks add up: gradients are summed, never averaged.
 
     Args:
-        pairs: One micro-batch.
         label_smoothing: ε of the loss.
         center_coefficient: c.
 

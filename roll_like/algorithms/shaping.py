@@ -190,7 +190,6 @@ def _make_equal(values: Rewards, samples: int) -> None:
 
     Args:
         values: Rewards of a group's samples and baselines.
-        samples: How many of them are the samples'.
     """
     for some in (values, values[:samples]):
         if some.size and not has_signal(some):

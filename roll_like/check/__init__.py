@@ -94,7 +94,6 @@ def check_run(
     """Return every problem of any run that can be known before it, and its plan.
 
     Args:
-        config: The run's configuration.
         planned: Makes its plan; given the sizes of the models, by role.
         further: Yields what is wrong beside model, tokenizer, disk and hardware.
     """

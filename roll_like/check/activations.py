@@ -24,7 +24,6 @@ def layer_bytes(shape: ModelShape, *, width: int, keys: float = 1.0, dense: bool
     """Return what one layer keeps of one token, in bytes.
 
     Args:
-        shape: The model's sizes.
         width: Bytes of a number.
         keys: Keys for each query token: more than 1 where sequences share a prompt, which each gathers.
         dense: Whether attention has masks, and keys and values are repeated for query heads that share them.
@@ -61,7 +60,6 @@ def training_bytes(
     of all else.
 
     Args:
-        shape: The model's sizes.
         tokens: Of the micro-batch, padding included.
         width: Bytes of a number.
         checkpointing: Whether layers are computed again in the backward pass.
@@ -92,7 +90,6 @@ def forward_bytes(shape: ModelShape, tokens: int, *, width: int, dense_row: int 
     """Return what exists at a time in a forward pass without gradients, without logits, in bytes.
 
     Args:
-        shape: The model's sizes.
         tokens: Of the micro-batch, padding included.
         width: Bytes of a number.
         dense_row: Longest row of attention with masks, in tokens; 0 for attention without.
@@ -117,8 +114,6 @@ def head_bytes(
     """Return what `roll_like.algorithms.logprobs` takes at a time, the gradient of the output layer included, in bytes.
 
     Args:
-        shape: The model's sizes.
-        tokens: Of the micro-batch.
         width: Bytes of a number.
         chunk_tokens: Rows of logits that exist at a time.
         chunk_vocab: Columns of logits that exist at a time.

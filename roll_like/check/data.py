@@ -38,9 +38,7 @@ def prompt_findings(
     """Yield what is wrong with tasks and rewards; add to the report what became of each source's rows.
 
     Args:
-        config: The run's configuration.
         renderer: The model's tokenizer, where it can be had.
-        report: What the check found so far.
         further: What a pipeline finds wrong with the tasks of `data` and `evaluation`.
     """
     findings: list[Finding] = []
@@ -240,7 +238,6 @@ def each_reward(
     """Make each reward, without starting it; yield why that fails, or what `suits` yields of it.
 
     Args:
-        config: The run's configuration.
         suits: Given the reward, its settings and their key.
     """
     for index, section in enumerate(config.rewards.use):

@@ -35,8 +35,6 @@ def failed(key: str, error: BaseException, doing: str = "") -> Finding:
     """Return an error as a finding: one of ours with its remedy, another one with where it comes from.
 
     Args:
-        key: What to change.
-        error: What was raised.
         doing: What went wrong, in words that an error of other code does not have.
     """
     if not isinstance(error, RollLikeError):
@@ -103,7 +101,6 @@ def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> 
     """Print errors and warnings to `err`, and without errors notes and the plan to `out`; that of GPUs always.
 
     Args:
-        report: What is printed.
         out: Standard output.
         err: Standard error.
         whole: Whether long messages of other code are printed with all of their lines.

@@ -57,13 +57,7 @@ class GPUReport:
 
 
 def gpu_report(config: RunConfig, made: Plan, shapes: Mapping[str, ModelShape]) -> GPUReport | None:
-    """Return what the GPUs of a run hold; None on CPU, and where the model's sizes are not known.
-
-    Args:
-        config: A validated configuration.
-        made: Its plan.
-        shapes: Sizes of the models, by role.
-    """
+    """Return what the GPUs of a run hold; None on CPU, and where the model's sizes are not known."""
     if config.resources.device == "cpu" or "training" not in shapes:
         return None
     measured = measured_gpus() if config.resources.address is None else []
@@ -164,7 +158,6 @@ def no_gpu_here(config: RunConfig, report: GPUReport | None) -> Iterator[Finding
     a GPU (MIG) by the names that `CUDA_VISIBLE_DEVICES` has for them.
 
     Args:
-        config: The run's configuration.
         report: Of its GPUs, which has looked at this machine already; None where the model's sizes are not known.
     """
     resources = config.resources

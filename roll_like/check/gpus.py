@@ -26,7 +26,6 @@ def require_capable(config: RunConfig, gpus: Sequence[Gpu]) -> None:
     """Raise if a GPU lacks what the precision or the attention of its roles needs, or is smaller than stated.
 
     Args:
-        config: The run's configuration.
         gpus: Its GPUs in the order of its devices; none on CPU.
 
     Raises:
@@ -47,7 +46,6 @@ def require_room(config: RunConfig, gpus: Sequence[Gpu]) -> None:
     """Raise if a run whose configuration does not state the memory of its GPUs does not fit on the smallest of them.
 
     Args:
-        config: The configuration of a run that trains.
         gpus: Its GPUs in the order of its devices; none on CPU.
 
     Raises:

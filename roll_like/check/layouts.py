@@ -167,8 +167,6 @@ def find_layouts(config: RunConfig, folder: Path, machines: Machines) -> Layouts
 
     Args:
         config: A run of the pipeline with the lengths that matter, and with this model.
-        folder: With the model's config.json.
-        machines: The GPUs.
     """
     shape, stated = load_model_shape(folder, weights=False), StatedModel.read(folder)
     found = Layouts()
@@ -201,7 +199,6 @@ def enough_gpus(
 
     Args:
         make_config: Makes the run on so many GPUs.
-        folder: With the model's config.json.
         machines: GPUs that are not enough.
         per_node: How many GPUs a machine has; `machines` may be a part of one.
     """

@@ -220,9 +220,7 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
     """Yield sequences that are longer than the model allows.
 
     Args:
-        config: The run's configuration.
         shape: The model's sizes, where they are known.
-        key: The section that their length follows from.
     """
     if shape is None or shape.max_positions is None or config.context_window <= shape.max_positions:
         return
@@ -279,7 +277,6 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
     """Yield whether engines are sent adapters alone, in runs that train some.
 
     Args:
-        config: The run's configuration.
         model: The model with a local path; None where there is none.
     """
     if model is None:
@@ -310,7 +307,6 @@ def check_routes(config: SamplingRunConfig, model: ModelConfig | None) -> Iterat
     """Yield what keeps routes from being replayed in runs that ask for it.
 
     Args:
-        config: The run's configuration.
         model: The model with a local path; None where there is none.
     """
     if model is None:

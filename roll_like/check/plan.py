@@ -173,7 +173,6 @@ def plan(config: SamplingRunConfig, shapes: Mapping[str, ModelShape] = MappingPr
     """Return the plan of a run.
 
     Args:
-        config: A validated configuration.
         shapes: Sizes of the models, by role, and of `DRAFT`; the memory of a role without is not estimated.
     """
     devices = {role.name: role.devices for role in config.roles}
@@ -216,8 +215,6 @@ def trained_parameters(config: RunConfig, model: ModelShape, role: str = "traini
     """Return how many parameters are trained of a model: all, or its adapters.
 
     Args:
-        config: The run's configuration.
-        model: The model's sizes.
         role: `training` or `critic`.
     """
     lora = config.trained[role].lora
@@ -299,8 +296,6 @@ def training_states(
     """Return the memory of one rank of a model in training, without activations.
 
     Args:
-        settings: The section of the model.
-        model: Its sizes.
         trained: How many parameters are trained: all, none, or those of adapters beside the model's own.
         width: Bytes of a weight.
         quantized: How many weights are in 4 bits; no backend divides them (`rules`).

@@ -41,11 +41,7 @@ def step_floor(config: RunConfig, made: Plan, shape: ModelShape, moved: int, gpu
     """Return the floor of a run on GPUs of a kind; None where that is not known.
 
     Args:
-        config: A validated configuration.
-        made: Its plan.
-        shape: Sizes of the policy.
         moved: What one GPU's roles have in host memory while others have the GPU, in bytes.
-        gpu: The kind.
     """
     if gpu is None:
         return None

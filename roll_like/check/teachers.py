@@ -29,12 +29,10 @@ def teacher_findings(
     """Yield what is wrong with teachers.
 
     Args:
-        config: The run's configuration.
         teachers: Its `teachers` section.
         renderer: The student's tokenizer, where it can be had.
         shape: The student's sizes, where they are known.
         top_k: How many tokens teachers send; None for whole distributions.
-        top_k_key: The key that says so.
     """
     for name, teacher in teachers.items():
         key = teacher_key(name)

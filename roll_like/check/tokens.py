@@ -26,8 +26,6 @@ def check_tokens(config: RunConfig, renderer: Renderer, ends: Sequence[EndToken]
     """Yield tokens that the model does not have, and what is wrong with those that end a response.
 
     Args:
-        config: The run's configuration.
-        renderer: Its tokenizer with its chat template.
         ends: What `ends_of` returns.
     """
     yield from _beyond_the_embedding(config, renderer)

@@ -97,7 +97,6 @@ class ClusterHandle(Generic[W]):
         """Return what some of the workers can be called by, as they are now: they are its 0th, 1st and so on.
 
         Args:
-            ranks: Which.
             within: How long they may take to answer for the first time. Seconds.
         """
         handle = ClusterHandle[W](self.name, [self._actors[rank] for rank in ranks], ranks)

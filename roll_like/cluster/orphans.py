@@ -29,7 +29,6 @@ def hold_session(folder: Path, whole: Sequence[str], run: Sequence[str], lock: i
     """Write a session's note; return the descriptor of its lock, which goes with the last process that has it.
 
     Args:
-        folder: The session's.
         whole: Arguments of the guardian that say what is removed.
         run: Those that say what it writes into the run's folder.
         lock: Descriptor of the file whose lock is the run's folder; None where there is none.

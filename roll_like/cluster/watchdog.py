@@ -136,11 +136,7 @@ class _Followed:
 
 
 class Hangs:
-    """Follows processes from look to look, and says which hang.
-
-    Args:
-        deadlines: How long they may stand still.
-    """
+    """Follows processes from look to look, and says which hang."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -151,7 +147,6 @@ class Hangs:
         """Return what hangs, each process once.
 
         Args:
-            sightings: All processes that live.
             passed: Seconds since the last look.
         """
         self._found &= {one.name for one in sightings}  # process ids come again
@@ -267,8 +262,6 @@ class Watchdog:
     Time in which it cannot look does not count for anybody: a machine that was suspended finds its run alive.
 
     Args:
-        nodes: The processes.
-        deadlines: How long they may stand still.
         stacks: Folder for evidence; made when there is some.
         step: Returns the number of the step under way, for names of files.
         moves: Returns how often the driver has gone on to something else.
@@ -387,7 +380,6 @@ def watching(
     Args:
         resources: The run's nodes, which are reserved. If any of Ray's is another machine, each of them gets an actor.
         folder: Where the pages go: in memory, because nobody is to wait for a disk. None: a new folder of `/dev/shm`.
-        stacks: Folder for evidence.
         step: Returns the number of the step under way.
         moves: See `Watchdog`.
         report: See `Watchdog`.

@@ -106,9 +106,7 @@ class Loss:
     """One loss, until the worker is replaced or given up.
 
     Args:
-        role: The role.
         who: Which of its workers ("engine 0").
-        error: What it died of.
         budget: Grants attempts.
         report: Told the end.
     """
@@ -149,7 +147,6 @@ class WorkerRestarts:
     """Replaces workers of a role, one loss after the other or several at a time.
 
     Args:
-        role: The role.
         again: What is done again when one was replaced, for the message: "its requests are sampled again".
         report: Told about each replacement.
         budget: Grants attempts.
@@ -172,7 +169,6 @@ class WorkerRestarts:
 
         Args:
             who: Which ("engine 0").
-            error: What it died of.
             start: Starts a new one and waits for its answer; may return what is done again.
             sleep: Waits for so many seconds.
 
@@ -226,7 +222,6 @@ class PoolRestarts:
     a limit of their own. So what counts are losses of a worker that has finished nothing since it was replaced.
 
     Args:
-        cluster: The workers.
         probe: A method of theirs that answers when a worker has started.
         again: What is done again, for the message: "its groups are scored again".
         report: Told about each replacement.
@@ -250,7 +245,6 @@ class PoolRestarts:
         """Start a worker anew, at once or after a pause, unless that was done already.
 
         Args:
-            rank: Which.
             generation: How often it had been replaced when it was used.
             why: The first words of the message: what was lost.
             counted: Whether it counts for the budget; not what one sample or episode is known to have done.

@@ -169,13 +169,7 @@ class ConfigModel(BaseModel):
 
 @contextmanager
 def _explained(root: type[BaseModel], values: Any, label: str) -> Iterator[None]:
-    """Raise what pydantic finds as one ConfigError.
-
-    Args:
-        root: The class that is validated against.
-        values: What is validated.
-        label: What stands for the file.
-    """
+    """Raise what pydantic finds as one ConfigError."""
     try:
         yield
     except ValidationError as error:

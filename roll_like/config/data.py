@@ -150,7 +150,6 @@ class SourceConfig(ConfigModel):
 
         Args:
             section: `data`, or the key of an evaluation.
-            index: The source's place there.
             epochs: Passes that the run makes over its data; None where it counts steps.
         """
         if section == "data":

@@ -42,8 +42,6 @@ def explain(error: ValidationError, root: type[BaseModel], source: Source) -> Co
     """Return one ConfigError that lists every problem of `error`.
 
     Args:
-        error: What pydantic found.
-        root: The class that was validated against.
         source: What was written, and where.
     """
     found = _merged(error.errors(include_url=False))

@@ -236,7 +236,6 @@ def weight_backend(engine: EngineConfig, resources: ResourcesConfig, *, adapters
 
     Args:
         engine: The `inference` section.
-        resources: The run's hardware.
         adapters: Whether adapters are sent alone. They are small, and go through host memory also between GPUs.
     """
     transports = (SHARED_MEMORY, OBJECT_STORE) if adapters else engine.capabilities.weight_transports
@@ -352,7 +351,6 @@ def window_violations(window: int | None, longest: int, terms: str, what: str) -
     Args:
         window: In tokens; None where it follows from the samples.
         longest: In tokens.
-        terms: The keys that this follows from.
         what: What is meant: `sample`.
     """
     if window is not None and window < longest:

@@ -30,16 +30,12 @@ def other_names() -> OtherNames:
 def translated(key: str, known: Collection[str]) -> str | None:
     """Return what to write for a setting of another tool; None for what is of none.
 
-        >>> translated("num_generations", ["rollout.samples_per_prompt"])
-        'here it is called `rollout.samples_per_prompt`'
-        >>> translated("logging_steps", [])
-        'there is no such setting: every step is logged'
-        >>> translated("kl_coef", ["data.samples_per_step"])
-        'this pipeline has no such setting; those that have it call it `algorithm.kl.coefficient`'
-
-    Args:
-        key: Its name there.
-        known: All keys of the configuration.
+    >>> translated("num_generations", ["rollout.samples_per_prompt"])
+    'here it is called `rollout.samples_per_prompt`'
+    >>> translated("logging_steps", [])
+    'there is no such setting: every step is logged'
+    >>> translated("kl_coef", ["data.samples_per_step"])
+    'this pipeline has no such setting; those that have it call it `algorithm.kl.coefficient`'
     """
     tables = other_names()
     names = tables.names.get(key, [])

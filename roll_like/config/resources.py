@@ -269,9 +269,6 @@ class DeviceRoles:
 
     Files may name these in `device_mapping`, and must name those that share no other role's. What is read is a plain
     ResourcesConfig.
-
-    Args:
-        roles: Fields of DeviceMappingConfig.
     """
 
     def __init__(self, *roles: str) -> None:

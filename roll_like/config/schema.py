@@ -95,7 +95,6 @@ def markdown(schema: Schema, elsewhere: Schema | None = None, page: str = "") ->
     Keys that an earlier section has too are only named, with that section.
 
     Args:
-        schema: Of the configuration.
         elsewhere: Another pipeline's; sections that are the same in both are only named.
         page: The page that describes `elsewhere`.
     """

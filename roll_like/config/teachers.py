@@ -86,10 +86,8 @@ def teacher_violations(
     """Yield domains without a teacher or with several, names that no data has, and budgets that are too small.
 
     Args:
-        teachers: The section.
         domains: Those of the sources that are trained or measured on.
         longest: Longest sample, in tokens.
-        terms: The keys that this follows from.
     """
     known = sorted(set(domains))
     named = [(domain, name) for name, teacher in teachers.items() for domain in teacher.domains or ()]

@@ -31,11 +31,8 @@ def budget_violations(
     """Yield a token budget of a micro-batch that is less than one sample, or the two answers of a pair.
 
     Args:
-        section: The model's section.
         budget: Of one rank, in tokens.
         longest: Longest sample, in tokens.
-        terms: The keys that this follows from.
-        sharing: Ranks that compute a row together.
         pairs: Whether two samples have to fit.
     """
     needed = 2 * longest if pairs else longest

@@ -61,13 +61,7 @@ class _Mend:
 
 
 def not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError:
-    """Return an error that names the line to change and what to write there.
-
-    Args:
-        path: The file, for the message.
-        text: What it holds.
-        error: What the parser says.
-    """
+    """Return an error that names the line to change and what to write there."""
     if (number := no_break_space(text)) is not None:
         return no_space(path, number)
     if "expansion" in (error.problem or ""):

@@ -91,7 +91,6 @@ def prompt_messages(row: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
     Args:
         row: As `read_task_rows` returns it.
-        name: The prompt's field.
 
     Raises:
         DataError: It is neither, does not end with a user's message, or shows images.

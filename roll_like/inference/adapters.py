@@ -45,7 +45,6 @@ def adapter_choice(config: SamplingRunConfig, model: Path) -> AdapterChoice:
     """Return what a run's engines are sent.
 
     Args:
-        config: The run's configuration.
         model: Directory of `model.path`.
 
     Raises:
@@ -93,9 +92,7 @@ def _frozen(
     """Yield the adapters to hold beside the policy's.
 
     Args:
-        config: The run's configuration.
         model: The base model, perhaps an empty one.
-        obstacle_of: What keeps the engine from an adapter.
 
     Raises:
         ConfigError: One is not there, does not fit the model, or is not served.

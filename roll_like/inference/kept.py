@@ -42,9 +42,6 @@ def told_kept(
 
     Args:
         found: What the engine told; None and nothing for a response without tokens.
-        request: What was sampled.
-        tokens: The response.
-        spec: Of the engine.
 
     Raises:
         GenerationError: The engine told of other tokens, or contradicts itself.

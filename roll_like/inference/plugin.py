@@ -199,7 +199,6 @@ def refuse_unserved_images(kind: str, model: Path, *, here: bool = True) -> None
 
     Args:
         kind: `inference.type`.
-        model: Directory of the model.
         here: The engine runs with the packages that are installed here.
     """
     if not is_vision_model(model):

@@ -60,7 +60,6 @@ def told_routes(
 
     Args:
         found: What the engine told, shape [at least P+R−1, layers, k]: its last token is not computed.
-        request: What was sampled.
         response: R.
         stop: Why it ended. An aborted sample may have no routes; it is not trained on.
         experts: What `experts_of` returned.

@@ -110,7 +110,6 @@ def unknown_arguments(chosen: Iterable[str], known: Collection[str], documented:
 
     Args:
         chosen: Names in `engine_args`.
-        known: Names that the installed engine has.
         documented: Where they are documented, for names that resemble none.
 
     >>> unknown_arguments(["seed", "sead", "x"], ["seed"], "the manual")

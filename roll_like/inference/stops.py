@@ -21,7 +21,6 @@ class ResponseDecoder:
     """Decodes responses without special tokens, but for those that carry meaning.
 
     Args:
-        tokenizer: The model's.
         kept: Special tokens that stay in the text, such as those that delimit reasoning.
     """
 
@@ -60,7 +59,6 @@ class Stops:
     """What ends the responses of an engine.
 
     Args:
-        tokenizer: The engine's.
         ids: Tokens that end every response, beside the tokenizer's end of sequence.
         kept: Special tokens that stay in the text of a response (`EngineSpec.kept_tokens`).
     """
@@ -92,9 +90,7 @@ class Stops:
         """Return a response as people and rewards see it: without special tokens, and without what ended it.
 
         Args:
-            tokens: The response's, with that which ended it.
             strings: The request's stop strings.
-            reason: Why it ended.
             ids: The request's stop tokens (`Sampling.stop_ids`).
             reasoning: The request's (`GenerateRequest.reasoning`).
         """
@@ -136,8 +132,6 @@ def before(text: str, strings: Sequence[str], reasoning: ReasoningTags | None = 
     '<think>one two</think>'
 
     Args:
-        text: A response.
-        strings: What to look for.
         reasoning: What delimits reasoning that is passed over; None: it is not.
     """
     start = 0

@@ -46,9 +46,6 @@ class TaskEngine(PolledEngine):
     """Base of an engine whose library has one awaitable answer a request, and processes of its own.
 
     Finished samples gather in one list that `poll` hands over whole.
-
-    Args:
-        spec: Model, precision, devices.
     """
 
     #: What messages call the library.

@@ -127,8 +127,6 @@ class LiveConsole(Console):
     What others print meanwhile appears above it.
 
     Args:
-        title: Above the view.
-        progress: Of the run.
         rich: Where it is drawn; default: standard output.
         elapsed: Seconds of the run; default: since now.
     """

@@ -76,11 +76,7 @@ class Guards:
         return not self._active & {"mismatch", "grad_norm", "reward", "entropy"}
 
     def check(self, values: Values) -> list[Alarm]:
-        """Return the alarms of the next step.
-
-        Args:
-            values: All of its figures.
-        """
+        """Return the alarms of the next step."""
         alarms = []
         for name, found in self._found.items():
             text = found(values)
@@ -93,11 +89,7 @@ class Guards:
 
 
 def skipped_updates(values: Values) -> Iterator[str]:
-    """Yield a sentence for each model of which updates were skipped in a step; that leaves it as healthy as it was.
-
-    Args:
-        values: All of the step's figures.
-    """
+    """Yield a sentence for each model of which updates were skipped in a step; that leaves it as healthy as it was."""
     for name, count in values.items():
         model, _, figure = name.rpartition("/")
         if figure == "skipped_updates":
@@ -111,12 +103,9 @@ def skipped_updates(values: Values) -> Iterator[str]:
 def without_update(values: Values) -> str | None:
     """Return why the weights are as they were before a step in which there was nothing to learn; None if there was.
 
-        >>> without_update({"train/updates": 0, "rollout/groups/accepted": 16, "rollout/groups/zero_variance": 1})
-        'all 16 groups have equal rewards'
-        >>> without_update({"train/updates": 1})
-
-    Args:
-        values: All of the step's figures.
+    >>> without_update({"train/updates": 0, "rollout/groups/accepted": 16, "rollout/groups/zero_variance": 1})
+    'all 16 groups have equal rewards'
+    >>> without_update({"train/updates": 1})
     """
     if values.get("train/updates", 1) > 0 or "train/skipped_updates" in values:
         return None
@@ -132,11 +121,7 @@ class NothingLearned:
         self._steps = 0
 
     def found(self, values: Values) -> Iterator[str]:
-        """Yield a sentence where it is time for one.
-
-        Args:
-            values: All of the step's figures.
-        """
+        """Yield a sentence where it is time for one."""
         why = without_update(values)
         if why is None:
             return

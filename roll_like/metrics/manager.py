@@ -53,9 +53,7 @@ class MetricsManager:
     following steps, and reported at the end; the run goes on, and `metrics.jsonl` has everything.
 
     Args:
-        config: Trackers and console.
         run_dir: The run's folder, `output_dir/name`.
-        run_name: For people.
         total_steps: Steps of the whole run.
         params: The resolved configuration as plain data, with its `pipeline`.
         evaluations: After how many steps evaluations are due, for the time that is left.

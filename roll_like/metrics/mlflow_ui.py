@@ -27,7 +27,6 @@ def find_store(run: str | None, output_dir: Path) -> str:
 
     Args:
         run: Name or folder of a run; None for all runs of `output_dir`.
-        output_dir: Folder of runs.
 
     Raises:
         ConfigError: There is no such run or no store, or the runs of the folder log to several.

@@ -36,9 +36,6 @@ def draw_panels(
     """Draw panels into a PNG file.
 
     Args:
-        path: The file.
-        panels: Each with its lines.
-        title: Above them.
         runs: Labels of the runs whose lines each panel has, in this order, for one legend below all panels.
 
     Raises:
@@ -74,9 +71,6 @@ def draw_panel(axis: Any, panel: Panel, lines: Sequence[Line], *, legend: bool =
     """Draw a panel into an axis of matplotlib.
 
     Args:
-        axis: The axis.
-        panel: What it shows.
-        lines: Its lines.
         legend: Whether it names them, where there are several or something is marked.
     """
     axis.set_title(panel.title)

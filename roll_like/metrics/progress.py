@@ -101,7 +101,6 @@ class Progress:
 
     Args:
         total_steps: Steps of the whole run.
-        evaluations: After how many steps evaluations are due.
         clock: Seconds, monotonic.
     """
 

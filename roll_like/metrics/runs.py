@@ -68,8 +68,6 @@ def find_run(run: str, output_dir: Path, *, command: str) -> Path:
 
     Args:
         run: Its folder, or its name under `output_dir`.
-        output_dir: Folder of runs.
-        command: Who asks, for the message.
 
     Raises:
         ConfigError: There is none; names those that there are.

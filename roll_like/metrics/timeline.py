@@ -158,7 +158,6 @@ def largest_waits(spans: Sequence[Span], ranks: Sequence[str], window: Interval)
     what worked meanwhile, and the time in which some were done and waited for others of their role.
 
     Args:
-        spans: Of all processes.
         ranks: Tracks of the trained models' ranks.
         window: Begin and end of the step. Unix seconds.
     """

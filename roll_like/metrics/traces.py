@@ -63,8 +63,6 @@ class TraceStore:
     Args:
         client: An `MlflowClient`.
         uri: Of its store: a server or a database.
-        experiment: Id of the run's experiment.
-        run_id: The run that the traces belong to.
     """
 
     def __init__(self, client: Any, uri: str, experiment: str, run_id: str) -> None:
@@ -268,9 +266,6 @@ class _Trace:
 
         Args:
             name: As it is shown.
-            kind: One of MLflow's span types.
-            inputs: What went in.
-            outputs: What came out.
             key: Tells it from the other spans of the trace; the root's is empty.
             parent: Key of the span that it is part of; None for the root.
             times: Begin and end, Unix seconds; default: the whole trace's.

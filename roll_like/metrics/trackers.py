@@ -73,7 +73,6 @@ def start_tracker(config: PluginConfig, key: str, start: Callable[[Tracker], str
     """Make a tracker and start it; return it with its run's id.
 
     Args:
-        config: Its settings.
         key: Where these are in the configuration, such as `metrics.trackers.0`.
         start: Calls `Tracker.start`.
 

@@ -33,7 +33,6 @@ def watch(folder: Path, *, mode: Mode = "auto", wait: Callable[[float], None] = 
     """Show a run until it ends, then its summary; Ctrl-C leaves it running.
 
     Args:
-        folder: The run's.
         mode: How steps are shown, as in `metrics.console`.
         wait: Waits between looks, in seconds.
 

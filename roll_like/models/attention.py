@@ -102,7 +102,6 @@ class AttentionLayers:
         """Raise a ConfigError where layers with a state would read other rows of a micro-batch.
 
         Args:
-            attention: What joins rows.
             automatic: Whether `auto` is that, because the backend or `sequence_parallel` needs joined rows.
         """
         if self.recurrent:

@@ -54,7 +54,6 @@ def save_hf_directory(
 
     Args:
         weights: Full (unsharded) weights by parameter name; of tied tensors, one copy will do.
-        config: The model's configuration.
         tokenizer: The tokenizer, with the chat template to keep.
         out_dir: Where to write; an earlier export there is replaced.
         card: The run, for README.md and its picture; none is written without it.

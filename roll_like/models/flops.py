@@ -50,7 +50,6 @@ class ForwardPass:
         """Return those of this pass and of its backward pass.
 
         Args:
-            shape: The model's sizes.
             adapters: Parameters of low-rank adapters, beside which the model's own weights get no gradient; None where
                 all of the model is trained.
         """

@@ -28,8 +28,6 @@ def convert_gguf(file: Path, dtype: Precision, *, cache_dir: Path | None, say: C
     Two processes may ask at once: one converts, the other waits and takes the result.
 
     Args:
-        file: The GGUF file.
-        dtype: Precision of the weights that are written.
         cache_dir: Default: `~/.cache/roll_like`.
         say: Takes one line before a conversion starts.
 

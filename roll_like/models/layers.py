@@ -30,7 +30,6 @@ def with_layers(path: Path, keep: Sequence[int], config: ModelConfig, *, say: Ca
     start as in DistilBERT, Sanh et al. 2019, arXiv:1910.01108).
 
     Args:
-        path: Directory of the larger model.
         keep: Indices of its layers, ascending.
         config: The `model` section.
         say: Takes one line before the smaller model is made.

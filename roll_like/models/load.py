@@ -242,8 +242,6 @@ def renderer_of(
 
     Args:
         config: The `model` section.
-        tokenizer: Has a chat template.
-        path: The model's directory.
         images: Counts the tokens of images, where messages may have some.
     """
     return Renderer(

@@ -248,7 +248,6 @@ class NamedWeight:
         """Return W + scale·B·A, computed in float32; of a quantised W what the forward pass dequantises.
 
         Args:
-            dtype: Of the result.
             parts: What `parts` are where those are sharded: whole.
             copy: For memory that is about to go.
         """
@@ -317,7 +316,6 @@ def load_adapters(causal_lm: Any, weights: Mapping[str, Tensor]) -> None:
     """Take the adapters of a checkpoint, and whatever else it holds.
 
     Args:
-        causal_lm: A model that has some.
         weights: By the model's own names. Afterwards these are what is trained of it.
 
     Raises:
@@ -355,11 +353,9 @@ class Adapter:
         """Describe a model's adapters.
 
         Args:
-            causal_lm: The model that has them.
             config: The `training.lora` section.
             tensors: Theirs, whole, as `adapter_parameters` names them.
             base: The model that they belong to: a hub id or a directory.
-            task: What the model does.
         """
         lora = [name for name in tensors if _IN_FILE.search(name)]
         whole = {name.removeprefix(_FILE_PREFIX).rpartition(".")[0] for name in tensors.keys() - set(lora)}

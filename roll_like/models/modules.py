@@ -90,9 +90,7 @@ def load_for_training(
     """Return a model, and the names of its tensors that are missing in the directory or have another shape.
 
     Args:
-        auto_class: The class of transformers that loads it.
         what: What it loads, for messages.
-        path: The directory.
         dtype: Precision of every floating-point parameter.
         trust_remote_code: Run Python code that comes with the model.
         late: As `load_causal_lm` takes it.

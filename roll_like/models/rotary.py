@@ -17,7 +17,6 @@ def fix_frequencies(model: nn.Module, window: int) -> None:
     """Let a model compute every sequence with the frequencies of one that fills the window.
 
     Args:
-        model: A Hugging Face model.
         window: Longest sequence of the run. Tokens.
     """
     for module in model.modules():

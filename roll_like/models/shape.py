@@ -117,7 +117,6 @@ class ModelShape:
         """Return the size of one token's keys and values in all layers, in bytes.
 
         Args:
-            bytes_per_value: Of a number.
             gpus: Of an engine, which divide the heads; one head is whole, and so are compressed keys and values. Bytes
                 of each of them.
         """
@@ -132,7 +131,6 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     the sizes for a decoder with gated MLPs (of one or of many experts), as llama, Qwen and DeepSeek-V3 are.
 
     Args:
-        path: The model's directory.
         weights: Whether to count; without, its files may be incomplete.
 
     Raises:

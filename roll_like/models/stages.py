@@ -11,8 +11,6 @@ def stage_layers(layers: int, stages: int, virtual: int = 1) -> tuple[int, ...] 
     """Return how many layers each stage has, its virtual stages together; None where some would have none.
 
     Args:
-        layers: Of the model.
-        stages: Ranks that divide them.
         virtual: Parts of the layers that each of these has.
     """
     if stages * virtual > layers:
@@ -29,7 +27,6 @@ def layers_of_stage(layers: int, stages: int, virtual: int, stage: int) -> Seque
 
     Args:
         layers: Of the model; `stage_layers` can divide them.
-        stages: Ranks that divide them.
         virtual: Parts of the layers that each of these has.
         stage: The rank, from 0.
     """

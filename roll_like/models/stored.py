@@ -170,7 +170,6 @@ def refuse_quantized(path: Path, stored: Mapping[str, StoredTensor]) -> None:
     """Raise a ConfigError where weights are quantised, or config.json says so.
 
     Args:
-        path: The directory.
         stored: What its files hold; nothing where only config.json is there.
     """
     raw = stated_json(path / "config.json")

@@ -43,7 +43,6 @@ class StoredAdapter:
         """Read what an adapter is; its numbers are not read.
 
         Args:
-            path: The directory.
             key: The configuration key that names it, for messages.
 
         Raises:
@@ -91,7 +90,6 @@ class StoredAdapter:
         Args:
             model: The model, perhaps an empty one.
             base: `model.path`.
-            key: The configuration key that names the adapter.
         """
         there, tower = linear_layers(model), tower_name(model)
         seen = [name for name in self.layers if tower is not None and name.startswith(f"{tower}.")]

@@ -29,7 +29,6 @@ def refuse_unsuited(path: Path, *, trust_remote_code: bool = False, whole: bool 
     """Do nothing where a language model can be trained from a directory.
 
     Args:
-        path: The directory.
         trust_remote_code: Whether the model may bring code.
         whole: Whether it has to be complete; a reward model begins without its output, or without a language model's.
 

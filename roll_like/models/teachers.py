@@ -61,10 +61,8 @@ def refuse_other_tokenizer(
     """Raise a ConfigError where a student's and a teacher's tokenizer give a token different ids.
 
     Args:
-        ours: The student's.
         theirs: The teacher's.
         key: The key that names the teacher.
-        path: What it says.
     """
     student, teacher = ours.get_vocab(), theirs.get_vocab()
     if student == teacher:

@@ -133,7 +133,6 @@ def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> Iterat
 
     Args:
         backbone: The model without its output.
-        seen: Tokens and images.
         visible_B1LL: Which tokens each token sees, itself included; True where it does.
     """
     import torch
@@ -246,7 +245,6 @@ def tower_runs(*, ranks: int, divided: bool, trained: bool) -> TowerRuns:
     gradients. A rank that left the tower out would not take part, and the others would wait for it.
 
     Args:
-        ranks: Of the model.
         divided: Whether they divide its weights.
         trained: Whether the tower is.
     """

@@ -51,7 +51,6 @@ def data_findings(
     """Yield what is wrong with given data; tell the report what became of each source's rows, and the run's steps.
 
     Args:
-        config: The run's configuration.
         load: Reads `data` or `evaluation`: the section, a renderer, and the section's key.
         renderer: Turns messages into tokens; None where there is no tokenizer.
         report: Told about sources and steps.

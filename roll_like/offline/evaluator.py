@@ -13,7 +13,6 @@ def pair_evaluation(schedule: ScheduleConfig, measure: Callable[[], Mapping[str,
     """Return what measures how often a model prefers what it should; the best checkpoint has the highest accuracy.
 
     Args:
-        schedule: When.
         measure: Returns `train/loss` and `preference/…` of the evaluation's pairs, without a step.
     """
 

@@ -41,7 +41,6 @@ class Advantages:
         algorithm: The `algorithm` section.
         kl: Coefficient of the KL penalty. With `kl.use: reward` the estimator gets it, token by token, and subtracts it
             from the rewards (`penalised_rewards` and `action_rewards` in `algorithms/advantages/base.py`).
-        reference: The model that the penalty compares with.
         max_response_tokens: `rollout.max_response_tokens`.
         warmup_steps: Steps in which only the critic learns.
         difficulty: Bands of domains that have their own; the others have that of `algorithm.mask`.

@@ -70,7 +70,6 @@ class Critic:
         """Take `updates_per_step` optimizer steps over a step's samples.
 
         Args:
-            samples: A step's samples.
             values: What `values` returned for them before the step, one array [T] a sample.
             returns: Targets of the values, one array [T] a sample.
 
@@ -199,11 +198,9 @@ def value_batches(
     """Return each rank's micro-batches of one optimizer step of a critic, as `micro_batches` does.
 
     Args:
-        samples: The global batch of one optimizer step.
         weights: Weight of each token in the loss, one array [T] a sample.
         values: The critic's values before the step, one array [T] a sample.
         returns: Targets of the values, one array [T] a sample.
-        layout: Ranks, budget, and what shares a row.
     """
     old, targets = PerToken(values), PerToken(returns)
 

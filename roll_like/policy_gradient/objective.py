@@ -223,10 +223,8 @@ def policy_batches(
     """Return each rank's micro-batches of one optimizer step of a policy, as `micro_batches` does.
 
     Args:
-        samples: The batch.
         weights: Of sampled tokens in the policy's loss, one array [T] a sample.
         observed: Of tokens of observations (`observation_weights`), which then are targets too.
-        layout: Ranks, budget, and what shares a row.
     """
     if observed is not None:
         # one array for both: a batch that only fills up a rank's work has weights 0
@@ -266,7 +264,6 @@ def whole_batch(shards: Sequence[Sequence[PolicyBatch]], logprobs: Sequence[Sequ
     """Return every token with a weight of one optimizer step, by rank.
 
     Args:
-        shards: Each rank's micro-batches.
         logprobs: Of the policy being trained, shape [N] for each micro-batch.
     """
     columns = [

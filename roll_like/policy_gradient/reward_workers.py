@@ -215,8 +215,6 @@ def with_curriculum(source: GroupSource, config: PromptRunConfig, tasks: int) ->
 
     Args:
         source: Draws from a `TaskOrder`.
-        config: The run's configuration, with a curriculum.
-        tasks: How many tasks there are.
     """
     section = config.data.curriculum
     assert section is not None, "the caller has looked"

@@ -126,11 +126,8 @@ def start_inference(
     """Start the engines' processes; their models are loaded by `InferenceEngine.start`.
 
     Args:
-        config: The run's configuration.
-        model: What they load.
         resources: Where they go.
         stack: Ends them when it is closed.
-        runner: The driver's event loop.
         follows: Whether a trainer sends them weights.
         adapters: How many adapters they hold at a time beside the policy's, where they are sent adapters alone.
         watched: Whether `EnginePool.metrics` is shown to the run's trackers; else engines need not count.
@@ -229,9 +226,6 @@ def start_weight_sync(
     """Connect the ranks of the model that is trained with the engines.
 
     Args:
-        config: The run's configuration.
-        trained: The model.
-        inference: The engines.
         version: Number of the last version that the run had before it was resumed; the first push makes it one more.
     """
     sender = _Sender(config, trained, inference)

@@ -263,9 +263,7 @@ def given_completion(
 
     Args:
         text: The answer, with or without reasoning in `<think>` tags.
-        messages: What is answered.
         answer: The reference answer, if there is one.
-        metadata: The other fields of the row.
     """
     return Completion(
         text=text,

@@ -81,7 +81,6 @@ def general_hostile(prompt: str, *, floods: bool = True) -> tuple[str, ...]:
     """Return answers that are hostile to any reward: the prompt again, a plea, odd letters, floods.
 
     Args:
-        prompt: The prompt.
         floods: Whether to include long ones, which do not depend on the prompt.
     """
     short = (

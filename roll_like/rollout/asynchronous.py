@@ -38,7 +38,6 @@ class AsyncRollouts:
         schedule: Its `schedule`.
         steps: Steps of the whole run.
         seed: Seed of the run.
-        runner: The driver's event loop.
         progress: Called with (samples that are ready, samples of a step) while a step waits for them.
     """
 

@@ -190,9 +190,7 @@ class CurriculumOrder:
     """A `TaskOrder` of which a curriculum lets some tasks pass by.
 
     Args:
-        order: The tasks in their order.
         curriculum: Says which are attempted.
-        tasks: How many different tasks there are.
         seed: Of the draws, which depend on it and on the place in the order only.
     """
 

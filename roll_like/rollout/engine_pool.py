@@ -98,7 +98,6 @@ class EnginePool:
 
     Args:
         engines: All engines; none has died yet.
-        runner: The driver's event loop.
         report: Told what was done.
         follows: Whether the engines sample with weights that a trainer sends, and must get them before they serve.
         takes_adapters: Whether what a trainer sends are adapters alone.

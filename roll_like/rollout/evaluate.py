@@ -18,12 +18,10 @@ class Evaluator:
 
     Args:
         make_runner: Makes what samples and scores groups; its requests are urgent.
-        tasks: What to evaluate on.
         schedule: The `evaluation` section.
         samples_per_group: K of avg@k and pass@k.
         max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
-        runner: The driver's event loop.
         beside: The same of what is measured beside the policy and stays as it is, by what its metrics have after
             `eval/`. It is sampled once, and reported with each evaluation.
         progress: Told of finished samples.

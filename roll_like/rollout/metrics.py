@@ -56,12 +56,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
 
 
 def staleness_metrics(groups: Sequence[Group[Scored]], policy_version: int) -> dict[str, Metric]:
-    """Return how old a step's samples are, in policy versions.
-
-    Args:
-        groups: What the step trains on.
-        policy_version: Version of the weights that it trains.
-    """
+    """Return how old a step's samples are, in policy versions."""
     metrics: dict[str, Metric] = merge(
         _sample_staleness(sample.trajectory, policy_version) for group in groups for sample in group.samples
     )
@@ -147,7 +142,6 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
     environment reports it, `success`; its `text` is the transcript after the first prompt.
 
     Args:
-        groups: What was sampled.
         policy_version: Version of the weights that train on them; `staleness` counts from it. None: nothing does.
     """
     return [

@@ -24,8 +24,6 @@ class ReplayedRollouts:
 
     Args:
         config: The run's configuration; its schedule is `replay`.
-        schedule: That schedule.
-        vocabulary: Tokens that the model knows.
         note: Told once if a recorded step has another number of groups than the configuration.
 
     Raises:

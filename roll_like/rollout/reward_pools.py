@@ -273,7 +273,6 @@ def together(group: Group[Trajectory], parts: Sequence[Group[Scored]]) -> Group[
     """Combine what several scorers returned for one group: rewards add up, a sample that one lost is lost.
 
     Args:
-        group: What all of them scored.
         parts: What each returned; its failures are those of the group, then its own in the samples' order.
     """
     kept: list[dict[int, Scored]] = []

@@ -167,7 +167,6 @@ class Router:
     """Routes requests to replicas. Every operation costs the same, however many requests wait and replicas there are.
 
     Args:
-        replicas: The inference engines.
         max_running: Requests that one replica runs at a time; it holds at most `most_held` of them.
         max_in_flight: Requests that may be at replicas at a time, all together; more wait.
         retries: Further attempts of a request that failed. A lost replica counts as no attempt.
@@ -491,11 +490,7 @@ class Router:
 
 
 def all_gone(error: Exception) -> ReplicaLost:
-    """Return the error of a run without any engine.
-
-    Args:
-        error: What the last one ended with.
-    """
+    """Return the error of a run without any engine."""
     gone = ReplicaLost(
         f"every inference replica is gone; the last error: {error}",
         fix="look for out-of-memory kills; lower inference.max_running, or the engine's own keys for memory",

@@ -65,7 +65,6 @@ class GenerateScheduler:
         """Return what samples and scores groups by `plan`.
 
         Args:
-            plan: How groups are sampled.
             seed: Seed of every sample's own seed; None leaves sampling unseeded.
             progress: Told of finished samples.
         """

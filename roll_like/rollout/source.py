@@ -124,7 +124,6 @@ class SynchronousRollouts:
         source: Where groups come from.
         config: The `rollout` section.
         seed: Seed of the run.
-        runner: The driver's event loop.
         progress: Told of finished samples.
         unit: What groups are collected for, for messages.
     """

@@ -123,7 +123,6 @@ class StalenessManager:
         """Start a group under the version that samples now, if there is room; return its serial.
 
         Args:
-            task: What it attempts.
             serial: That of a group that was started before.
         """
         if serial is None:

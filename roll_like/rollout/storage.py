@@ -69,7 +69,6 @@ def write_groups(stem: Path, groups: Sequence[Group[Scored]], values: TrainingVa
 
     Args:
         stem: The path without an ending; its directory exists.
-        groups: What to write.
         values: What training made of their tokens, if that is to be written too.
 
     Raises:

@@ -39,8 +39,6 @@ def model_card(config: RunConfig, steps: int, summary: Summary | None = None) ->
     """Return what is known of a run, for the directory of its model.
 
     Args:
-        config: Of the run.
-        steps: Training steps done.
         summary: Its figures, where they are at hand.
     """
     text = dump_config(config)

@@ -417,7 +417,6 @@ def read_checkpoint(path: Path, *, checksums: bool = True) -> Checkpoint:
     """Read a checkpoint's state after checking every file against the manifest. Nothing of it is run or unpickled.
 
     Args:
-        path: Its directory.
         checksums: Whether every file is read and its checksum compared; else sizes are, and the checksums of those
             files that say what it is (JSON and YAML), which takes milliseconds whatever the model's size.
 

@@ -104,7 +104,6 @@ def merged_weights(checkpoint: Path, backend: str) -> Mapping[str, Tensor]:
 
     Args:
         checkpoint: A `step_…` directory of a run.
-        backend: The training backend that wrote it.
 
     Raises:
         CheckpointError: The backend cannot put the shards together, now or when a parameter is asked for.

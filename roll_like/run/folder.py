@@ -39,7 +39,6 @@ def resolve_run_folder(config: RunConfig, resume: str | None) -> tuple[Path, boo
     A new run never writes into an old one's folder: the name gets `-2`, `-3`, …
 
     Args:
-        config: The run's configuration.
         resume: None starts anew; "" and `AUTO` continue the latest of that name, or start the first; else the run to
             continue, by its name or folder.
 

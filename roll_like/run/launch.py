@@ -257,7 +257,6 @@ def measuring(
     """Hold the configuration's hardware without a run; what goes onto the stack is closed first.
 
     Args:
-        config: The configuration.
         logs: Where workers' output goes; default: `evaluation-logs` beside the runs.
         watched: Whether a Ray that is started here serves its metrics, if a tracker shows them.
     """

@@ -44,8 +44,6 @@ class StepProfiler:
     """Profiles the steps that are due. Nothing is recorded in others, and nothing is kept in memory.
 
     Args:
-        config: Which steps, and what of them.
-        directory: The run's folder.
         metrics: Told where traces are, and what cannot be profiled.
     """
 

@@ -28,7 +28,6 @@ class Recovery:
     once in `REWIND_STEPS` steps.
 
     Args:
-        state: The run.
         sleep: Waits for so many seconds.
     """
 

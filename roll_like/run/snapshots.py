@@ -36,7 +36,6 @@ class Snapshots:
 
     Args:
         directory: A folder in memory for them; None where there is none that all ranks see.
-        store: The checkpoints on disk.
         durable: Whether one that is not on disk is brought there when the run fails.
         warn: Called with one sentence when that was not possible.
         clock: Seconds, monotonic.

@@ -37,7 +37,6 @@ def swept_runs(name: str, over: Sequence[str]) -> list[SweptRun]:
     ['sums-lr-1e-6-seed-0', 'sums-lr-1e-5-seed-0']
 
     Args:
-        name: Of the configuration.
         over: `key=[value, …]`, in YAML.
 
     Raises:

@@ -46,7 +46,6 @@ async def run_assert_test(
     Args:
         session: Where the program runs.
         program: The program; the names that it defines are the test's stubs.
-        test: The test.
         seconds: Wall-clock limit of the whole test.
         numpy: Whether the test may import NumPy.
 

@@ -50,13 +50,11 @@ class BoxReport:
     """The end of an execution.
 
     Args:
-        ended: How it ended.
         exit_code: Exit status, -N for signal N, None where there was none.
         stdout: What it wrote, at most `Limits.output_bytes`.
         stderr: Last part of what it wrote to standard error, decoded with replacement.
         cpu_seconds: User and system seconds of all its processes.
         peak_memory_bytes: Largest resident size seen of all its processes together.
-        detail: One line for people.
     """
 
     ended: Ended
@@ -73,7 +71,6 @@ class CallFailed(Exception):
 
     Args:
         kind: `ERROR` where the solution raised or returned what the codec refuses, otherwise how the worker ended.
-        message: One line for people.
     """
 
     def __init__(self, kind: Ended, message: str) -> None:

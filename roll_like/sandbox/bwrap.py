@@ -81,7 +81,6 @@ class BwrapBox(PythonBox):
 
     Args:
         workers: Executions at a time; others wait.
-        recycle: Executions of one zygote.
         nest: False makes every execution take a zygote of its own, as where nested namespaces are refused.
         numpy: Whether programs may import NumPy.
     """
@@ -183,7 +182,6 @@ class ZygotePool:
     Args:
         start: Starts one; blocks, and is called in a thread.
         workers: Most zygotes at a time.
-        recycle: Executions of one zygote.
     """
 
     def __init__(self, start: Callable[[], Zygote], *, workers: int, recycle: int) -> None:

@@ -65,7 +65,6 @@ async def within(work: Coroutine[Any, Any, T], seconds: float, own_seconds: Call
 
     Args:
         work: Is cancelled where it takes longer.
-        seconds: The limit.
         own_seconds: The program's own time; None where it cannot be measured, and the clock counts.
 
     Raises:

@@ -49,9 +49,7 @@ class Grading:
 
     Args:
         box: Where the program runs.
-        program: The program.
         limits: Of each execution, and of each call within one.
-        comparison: What counts as the same.
         total_seconds: Wall clock of all tests together; tests that it leaves no time for are time-outs. What a test
             takes beyond its own limit, on a busy machine, does not count.
         stop_at_failure: Give the tests after one that failed its status, instead of running them.

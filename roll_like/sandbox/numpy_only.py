@@ -30,8 +30,6 @@ def load_numpy(folder: str, parts: Iterable[str] = (), *, strict: bool = False) 
     """Import NumPy from its folder, whatever `sys.path` holds, and some of its parts.
 
     Args:
-        folder: The folder.
-        parts: Names of parts.
         strict: Nothing is close to something: `allclose([], 1.5)`, which says nothing of any number, is False.
     """
     for name in _THREADS:

@@ -60,7 +60,6 @@ def interpreter_mounts(*, beside_system: bool = False, numpy: str | None = None)
 
     Args:
         beside_system: The system's libraries are there already (`compiler_mounts`).
-        numpy: Folder of the NumPy that comes too.
 
     Raises:
         SandboxUnavailable: The interpreter does not start by itself.

@@ -59,7 +59,6 @@ def work(kind: str, source: bytes, started: mmap.mmap) -> NoReturn:
 
     Args:
         kind: "run" or "serve".
-        source: The program.
         started: Memory shared with the zygote; its first byte is set and the memory given up right before the
             program runs, so that from then on no exit status can be taken for the worker's own.
     """

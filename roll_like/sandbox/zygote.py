@@ -88,8 +88,6 @@ class Zygote:
 
         Args:
             command: What to run; `control` in it is replaced by the number of the control socket.
-            seccomp: Filter of the workers.
-            control: The word to replace.
             config: First packet (see `zygote_main`).
 
         Raises:
@@ -150,8 +148,6 @@ class Execution:
 
     Args:
         zygote: Idle; it is this execution's until `finished` is done.
-        job: What to do.
-        stdin: What the program finds on standard input.
     """
 
     def __init__(self, zygote: Zygote, job: Job, stdin: bytes = b"") -> None:

@@ -76,9 +76,7 @@ class ZygoteServer:
     """Forks workers and watches them.
 
     Args:
-        channel: The control socket.
         config: `uid` to become (None: stay), `nest` whether to try namespaces for each execution.
-        seccomp: Filter of the workers.
     """
 
     def __init__(self, channel: socket.socket, config: dict[str, Any], seccomp: bytes) -> None:

@@ -105,7 +105,6 @@ def explicit_attention(
         key_BGLD: Keys of G heads; consecutive query heads share one.
         value_BGLD: Values of the same heads.
         mask_B1LL: Which key each query sees; None: all before it.
-        scale: Factor of the scores.
         softcap: Largest score; None: no bound.
         sinks_H: A score of each head that takes weight and has no value.
         dropout: Share of the weights that are dropped.
@@ -135,7 +134,6 @@ def dense_attention(
         key_BGLD: Keys of G heads; H is a multiple of G, and consecutive query heads share a key head.
         value_BGLD: Values of the same heads; their width may differ.
         mask_B1LL: Which key each query sees; every query sees at least one.
-        scale: Factor of the scores.
     """
     batch, heads, length, _ = query_BHLD.shape
     groups = key_BGLD.shape[1]

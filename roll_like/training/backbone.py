@@ -152,7 +152,6 @@ def probe_attention(backbone: Any, layers: AttentionLayers, *, sharing: bool = T
 
     Args:
         backbone: Without its output layer, with attention that calls back.
-        layers: What its layers are.
         sharing: Whether samples will share rows; where each has one of its own, its place is what the model counts.
 
     Raises:

@@ -81,9 +81,6 @@ def require_same_sum(what: str, found: float, written: float, size: float) -> No
     """Raise a RuntimeError if ranks together hold something else than was written.
 
     Args:
-        what: What was added up, for the message.
-        found: Its sum over all ranks.
-        written: What that was when it was saved.
         size: The sum of absolute values then.
     """
     if not abs(found - written) <= SUM_TOLERANCE * max(size, 1e-30):

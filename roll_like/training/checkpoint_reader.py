@@ -70,7 +70,6 @@ class TensorReader(FileSystemReader):
     """Reads a checkpoint that holds tensors only, or the tensors of one.
 
     Args:
-        path: Its folder.
         others: Whether it may hold something else, which is passed over.
     """
 

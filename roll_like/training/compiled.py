@@ -26,7 +26,6 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
     Args:
         model: The model with its attention, its adapters and its checkpointing; of one that sees images, what sees
             tokens.
-        backend: Of torch.compile.
     """
     from transformers import AttentionInterface
     from transformers.modeling_layers import GradientCheckpointingLayer

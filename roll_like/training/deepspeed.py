@@ -240,8 +240,6 @@ def deepspeed_config(config: TrainerConfig, dtype: Precision, parameters: int) -
     """Return the dictionary that `deepspeed.initialize` takes.
 
     Args:
-        config: The section of the model.
-        dtype: Precision of the forward pass.
         parameters: How many are trained.
     """
     bucket = bucket_elements(parameters)

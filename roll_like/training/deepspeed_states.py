@@ -118,9 +118,7 @@ def save(engine: Any, directory: Path, precision: str) -> None:
     """Write this rank's share into a directory that all ranks see.
 
     Args:
-        engine: DeepSpeed's.
         directory: Where.
-        precision: Of the forward pass.
     """
     if not is_sharded(engine) and torch.distributed.get_rank() > 0:
         return  # rank 0 keeps the same

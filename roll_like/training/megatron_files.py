@@ -44,7 +44,6 @@ def read_parameters(folder: Path, described: Mapping[str, Any]) -> Mapping[str, 
     """Return the parameters of the trained module, each read when it is asked for.
 
     Args:
-        folder: The checkpoint's.
         described: What `StageWeights.described` returned when it was written.
     """
     reader, alone = TensorReader(folder, others=True), _Alone()

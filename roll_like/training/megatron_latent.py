@@ -22,11 +22,8 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
     """The attention of one layer, as Megatron-Core's layers call it.
 
     Args:
-        model: Sizes: the transformers model's configuration.
         core: Makes what computes attention out of queries, keys and values.
         norm: Makes a norm of narrow states.
-        config: Megatron-Core's description of the model.
-        pg_collection: The ranks that divide it.
     """
 
     def __init__(

@@ -148,10 +148,6 @@ class RowAttention(nn.Module):
     What tokens may see comes as `attention_bias` (`LayerRows`): Megatron-Core keeps that for layers it computes again.
 
     Args:
-        kind: What computes it.
-        model: The transformers model's configuration.
-        scale: Factor of products of queries and keys.
-        config: Megatron-Core's description of the model.
         layer_number: The model's layer, from 1.
     """
 
@@ -378,9 +374,7 @@ def _layer(config: Any, described: Any, attention: JoinedAttention, first: Any, 
     """Return what makes a layer of a chunk: Megatron-Core's own without Transformer Engine, and the above.
 
     Args:
-        config: The transformers model's.
         described: The same of `transformer_config`.
-        attention: What computes attention over joined rows.
         first: The transformers model's attention in its first layer.
         experts: Experts of the layer; None for none.
     """
@@ -422,9 +416,7 @@ def build_chunks(
     """Return the chunks of the model that this rank has: one, or one for each virtual stage.
 
     Args:
-        config: The transformers model's.
         described: The same of `transformer_config`.
-        attention: What computes attention over joined rows.
         backbone: The transformers model without its output; nothing but its buffers and settings is read.
         vocabulary: Rows of the embedding: its tokens, and what fills them up to what ranks divide.
         tied: Whether the embedding is the output projection, too.
@@ -470,8 +462,6 @@ def _settle_layers(layers: Sequence[Any], theirs: Sequence[Any], rotary_factor: 
     """Give a chunk's layers what they have no argument for.
 
     Args:
-        layers: Megatron-Core's.
-        theirs: Those of the transformers model.
         rotary_factor: What sines and cosines of rotary embeddings are multiplied with (YaRN).
     """
     for layer, other in zip(layers, theirs, strict=False):

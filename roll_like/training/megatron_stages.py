@@ -35,7 +35,6 @@ class StageWeights:
     Args:
         place: Which part of a weight this rank has.
         stages: The ranks whose chunks make one model with this rank's.
-        dtype: Precision of the weights.
         rank: Of this rank among those with the same chunks.
     """
 
@@ -54,9 +53,7 @@ class StageWeights:
         """Give this rank's parameters their numbers, bundle by bundle, and leave the module its names alone.
 
         Args:
-            module: A module on the CPU.
             backbone: The language model in it, without its output.
-            heads: The output layers in it.
             chunks: What computes in the place of the backbone.
         """
         from roll_like.training.megatron_model import first_layer

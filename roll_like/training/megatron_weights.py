@@ -156,7 +156,6 @@ def bundle_of(name: str, first_layer: int, family: str) -> tuple[Bundle, int]:
     """Return the bundle of one of Megatron-Core's parameters, and which of the rank's experts it is (else 0).
 
     Args:
-        name: Within a model's chunk.
         first_layer: The model's layer that the chunk calls 0.
         family: Of the model (`model_type`).
 
@@ -213,9 +212,7 @@ def whole_of(kind: Kind, own: Sequence[Tensor], place: Place) -> list[Tensor]:
     """Return a bundle's `plain` tensors out of what ranks have of it; all ranks of its groups must ask together.
 
     Args:
-        kind: How it is divided.
         own: This rank's tensors, in the order of `rank_part`.
-        place: Whose part they are.
     """
     group = place.parts(kind)
     if kind == "whole":
@@ -242,7 +239,6 @@ def whole_experts(kind: Kind, own: Sequence[Tensor], place: Place, owner: int, f
     Args:
         kind: How it is divided: one of those of experts.
         own: This rank's tensors, in the order of `rank_part`.
-        place: Whose part they are.
         owner: Which of the ranks that divide the experts has them.
         few: Which of its own.
     """

@@ -95,9 +95,7 @@ def matrices_within(
     """Yield the matrices' parts of a stretch of a parameter.
 
     Args:
-        name: Of the parameter.
         shape: Of the whole parameter: [A, B], or [E, A, B].
-        kept: What the optimizer moves.
         offset: Where the stretch begins in `kept`, flat.
         start: Where it begins in the parameter, flat.
         numel: Its length.
@@ -143,7 +141,6 @@ def orthogonalised(x_AB: Tensor, steps: int) -> Tensor:
 
     Args:
         x_AB: In bfloat16, shape [A, B] or [N, A, B]; it is used up.
-        steps: Of the iteration.
     """
     a, b, c = COEFFICIENTS
     plus_product = torch.addmm if x_AB.ndim == 2 else torch.baddbmm
@@ -170,8 +167,6 @@ class Muon(torch.optim.AdamW):
 
     Args:
         matrices: What Muon moves, by name; the same on every rank, and in this order.
-        others: Groups of parameters that AdamW moves.
-        config: Rates and their schedule.
         inputs_first: Those of the matrices that are [inputs, outputs].
     """
 
@@ -209,7 +204,6 @@ class Muon(torch.optim.AdamW):
         """Say which pieces this rank keeps, one of every matrix; all ranks do so together.
 
         Args:
-            pieces: Of all matrices.
             device: Where ranks send each other what.
         """
         own = torch.zeros(len(self._names), 2, dtype=torch.int64)
@@ -261,7 +255,6 @@ class Muon(torch.optim.AdamW):
         Args:
             owners: The matrices of each rank, by number.
             pieces: What this rank keeps of each.
-            group: With the learning rate and the decay.
         """
         rank, ranks = torch.distributed.get_rank(), range(len(self._held))
         device = next(iter(pieces.values())).kept.device

@@ -47,10 +47,6 @@ def state_mixers(causal_lm: Any) -> Iterator[tuple[Any, Any]]:
 def begin_states_anew(causal_lm: Any, count: int) -> None:
     """Let the layers of a Hugging Face model that have a state compute each sample of a row by itself.
 
-    Args:
-        causal_lm: The model.
-        count: How many such layers its configuration states.
-
     Raises:
         ConfigError: It has more or fewer.
     """

@@ -106,7 +106,6 @@ def pack(lengths: Sequence[int], budget: int) -> list[tuple[int, ...]]:
 
     Args:
         lengths: Tokens of each sequence.
-        budget: Tokens that a row has room for.
 
     Raises:
         ValueError: A sequence has no token or does not fit into a row.

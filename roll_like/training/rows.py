@@ -186,7 +186,6 @@ def split_by_budget(rows: Sequence[RowT], max_tokens: int, *, joined: bool = Fal
     """Cut rows, sorted by length, into micro-batches of at most `max_tokens` tokens.
 
     Args:
-        rows: Of one rank.
         max_tokens: The budget; a longer row makes a batch of its own.
         joined: Whether padding is not computed and does not count.
     """

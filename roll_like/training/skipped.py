@@ -24,7 +24,6 @@ class SkippedUpdates:
 
     Args:
         section: The model's section of the configuration, for messages.
-        prefix: Of its metrics.
 
     Attributes:
         metric: Counts skipped updates; an update that was skipped has it.

@@ -112,7 +112,6 @@ def find_rollouts(run: str, output_dir: Path) -> Path:
 
     Args:
         run: Its folder, or its name under `output_dir`.
-        output_dir: Folder of runs.
 
     Raises:
         ConfigError: There is none; names those that there are.
@@ -172,7 +171,6 @@ class Rollouts:
         """Yield what is wanted, step by step; a step's training before the evaluation after it.
 
         Args:
-            wanted: What to look for.
             most_files: Files to read, evenly over the run; None for all.
         """
         kinds = [kind for kind in KINDS if wanted.kind in {None, _NAMES[kind]}]
@@ -264,8 +262,6 @@ def browse(
     """Print rollouts to standard output, and what is to be known about the files to standard error.
 
     Args:
-        rollouts: Of a run.
-        wanted: Which ones a list has.
         show: Ids of those to print whole.
         limit: Longest list; 0 is endless. None is `LIST_LIMIT`, and endless as JSON.
         as_json: One JSON object a line, as in the files, each with `step` and `kind`.

@@ -168,7 +168,6 @@ def read_runs(folders: Sequence[Path], *, command: str, seeds: bool = False) -> 
     """Read one run or several.
 
     Args:
-        folders: Of different runs.
         command: Who asks, for messages.
         seeds: Whether the runs are to differ in their seeds only; what else differs is noted.
 

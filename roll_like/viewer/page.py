@@ -79,7 +79,6 @@ def choose_rollouts(
     """Return rollouts of a run as a page holds them.
 
     Args:
-        rollouts: Of the run.
         rows: Those that are wanted.
         limit: Most of them; 0 is endless, None is `PAGE_LIMIT`. Of more, as many of each group are chosen.
         always: Further ones, which are there in any case.
@@ -105,7 +104,6 @@ def report_page(comparison: RunComparison, *, together: bool = True) -> tuple[st
     """Return the page of one run or several (figures, curves, rollouts, timeline, configuration), and what it lacks.
 
     Args:
-        comparison: The runs.
         together: Whether curves of several runs are shown as their mean and range first, or each by itself.
 
     Raises:
@@ -146,7 +144,6 @@ def page(
     """Return a page.
 
     Args:
-        title: Its heading.
         overview: What it says of runs, if more than their rollouts.
         rollouts: Those of each run.
         beside: Keys of two rollouts that are shown beside each other first.

@@ -106,7 +106,6 @@ def token_texts(token_ids: Sequence[int], decode: Decode, before: Sequence[int] 
     Tokens that together make one character share it: the last of them has it, and the others have no text.
 
     Args:
-        token_ids: What is decoded.
         decode: Decodes them. A tokenizer may write a token otherwise where a text begins with it, so each is decoded
             with the one before it.
         before: The token before the first, if there is one.

@@ -77,7 +77,6 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
     two groups of the same task stay apart. `by_parts` and `joined` convert between samples and parts.
 
     Args:
-        groups: A step's groups.
         advantages: One array [T] for each sample, in the order of the groups and of their samples; by default all 0,
             for a forward pass that needs no advantages.
 

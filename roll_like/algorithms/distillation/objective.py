@@ -58,13 +58,11 @@ def distillation_losses(
         hidden_ND: Last hidden states of the student, after the final norm.
         weight_VD: Its output projection. With ZeRO-3 call this inside the module that owns it.
         teacher: What the teacher says of the same N positions.
-        loss: A registered distillation loss.
         chunk_tokens: `training.logprob_chunk_tokens`.
         chunk_vocab: `training.logprob_chunk_vocab`.
         bias: Of the output projection, shape [V].
         targets_N: The token that the data has next at each position; needed with `ce_weight`.
         weights_N: Weight of each token; those of weight 0 are not computed and have loss 0.
-        logits: What the student does to the products.
         divided: The ranks that divide the student's vocabulary, as `token_logprobs` takes it.
 
     Returns:

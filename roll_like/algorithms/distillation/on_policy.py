@@ -73,7 +73,6 @@ def teacher_advantages(
     teacher with another tokenizer can be compared in (`spans.py`). All tokens of a stretch get its advantage.
 
     Args:
-        samples: What the student sampled.
         teacher_logprobs: The teacher's log-probabilities of the same tokens, one array [T] a sample.
         spans: The stretch of each sampled token, from 0 on, shape [S] a sample; default: each token is one.
         estimator: As in `algorithm.kl.estimator`; k1 is unbiased.

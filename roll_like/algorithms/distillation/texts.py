@@ -213,7 +213,6 @@ def unmatched_distance(
         unmatched_NU: The student's logits/T at `ids_NU`; anything for −1.
         ids_NU: As `likely_unmatched` returns them.
         total_N: Log-sum-exp of all logits/T.
-        texts: The stretches.
         teacher: What the teacher says.
     """
     last_N = texts.last_N

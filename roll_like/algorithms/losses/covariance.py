@@ -28,7 +28,6 @@ class CovarianceLoss(PolicyLoss):
     """What both losses have in common: they need the whole batch, tokens of advantage 0 included.
 
     Args:
-        config: The loss's settings.
         batch: The optimizer batch whose statistics it has; None before `of_batch`.
     """
 

@@ -43,7 +43,6 @@ def policy_objective(
     The sum form lets micro-batches and ranks add up: gradients are summed, never averaged.
 
     Args:
-        inputs: One micro-batch.
         loss: Policy loss, ℓ.
         kl: KL penalty, β·k; None for none. `train/kl` is logged whenever there are reference log-probabilities.
         entropy_coefficient: η.

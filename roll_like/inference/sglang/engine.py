@@ -56,7 +56,6 @@ class SGLangEngine(TaskEngine):
 
     Args:
         config: The `inference` section.
-        spec: Model, precision, devices.
     """
 
     library = "SGLang"

@@ -28,8 +28,6 @@ class SGLangTransfer:
     """Broadcasts from trainer rank 0 to every GPU of every engine.
 
     Args:
-        engines: The engines.
-        gpus_per_engine: GPUs of one engine.
         address: Host of trainer rank 0.
         port: Free port there.
         backend: Of the process group: `nccl`, or `gloo` in tests.

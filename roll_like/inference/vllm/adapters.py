@@ -28,7 +28,6 @@ class HeldAdapters:
 
     Args:
         model: vLLM's model, started with `enable_lora`.
-        rank: Of the adapters' matrices.
     """
 
     def __init__(self, model: Any, rank: int) -> None:
@@ -172,7 +171,6 @@ def add_lora_linear(
         x: Shape [T, in].
         lora_a_stacked: Of each slice, shape [adapters, 1, r, in].
         lora_b_stacked: Of each slice, shape [adapters, 1, out, r].
-        scale: Of the products.
         output_slices: Columns of y of each slice.
     """
     if self.no_lora:

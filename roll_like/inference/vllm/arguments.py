@@ -117,8 +117,6 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
     """Return the arguments that an engine and a judge's server have in common, without `engine_args`.
 
     Args:
-        config: The settings.
-        spec: Model, precision and devices.
         section: `inference` or `judge`, for messages.
 
     Raises:
@@ -177,7 +175,6 @@ def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[st
 
     Args:
         config: The `inference` or `judge` section.
-        threads: Cores of the engine on CPU.
         device: `cpu` or `cuda`.
     """
     common = {

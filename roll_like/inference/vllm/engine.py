@@ -54,7 +54,6 @@ class VLLMEngine(TaskEngine):
 
     Args:
         config: The `inference` section.
-        spec: Model, precision, devices.
     """
 
     library = "vLLM"

@@ -55,11 +55,7 @@ class LayerPlace(NamedTuple):
 
 
 class LayerPlaces:
-    """A model's layers by the names of a checkpoint.
-
-    Args:
-        model: vLLM's.
-    """
+    """A model's layers by the names of a checkpoint."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = without_wrappers(model)

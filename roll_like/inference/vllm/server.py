@@ -40,8 +40,6 @@ class VLLMServer(JudgeServer):
 
     Args:
         config: The `judge` section.
-        spec: Model, precision and devices of this replica.
-        timeout_seconds: How long it may take to start.
         address: The `url` to answer at; None for a free port of this machine.
     """
 

@@ -25,7 +25,6 @@ def expand_batch_to_tokens(
     Args:
         x: Values of requests, shape [requests].
         cu_num_tokens: Tokens of all requests up to and including each.
-        num_tokens: Tokens of all.
         replace_from: The value that is replaced: temperature 0 of greedy requests.
         replace_to: By what.
 

@@ -27,7 +27,6 @@ class ChangedOnLoad:
 
     Args:
         load: Copies (a rank's share of) a checkpoint's tensor into a parameter.
-        change: What is held, of what was loaded.
     """
 
     #: vLLM looks at the name of loaders.
@@ -68,7 +67,6 @@ def convolution(layer: Any, mixer: Any) -> Tensor | None:
     """Return the weight of a short convolution as it is computed with, shape [D, 1, K]; None where ranks divide it.
 
     Args:
-        layer: What has the weight.
         mixer: The layer that it is a part of.
     """
     if layer.tp_size > 1:

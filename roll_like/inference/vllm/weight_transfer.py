@@ -28,9 +28,7 @@ class VLLMTransfer:
     """Hands the weights to the trainer engine that vLLM brings along.
 
     Args:
-        engines: The engines.
         backend: `ipc` when every engine's GPUs are also trainer GPUs, else `nccl`.
-        gpus_per_engine: GPUs of one engine.
         address: Host of trainer rank 0, for NCCL.
         port: Free port there, for NCCL.
     """
@@ -51,7 +49,6 @@ class VLLMTransfer:
         """Return what vLLM's trainer engine is built from.
 
         Args:
-            rank: The trainer rank.
             largest_bytes: Size of the largest tensor. Through CUDA IPC it fits into the buffer; NCCL broadcasts what
                 reaches the size of the buffer together with the tensor that goes beyond it.
         """

@@ -47,7 +47,6 @@ def take_changes(old: Tensor, new: Tensor) -> tuple[np.ndarray[Any, Any], np.nda
 
     Args:
         old: Flat integers (`bits_of`), which are changed.
-        new: As many.
     """
     places = (old != new).nonzero().flatten()
     values = new[places]

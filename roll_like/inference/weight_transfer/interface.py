@@ -129,9 +129,7 @@ def send_buckets(
     """Gather all weights on every rank, and have rank 0 send them, bucket by bucket; see `WeightSender.send`.
 
     Args:
-        source: What is sent.
         max_bytes: Size of a bucket.
-        rank: Of this process.
         seed: Chooses what the fingerprints look at.
         send: Sends a bucket.
         int8: Whether engines make 8-bit weights of matrices.

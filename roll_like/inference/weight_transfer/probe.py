@@ -37,7 +37,6 @@ def tolerance_of(engine: EngineConfig, precision: Precision) -> float:
 
     Args:
         engine: The `inference` section.
-        precision: Of trainer and engine.
     """
     return engine.probe_tolerance or (QUANTIZED_TOLERANCE if engine.approximates else TOLERANCES[precision])
 
@@ -80,10 +79,8 @@ class LogprobProbe:
         """Return the mean absolute difference of an engine's log-probabilities from the trainer's.
 
         Args:
-            engine: Its number, for the message.
             trained: The trainer's, shape [T−1].
             sampled: The engine's, shape [T−1].
-            version: Policy version of both.
 
         Raises:
             EngineError: It is above the tolerance, or not a number; says which keys to look at.

@@ -283,7 +283,6 @@ class SharedMemoryTransfer:
     """Fills a bucket while the engines load the one before it.
 
     Args:
-        engines: The engines.
         bucket_bytes: Size of one bucket.
         by_value: Whether buckets travel through Ray with their content, because an engine may be on another machine.
         sync: Whether what changed can travel alone; only `by_value`.

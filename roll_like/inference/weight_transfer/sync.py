@@ -101,7 +101,6 @@ class WeightSync:
 
     Args:
         send: Lets every trainer rank take part in one `WeightSender.send(seed)`; returns rank 0's report.
-        engines: The inference engines.
         version: Number of the last version; the next push makes it one more. A resumed run gives that of its
             checkpoint, so that numbers go on.
         probe: Compares what engines and trainer compute, after the first two pushes and regularly; after every push if
@@ -174,7 +173,6 @@ class WeightSync:
 
         Args:
             name: How requests will call it; see `InferenceEngine.start_adapter`.
-            dropped: Adapters that go to make room.
 
         Raises:
             WeightSyncError, EngineError: As in `push`; no request may ask for this adapter.
@@ -260,7 +258,6 @@ def compare_fingerprints(
 
     Args:
         sent: Fingerprints of the trainer's tensors.
-        held: The engine's.
         quantized: Fingerprints of the trainer's matrices in 8 bits, for those that the engine holds so.
     """
     sent = {**sent, **{name: quantized.get(name, "") for name in held.quantized}}
