@@ -4,6 +4,7 @@
     python benchmarks/weight_sync.py --model DIRECTORY
     python benchmarks/weight_sync.py --running 32 --context 512
     python benchmarks/weight_sync.py --rank 64          # of the adapters in the third part
+    python benchmarks/weight_sync.py --model DIRECTORY --merged-only    # the first part alone
 
 A sync is everything between freezing and going on: gathering, copying into shared memory, checksums on
 both sides, loading and packing in vLLM's process, resetting its prefix cache, and the comparison of every
@@ -48,6 +49,7 @@ def parser() -> Options:
     arguments.add_argument("--bucket-mib", type=int, default=64, help="size of one bucket")
     arguments.add_argument("--running", type=int, default=16, help="requests under way in the second part")
     arguments.add_argument("--context", type=int, default=256, help="tokens of the prompt of each")
+    arguments.add_argument("--merged-only", action="store_true", help="stop after the first part")
     arguments.add_argument("--rank", type=int, default=16, help="rank of the adapters in the third part")
     return arguments
 
@@ -104,6 +106,26 @@ def main(options: argparse.Namespace) -> None:
         if turn >= 0:  # the first turn touches fresh memory
             pushes.append(push)
             copies.append(copy)
+    seconds, plain = statistics.median(push.seconds for push in pushes), statistics.median(copies)
+    size = pushes[0].bytes
+    figures = {
+        "benchmark": "weight_sync",
+        "model": Path(path).name,
+        "dtype": dtype,
+        "bytes": size,
+        "seconds": seconds,
+        "check_seconds": statistics.median(push.check_seconds for push in pushes),
+        "gb_per_second": size / 1e9 / seconds,
+        "plain_copy_seconds": plain,
+        "plain_copy_gb_per_second": size / 1e9 / plain,
+        "ratio": seconds / plain,
+        "tensors_checked": pushes[0].checked,
+    }
+    if options.merged_only:
+        sender.close()
+        engine.close()
+        finish(options, figures)
+        return
     inflight = []
     for turn in range(-1, options.repetitions):
         draw = np.random.default_rng(turn + 1)  # other prompts in each turn: the engine keeps those of the last one
@@ -123,21 +145,10 @@ def main(options: argparse.Namespace) -> None:
     say(f"adapters {statistics.median(push.seconds for push in adapter_pushes):.3f} s, {rates} tokens/s")
     sender.close()
     engine.close()
-    seconds, plain = statistics.median(push.seconds for push in pushes), statistics.median(copies)
-    size = pushes[0].bytes
     finish(
         options,
         {
-            "benchmark": "weight_sync",
-            "model": Path(path).name,
-            "bytes": size,
-            "seconds": seconds,
-            "check_seconds": statistics.median(push.check_seconds for push in pushes),
-            "gb_per_second": size / 1e9 / seconds,
-            "plain_copy_seconds": plain,
-            "plain_copy_gb_per_second": size / 1e9 / plain,
-            "ratio": seconds / plain,
-            "tensors_checked": pushes[0].checked,
+            **figures,
             "running": options.running,
             "context": options.context,
             "prefill_seconds": statistics.median(prefill for prefill, _, _ in inflight),
@@ -150,7 +161,6 @@ def main(options: argparse.Namespace) -> None:
             "adapter_tensors_checked": adapter_pushes[0].checked,
             "merged_tokens_per_second": rates["merged"],
             "adapter_tokens_per_second": rates["adapters"],
-            "dtype": dtype,
         },
     )
 
@@ -215,14 +225,20 @@ def sync_while_running(
 
 
 class Policy:
-    """A transformers model in the trainer's place."""
+    """A transformers model in the trainer's place; it sends the tensors of a checkpoint, as a trainer does."""
 
     def __init__(self, model: Any) -> None:
+        from roll_like.models.checkpoint_names import tensor_groups
+
         self._model = model
+        self._weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        self._groups = tensor_groups(model, {name: weight.shape for name, weight in self._weights.items()})
 
     def full_weights(self) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self._model.named_parameters():
-            yield name, parameter.detach()
+        from roll_like.models.checkpoint_names import checkpoint_tensors
+
+        for group in self._groups:
+            yield from checkpoint_tensors(self._model, group, {name: self._weights[name] for name in group.parameters})
 
 
 class Adapters:

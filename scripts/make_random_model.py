@@ -1,7 +1,8 @@
 """Writes a model of random weights in a real size, for measuring speed: python scripts/make_random_model.py FOLDER.
 
-It is a Llama, or a Qwen3, with the tokenizer of the quickstart's model, in bfloat16. Without `--shape`: 1.5 billion
-parameters on a GPU of 120 GiB or more, which holds two training sides of it beside each other, else 0.4 billion.
+It is a Llama, or a Qwen3, or a small mixture of many experts, with the tokenizer of the quickstart's model, in bfloat16.
+Without `--shape`: 1.5 billion parameters on a GPU of 120 GiB or more, which holds two training sides of it beside each
+other, else 0.4 billion.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from roll_like.config.model import ModelConfig
 from roll_like.models.load import QUICKSTART_MODEL, resolve_model
@@ -20,6 +21,8 @@ LARGE, SMALL, TINY = (1536, 28, 12, 8960), (896, 24, 14, 4864), (64, 2, 4, 128)
 SHAPES = {"large": LARGE, "small": SMALL, "tiny": TINY}
 #: Qwen3-0.6B as it is published, its vocabulary too: prime-rl measures its trainer with it.
 QWEN3 = "qwen3-0.6b"
+#: 128 experts in each of 8 layers, as Qwen3-30B-A3B has in 48, and small: what counts is the number of tensors, 3,146.
+EXPERTS = "experts"
 #: Longest row of a benchmark.
 CONTEXT = 65_536
 
@@ -34,7 +37,7 @@ def config_of(shape: str, tokens: dict[str, int]) -> PretrainedConfig:
     """Return a model's configuration.
 
     Args:
-        shape: One of `SHAPES`, or `QWEN3`.
+        shape: One of `SHAPES`, or `QWEN3`, or `EXPERTS`.
         tokens: Size of the tokenizer's vocabulary and numbers of its special tokens.
     """
     if shape == QWEN3:
@@ -48,6 +51,20 @@ def config_of(shape: str, tokens: dict[str, int]) -> PretrainedConfig:
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,
             **{**tokens, "vocab_size": 151_936},
+        )
+    if shape == EXPERTS:
+        return Qwen3MoeConfig(
+            hidden_size=128,
+            num_hidden_layers=8,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=64,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            **tokens,
         )
     hidden, layers, heads, mlp = SHAPES[shape]
     return LlamaConfig(
@@ -65,7 +82,7 @@ def config_of(shape: str, tokens: dict[str, int]) -> PretrainedConfig:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shape", choices=(*SHAPES, QWEN3), help="default: by the GPU's memory")
+    parser.add_argument("--shape", choices=(*SHAPES, QWEN3, EXPERTS), help="default: by the GPU's memory")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(ModelConfig(path=QUICKSTART_MODEL)).tokenizer_path)
     tokens = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}

@@ -21,7 +21,7 @@ class WorkerExtension(worker_extension.WorkerExtension):
 
     def read_experts(self, on: bool) -> None:
         """Let experts be read back for fingerprints, or not."""
-        experts._Readable.of = _readable if on else classmethod(lambda cls, layer: None)
+        experts._Readable.of = _readable if on else classmethod(lambda cls, layer, seed: None)
 
     def spoil_expert(self, on: bool) -> None:
         """After each update, change the down projection of expert 3 of layer 1 a little."""

@@ -52,30 +52,40 @@ def repack_experts() -> None:
 
 
 class ExpertLayers:
-    """The experts of a model, by the names that a checkpoint has for them."""
+    """What the fingerprints of a model's experts are of, by the names that a checkpoint has for them.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: vLLM's.
+        seed: Chooses the columns.
+    """
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self._seed = seed
         self._layers = {
             path.removesuffix(".routed_experts"): layer
             for path, layer in model.named_modules()
             if isinstance(layer, RoutedExperts)
         }
+        # of the last layer only: a checkpoint's tensors of a layer follow each other
+        self._last: tuple[str, _Readable | None] = "", None
 
-    def numbers(self, name: str, seed: int) -> Tensor | None:
-        """Return what the fingerprint of a checkpoint's tensor is of, as the kernel computes; None if that is unknown.
+    def numbers(self, name: str) -> Tensor | None:
+        """Return the numbers of a checkpoint's tensor, as the kernel computes with them; None if they are unknown.
 
         Args:
             name: `….experts.3.gate_proj.weight` (or w1, w2, w3), `….experts.gate_up_proj`, `….experts.down_proj_bias`.
-            seed: Chooses the columns.
         """
         for theirs, usual in _OTHER_NAMES.items():
             name = name.removesuffix(theirs) + usual if name.endswith(theirs) else name
-        path = next((path for path in self._layers if name.startswith(f"{path}.")), None)
-        if path is None:
+        path = name
+        while path and path not in self._layers:
+            path = path.rpartition(".")[0]
+        if not path:
             return None
-        layer, leaf = self._layers[path], name.removeprefix(f"{path}.")
-        readable = _Readable.of(layer)
-        return None if readable is None else readable.numbers(leaf, seed)
+        if self._last[0] != path:
+            self._last = path, _Readable.of(self._layers[path], self._seed)
+        readable = self._last[1]
+        return None if readable is None else readable.numbers(name.removeprefix(f"{path}."))
 
 
 class _Readable:
@@ -86,16 +96,21 @@ class _Readable:
         places_13: Where each number of an expert's w13 is in its memory, shape [2·I, D]; None where it is as it looks.
         places_2: The same of w2, [D, I].
         gate_first: Whether gates are above ups.
+        seed: Chooses the columns.
     """
 
-    def __init__(self, layer: Any, places_13: Tensor | None, places_2: Tensor | None, gate_first: bool) -> None:
+    def __init__(
+        self, layer: Any, places_13: Tensor | None, places_2: Tensor | None, *, gate_first: bool, seed: int
+    ) -> None:
         self.layer = layer
+        self.seed = seed
         self.places_13 = places_13
         self.places_2 = places_2
         self.gate_first = gate_first
+        self._of_every_expert: dict[str, Tensor | None] = {}
 
     @classmethod
-    def of(cls, layer: Any) -> _Readable | None:
+    def of(cls, layer: Any, seed: int) -> _Readable | None:
         """Return the layer's experts, or None: divided among ranks, quantised, or in a layout that is not known."""
         method, parallel = layer.quant_method, layer.moe_config.moe_parallel_config
         alone = parallel.tp_size == 1 and parallel.ep_size == 1
@@ -103,44 +118,46 @@ class _Readable:
             return None
         backend = method.unquantized_backend
         if backend in _PLAIN_BACKENDS:
-            return cls(layer, None, None, gate_first=True)
+            return cls(layer, None, None, gate_first=True, seed=seed)
         if backend == UnquantizedMoeBackend.FLASHINFER_CUTLASS:
-            return cls(layer, None, None, gate_first=False)
+            return cls(layer, None, None, gate_first=False, seed=seed)
         kernel = getattr(method.moe_kernel, "fused_experts", None)
         if backend != UnquantizedMoeBackend.CPU or kernel is None or getattr(kernel, "_use_zentorch", True):
             return None
         places = [
             packed_places(*weight.shape[1:], weight.dtype, kernel.isa) for weight in (layer.w13_weight, layer.w2_weight)
         ]
-        return cls(layer, places[0], places[1], gate_first=True) if None not in places else None
+        return cls(layer, places[0], places[1], gate_first=True, seed=seed) if None not in places else None
 
-    def numbers(self, leaf: str, seed: int) -> Tensor | None:
+    def numbers(self, leaf: str) -> Tensor | None:
         """Return what the fingerprint of a checkpoint's tensor is of, `leaf` below the experts."""
         config = self.layer.moe_config
         inner, width = config.intermediate_size_per_partition_unpadded, config.hidden_dim_unpadded
         first, _, rest = leaf.partition(".")
         if first.isdecimal():
             part = rest.removesuffix(".weight")
-            if part == self.layer.ckpt_down_proj_name:
-                return self._down(int(first), torch.arange(width)[:, None], checked_columns(inner, seed))
-            rows = self._rows(part, inner)
-            return None if rows is None else self._gate_up(int(first), rows[:, None], checked_columns(width, seed))
+            if part not in self._of_every_expert:  # read at once: there may be 128 of them
+                self._of_every_expert[part] = self._experts(part, inner, width)
+            every = self._of_every_expert[part]
+            return None if every is None else every[int(first)]
         if leaf in ("gate_up_proj", "down_proj"):
-            return self._fused(leaf, inner, width, seed)
-        return self._bias(leaf, inner, width, seed)
+            return self._fused(leaf, inner, width)
+        return self._bias(leaf, inner, width)
 
-    def _rows(self, part: str, inner: int) -> Tensor | None:
-        """Return the rows of w13 that are an expert's gate or up projection."""
-        half = self.layer.w13_weight.shape[1] // 2
-        names = [self.layer.ckpt_gate_proj_name, self.layer.ckpt_up_proj_name]
+    def _experts(self, part: str, inner: int, width: int) -> Tensor | None:
+        """Return the checked columns of a matrix that every expert has, shape [E, rows, C]."""
+        layer = self.layer
+        if part == layer.ckpt_down_proj_name:
+            return self._down(torch.arange(width)[:, None], checked_columns(inner, self.seed)).float()
+        names = [layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name]
         if part not in names:
             return None
         above = (part == names[0]) == self.gate_first
-        return torch.arange(inner) + (0 if above else half)
+        rows = torch.arange(inner) + (0 if above else layer.w13_weight.shape[1] // 2)
+        return self._gate_up(rows[:, None], checked_columns(width, self.seed)).float()
 
-    def _fused(self, leaf: str, inner: int, width: int, seed: int) -> Tensor | None:
+    def _fused(self, leaf: str, inner: int, width: int) -> Tensor | None:
         """Return the numbers of a tensor that a checkpoint has for all experts of a layer together."""
-        experts = len(self.layer.w13_weight)
         transposed = transposed_on_disk(self.layer)
         if leaf == "gate_up_proj":
             half = self.layer.w13_weight.shape[1] // 2
@@ -149,26 +166,26 @@ class _Readable:
             rows, columns, read = 2 * inner, width, self._gate_up
         else:
             half, rows, columns, read = width, width, inner, self._down
-        chosen = checked_columns(rows * columns, seed)
+        chosen = checked_columns(rows * columns, self.seed)
         row, column = (chosen % rows, chosen // rows) if transposed else (chosen // columns, chosen % columns)
         if leaf == "gate_up_proj":
             row = torch.where(row < inner, row, row - inner + half)  # padding is between gates and ups
-        return torch.stack([read(expert, row, column) for expert in range(experts)])
+        return read(row, column)
 
-    def _bias(self, leaf: str, inner: int, width: int, seed: int) -> Tensor | None:
+    def _bias(self, leaf: str, inner: int, width: int) -> Tensor | None:
         name, rows = {"gate_up_proj_bias": ("w13_bias", 2 * inner), "down_proj_bias": ("w2_bias", width)}.get(
             leaf, ("", 0)
         )
         bias = getattr(self.layer, name, None) if name else None
         if bias is None or bias.shape[1] != rows or not self.gate_first:
             return None
-        return checked_numbers(bias, seed)
+        return checked_numbers(bias, self.seed)
 
-    def _gate_up(self, expert: int, rows: Tensor, columns: Tensor) -> Tensor:
-        return _read(self.layer.w13_weight[expert], self.places_13, rows, columns)
+    def _gate_up(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return _read(self.layer.w13_weight, self.places_13, rows, columns)
 
-    def _down(self, expert: int, rows: Tensor, columns: Tensor) -> Tensor:
-        return _read(self.layer.w2_weight[expert], self.places_2, rows, columns)
+    def _down(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return _read(self.layer.w2_weight, self.places_2, rows, columns)
 
 
 def transposed_on_disk(layer: Any) -> bool:
@@ -182,10 +199,10 @@ def interleaved(layer: Any) -> bool:
 
 
 def _read(weight: Tensor, places: Tensor | None, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return numbers of one expert's matrix; `rows` and `columns` are broadcast."""
+    """Return numbers of every expert's matrix, a copy, shape [E, …]; `rows` and `columns` are broadcast to […]."""
     if places is None:
-        return weight[rows.to(weight.device), columns.to(weight.device)]
-    return weight.flatten()[places[rows, columns]]
+        return weight[:, rows.to(weight.device), columns.to(weight.device)]
+    return weight.flatten(1)[:, places[rows, columns]]
 
 
 @lru_cache(maxsize=8)

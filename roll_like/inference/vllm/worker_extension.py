@@ -201,11 +201,14 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         digests = Digests()
         tied: dict[str, str] = {}
-        layers, experts, quantized = LayerPlaces(model), ExpertLayers(model), []
+        layers, experts, quantized = LayerPlaces(model), ExpertLayers(model, seed), []
         pieces: dict[nn.Module, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
         for name in (each for each in names if not layers.rearranged(each)):
-            found = experts.numbers(name, seed)
-            place = None if found is not None else layers.locate(name)
+            found = experts.numbers(name)
+            if found is not None:
+                digests.add(name, found, own=True)
+                continue
+            place = layers.locate(name)
             if place is not None:
                 pieces = pieces if place.layer in pieces else {}
                 found = _held_numbers(place, name, seed, pieces)

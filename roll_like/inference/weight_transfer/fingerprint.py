@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 #: Columns of every matrix that one check looks at.
@@ -59,9 +60,18 @@ def digest(numbers: Tensor) -> str:
     >>> digest(torch.tensor([0.5, -0.0])) == digest(torch.tensor([0.5, 0.0], dtype=torch.bfloat16))
     True
     """
-    plain = _plain(numbers).to("cpu").contiguous() + 0.0
-    head = f"{tuple(plain.shape)} "
-    return xxhash.xxh3_64_hexdigest(head.encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return _hash(tuple(numbers.shape), _on_host(_plain(numbers).flatten()))
+
+
+def _hash(shape: tuple[int, ...], numbers: NDArray[Any]) -> str:
+    found = xxhash.xxh3_64(f"{shape} ".encode())
+    found.update(numbers.data)
+    return found.hexdigest()
+
+
+def _on_host(flat: Tensor) -> NDArray[Any]:
+    numbers: NDArray[Any] = flat.to("cpu").numpy() + 0.0
+    return numbers
 
 
 def _plain(numbers: Tensor) -> Tensor:
@@ -76,10 +86,10 @@ class Digests:
         self._waiting: dict[str, Tensor] = {}
         self._bytes = 0
 
-    def add(self, name: str, numbers: Tensor) -> None:
-        """Take in a tensor, which may change or go afterwards."""
+    def add(self, name: str, numbers: Tensor, *, own: bool = False) -> None:
+        """Take in a tensor, which may change or go afterwards, unless it is this object's `own` from now on."""
         held = _plain(numbers)
-        self._waiting[name] = held.clone() if held.data_ptr() == numbers.data_ptr() else held
+        self._waiting[name] = held.clone() if not own and held.data_ptr() == numbers.data_ptr() else held
         self._bytes += held.numel() * held.element_size()
         if self._bytes >= _WAITING_BYTES:
             self._take()
@@ -92,10 +102,10 @@ class Digests:
     def _take(self) -> None:
         for kind in {(held.dtype, held.device) for held in self._waiting.values()}:
             together = {name: held for name, held in self._waiting.items() if (held.dtype, held.device) == kind}
-            flat = torch.cat([held.flatten() for held in together.values()]).to("cpu")
+            flat = _on_host(torch.cat([held.flatten() for held in together.values()]))
             start = 0
             for name, held in together.items():
-                self._found[name] = digest(flat[start : start + held.numel()].view(held.shape))
+                self._found[name] = _hash(tuple(held.shape), flat[start : start + held.numel()])
                 start += held.numel()
         self._waiting, self._bytes = {}, 0
 
