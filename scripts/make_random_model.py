@@ -1,6 +1,6 @@
 """Writes a model of random weights in a real size, for measuring speed: python scripts/make_random_model.py FOLDER.
 
-It is a Llama, or a Qwen3, or a small mixture of many experts, with the tokenizer of the quickstart's model, in bfloat16.
+It is a Llama, a Qwen3, or a small mixture of many experts, with the tokenizer of the quickstart's model, in bfloat16.
 Without `--shape`: 1.5 billion parameters on a GPU of 120 GiB or more, which holds two training sides of it beside each
 other, else 0.4 billion.
 """

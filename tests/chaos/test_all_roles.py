@@ -444,7 +444,7 @@ def test_a_teacher_is_lost(
     call: int,
     fault: Any,
 ) -> None:
-    at(monkeypatch, TeacherScorer, "logprobs", call, lambda _: fault(workers["teacher tiny"]._actors[0]))
+    at(monkeypatch, TeacherScorer, "_told", call, lambda _: fault(workers["teacher tiny"]._actors[0]))
     run = ended(follows_teacher(tmp_path, model, teacher))
     same(run, with_teacher)
     assert [line["distill/reverse_kl"] for line in run.lines] == [
