@@ -16,7 +16,7 @@ from typing import Any
 
 from roll_like.cluster.spans import Span
 from roll_like.metrics.files import replacing
-from roll_like.metrics.timing import Interval
+from roll_like.metrics.timing import Interval, length, union
 
 #: Spans of one lane that the report draws at most: the longest.
 MOST_DRAWN = 400
@@ -167,7 +167,7 @@ def largest_waits(spans: Sequence[Span], ranks: Sequence[str], window: Interval)
     rewards = [found for track, found in busy.items() if track.startswith("rewards ")]
     environments = [busy.get("environments", [])]
     timers = {
-        name: _union([_cut(span, window) for span in spans if (span.track, span.name) == ("driver", name)])
+        name: union([_cut(span, window) for span in spans if (span.track, span.name) == ("driver", name)])
         for name in ("sync", "evaluate")
     }
     others = [("environments", environments), ("rewards", rewards), ("the weight update", [timers["sync"]])]
@@ -176,16 +176,16 @@ def largest_waits(spans: Sequence[Span], ranks: Sequence[str], window: Interval)
         ("the trainer", trainer, [("samples", engines), *others]),
         ("the engines", engines, [("the trainer", trainer), *others]),
     ):
-        idle = _gaps(_union(itertools.chain.from_iterable(role)), window)
+        idle = _gaps(union(itertools.chain.from_iterable(role)), window)
         for reason, workers in causes if role else ():
-            active = _union(itertools.chain.from_iterable(workers))
-            found[who, reason] = _length(_common(idle, active))
+            active = union(itertools.chain.from_iterable(workers))
+            found[who, reason] = length(_common(idle, active))
             idle = _common(idle, _gaps(active, window))
         if role:
-            found[who, "the driver"] = _length(idle)
+            found[who, "the driver"] = length(idle)
         if len(role) > 1:
-            together = _length(_union(itertools.chain.from_iterable(role)))
-            mean = sum(together - _length(each) for each in role) / len(role)
+            together = length(union(itertools.chain.from_iterable(role)))
+            mean = sum(together - length(each) for each in role) / len(role)
             singular = {"the trainer": "a rank of the trainer", "the engines": "an engine"}[who]
             found[f"on average {singular}", "others of its role"] = mean
     least = _LEAST_SHARE * (window[1] - window[0])
@@ -198,26 +198,11 @@ def _busy(spans: Sequence[Span], window: Interval) -> dict[str, list[Interval]]:
     tracks: dict[str, list[Interval]] = {}
     for span in spans:
         tracks.setdefault(span.track, []).append(_cut(span, window))
-    return {track: _union(found) for track, found in tracks.items()}
+    return {track: union(found) for track, found in tracks.items()}
 
 
 def _cut(span: Span, window: Interval) -> Interval:
     return max(span.began, window[0]), min(span.ended, window[1])
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the time that intervals cover, as intervals apart from each other.
-
-    >>> _union([(1, 3), (0, 2), (5, 6), (7, 7)])
-    [(0, 3), (5, 6)]
-    """
-    found: list[Interval] = []
-    for began, ended in sorted(each for each in intervals if each[1] > each[0]):
-        if found and began <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], ended)
-        else:
-            found.append((began, ended))
-    return found
 
 
 def _gaps(covered: Sequence[Interval], window: Interval) -> list[Interval]:
@@ -249,10 +234,6 @@ def _common(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Interv
     return found
 
 
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(ended - began for began, ended in intervals)
-
-
 # ---- the report --------------------------------------------------------------------------------------
 
 
@@ -261,8 +242,8 @@ def drawn_lanes(spans: Sequence[Span], ranks: Sequence[str], window: Interval) -
     lanes: dict[str, list[tuple[float, float, str]]] = {}
     timers = dict.fromkeys(span.name for span in sorted(spans, key=lambda each: each.began) if span.track == "driver")
     for name in timers:
-        union = _union([_cut(span, window) for span in spans if (span.track, span.name) == ("driver", name)])
-        lanes[f"driver: {name}"] = [(began, ended, name) for began, ended in union]
+        timed = union([_cut(span, window) for span in spans if (span.track, span.name) == ("driver", name)])
+        lanes[f"driver: {name}"] = [(began, ended, name) for began, ended in timed]
     busy = _busy([span for span in spans if span.track != "driver"], window)
     for track in sorted(busy, key=lambda each: (each in ranks, each)):
         if track in ranks:

@@ -85,25 +85,31 @@ class StepTimer:
                 self._running[timer_id] = (name, end)
             self._finished = {}
             start, self._start = self._start, end
-        covered = _length_of_union(interval for intervals in timers.values() for interval in intervals)
-        seconds = {f"time/{name}": _length_of_union(intervals) for name, intervals in timers.items()}
+        covered = length(union(interval for intervals in timers.values() for interval in intervals))
+        seconds = {f"time/{name}": length(union(intervals)) for name, intervals in timers.items()}
         seconds["time/step"] = end - start
         seconds["time/idle"] = max(0.0, end - start - covered)
         return {name: Sum(value) for name, value in seconds.items()}
 
 
-def _length_of_union(intervals: Iterable[Interval]) -> float:
-    """Return how much of the time line the intervals cover together.
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the time that intervals cover, as intervals apart from each other.
 
-    >>> _length_of_union([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
-    4.0
+    >>> union([(1, 3), (0, 2), (5, 6), (7, 7)])
+    [(0, 3), (5, 6)]
     """
-    total, reach = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        if end > reach:
-            total += end - max(start, reach)
-            reach = end
-    return total
+    found: list[Interval] = []
+    for began, ended in sorted(each for each in intervals if each[1] > each[0]):
+        if found and began <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], ended)
+        else:
+            found.append((began, ended))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return the time that intervals take together."""
+    return sum((ended - began for began, ended in intervals), 0.0)
 
 
 def process_tree_rss_gib() -> float:
