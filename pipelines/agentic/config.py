@@ -215,7 +215,6 @@ class EpisodeRolloutConfig(GroupRolloutConfig):
 
     @property
     def groups(self) -> int:
-        """Groups that one step trains on."""
         return self.groups_per_step
 
     @property
@@ -336,7 +335,6 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
         return {"environment workers": self.env_workers.workers, **super().processes}
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         for path, environments in self._sections().items():
             for name in repeated(environment.label for environment in environments):

@@ -45,7 +45,6 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
     _manager: EnvManager
 
     def start(self, gpu_sharing: GPUSharing | None = None) -> None:
-        """Start the processes; a judge loads its model from now on."""
         super().start(gpu_sharing)
         if self._config.replay is not None:
             return

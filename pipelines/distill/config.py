@@ -84,7 +84,6 @@ class DistillConfig(OfflineRunConfig):
         return (*super().roles, *teacher_roles(self.resources, self.teachers))
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         longest, terms = self.longest_sample, self.longest_sample_terms
         yield from self.training.budget_violations("training", longest, terms)

@@ -29,7 +29,6 @@ class TaughtSample(TrainingSample):
     teacher: str
 
     def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
         return TrainingSample.content(self) + self.teacher.encode()
 
 
@@ -44,7 +43,6 @@ class TranslatedSample(TaughtSample):
     theirs: TrainingSample
 
     def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
         return TaughtSample.content(self) + self.theirs.content()
 
 
@@ -55,7 +53,6 @@ class TaughtReader(ConversationReader):
     teacher: str
 
     def join(self, parts: Sequence[TrainingSample], value: float) -> TaughtSample:  # noqa: ARG002
-        """Return a conversation, which is its one sequence."""
         return TaughtSample(**parts[0].shared_fields, teacher=self.teacher)
 
 

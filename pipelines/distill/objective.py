@@ -122,7 +122,6 @@ class TopKObjective(LanguageModelObjective[StepT, BatchT]):
     tells_own: bool = False
 
     def head(self) -> type[TokenLogprobHead]:
-        """Return what becomes of the hidden states before targets."""
         return TopKHead
 
     def teach(self, model: RankModel, batch: MicroBatch) -> Answers:
@@ -147,7 +146,6 @@ class TeacherObjective(TopKObjective[Any, MicroBatch]):
 
     @property
     def row_sharing(self) -> str | None:
-        """What puts several samples into one row."""
         return "data.packing" if self.packing else None
 
     def teach(self, model: RankModel, batch: MicroBatch) -> Answers:
@@ -302,11 +300,9 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
 
     @property
     def row_sharing(self) -> str | None:
-        """What puts several samples into one row."""
         return "data.packing" if self.packing else None
 
     def head(self) -> type[TokenLogprobHead]:
-        """Return what becomes of the hidden states before targets."""
         return DistillationHead
 
     def take_projections(self, model: RankModel, projections: Mapping[str, Projection]) -> None:
@@ -336,7 +332,6 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherTargets], Tea
         yield Update(shards=shards)
 
     def loss(self, model: RankModel, batch: TeacherScoredBatch, shared: None) -> tuple[Tensor, Metrics]:  # noqa: ARG002
-        """Return a micro-batch's share of the loss."""
         loss: DistillationLoss = DISTILLATION_LOSSES.get(self.loss_config.type)(self.loss_config)
         weights_N = model.tensor(batch.weights)
         losses_N, figures = model(batch, 1.0, DistillationTarget(self._teacher(model, batch, loss), loss, weights_N))

@@ -114,7 +114,6 @@ class PreferenceRunConfig(RunConfig):
 
     @property
     def row_sharing(self) -> str | None:
-        """What puts several samples into one row."""
         return ALWAYS_SHARED
 
     @property
@@ -137,7 +136,6 @@ class PreferenceRunConfig(RunConfig):
         return (*super().roles, self.resources.role("reference", self.reference.workers, "reference.workers"))
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         name, reference = self.algorithm.loss.type, self.reference
         loss = PREFERENCE_LOSSES.get(name)
@@ -175,7 +173,6 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
     )
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         paired, reference = PREFERENCE_LOSSES.get(self.algorithm.loss.type).paired, self.reference
         longest, terms = self.longest_sample, self.longest_sample_terms

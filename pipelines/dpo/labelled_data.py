@@ -38,7 +38,6 @@ class LabelledSample(TrainingSample):
     desirable: bool
 
     def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
         return TrainingSample.content(self) + bytes([self.desirable])
 
 

@@ -121,7 +121,6 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         return replace(shared, loss=of_step(self.preference_loss, shared.mismatched, device))
 
     def loss(self, model: RankModel, batch: MicroBatch, shared: LabelledUpdate) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of the loss."""
         assert shared.loss is not None, "`bind` has set it"
         answers_S, _, counted_S = batch.sequences()
         logprobs_S, tokens_S = self.answer_logprobs(model, batch)

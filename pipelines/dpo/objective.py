@@ -89,7 +89,6 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
     """Makes chosen answers likelier than rejected ones."""
 
     def updates(self, step: PairStep, engine: Engine) -> Iterator[Update[PairBatch]]:
-        """Yield one optimizer step."""
         shared = PairsUpdate(
             pairs=len(step.pairs),
             chosen_tokens=sum(int(pair.chosen.loss_mask.sum()) for pair in step.pairs),
@@ -98,7 +97,6 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
         yield Update(shards=pair_batches(step.pairs, **engine.layout), shared=shared)
 
     def loss(self, model: RankModel, batch: PairBatch, shared: PairsUpdate) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of the loss."""
         logprobs_R, tokens_R = self.answer_logprobs(model, batch)
         chosen, rejected = (torch.from_numpy(side).long().to(model.device) for side in (batch.chosen, batch.rejected))
         counted_P = model.tensor(batch.counted)

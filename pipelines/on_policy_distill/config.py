@@ -127,7 +127,6 @@ class OnPolicyDistillConfig(PromptConfig):
         return bool(self.rewards.use) and self.distillation.reward_weight > 0
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         if self.benchmarks:
             yield Violation(

@@ -101,7 +101,6 @@ class TaughtPolicyObjective(PolicyObjective, TopKObjective[Sequence[PolicySample
     losses: ClassVar[frozenset[str]] = PolicyObjective.losses | {"train/distillation_loss"}
 
     def head(self) -> type[TokenLogprobHead]:
-        """Return what becomes of the hidden states before targets."""
         return TaughtHead
 
     @property
@@ -110,7 +109,6 @@ class TaughtPolicyObjective(PolicyObjective, TopKObjective[Sequence[PolicySample
         return True
 
     def loss(self, model: RankModel, batch: PolicyBatch, shared: PolicyUpdate) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of the loss."""
         assert isinstance(batch, TaughtPolicyBatch)
         loss: DistillationLoss = DISTILLATION_LOSSES.get(self.loss_config.type)(self.loss_config)
         weights_N = model.tensor(batch.weights)

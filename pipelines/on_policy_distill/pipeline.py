@@ -35,7 +35,6 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
 
     @classmethod
     def build(cls, config: OnPolicyDistillConfig, run: RunContext) -> Self:
-        """Start the workers and put the parts together, where a resumed run left them."""
         built = super().build(config.with_teacher_in_loss(), run)
         if not config.teachers:
             built.auxiliary.scorer.policy = built.workers.actor

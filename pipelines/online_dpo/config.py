@@ -100,7 +100,6 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
     )
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         pairs, reference = self.pairs, self.reference
         longest, terms = self.longest_sample, self.longest_sample_terms

@@ -108,7 +108,6 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
 
     @classmethod
     def check(cls, config: OnlineDPOConfig) -> Report:
-        """Return every problem that can be known before a run, and its plan."""
         return check(config, cls.findings, _plan)
 
     @classmethod

@@ -80,7 +80,6 @@ class RewardModelRunConfig(OfflineRunConfig):
     )
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         longest, terms = self.longest_sample, self.longest_sample_terms
         yield from self.training.budget_violations("training", longest, terms, pairs=True)

@@ -84,6 +84,5 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, Pair, Sequence[P
     def start_evaluator(
         cls, config: RewardModelRunConfig, resources: ResourceManager, stack: ExitStack
     ) -> Evaluation | None:
-        """Start a trainer that takes no step."""
         once = config.model_copy(update={"steps": 1, "epochs": None})
         return cls.evaluation_of(once, cls.start_trainer(once, resources, stack))

@@ -44,6 +44,5 @@ class SFTConfig(OfflineRunConfig):
     )
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         yield from self.training.budget_violations("training", self.longest_sample, self.longest_sample_terms)

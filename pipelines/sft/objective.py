@@ -25,17 +25,14 @@ class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], Micro
 
     @property
     def row_sharing(self) -> str | None:
-        """What puts several samples into one row."""
         return "data.packing" if self.packing else None
 
     def updates(self, step: Sequence[TrainingSample], engine: Engine) -> Iterator[Update[MicroBatch]]:
-        """Yield one optimizer step."""
         tokens = sum(int(sample.loss_mask.sum()) for sample in step)
         weights = [np.where(sample.loss_mask, np.float32(1 / tokens), np.float32(0)) for sample in step]
         yield Update(shards=micro_batches(step, weights, **engine.layout))
 
     def loss(self, model: RankModel, batch: MicroBatch, shared: None) -> tuple[Tensor, Metrics]:  # noqa: ARG002
-        """Return a micro-batch's share of the loss."""
         logprobs_N, entropy_N = self.logprobs(model, batch)
         weights_N = model.tensor(batch.weights)
         loss = -(weights_N * logprobs_N).sum()

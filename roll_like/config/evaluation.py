@@ -62,7 +62,6 @@ class EvaluationSchedule(ScheduleConfig):
         return int(getattr(self, self.samples_key))
 
     def violations(self, key: str) -> Iterator[Violation]:
-        """Yield what keeps the evaluation at a key from measuring something."""
         yield from super().violations(key)
         if self.temperature == 0 and self.samples_per_group > 1:
             yield Violation(
@@ -115,7 +114,6 @@ class EvaluationConfig(SourcesSection, EvaluationSchedule):
         return max((use.longest for use in self.benchmarks), default=0)
 
     def violations(self, key: str) -> Iterator[Violation]:
-        """Yield what keeps the evaluation at a key from measuring something."""
         if self.sources or not self.benchmarks:
             yield from super().violations(key)
         else:

@@ -78,7 +78,6 @@ class OfflineRunConfig(RunConfig):
         return self.steps
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         if (self.steps is None) == (self.epochs is None):
             found = "neither is set"

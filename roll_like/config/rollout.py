@@ -258,7 +258,6 @@ class AnswerRolloutConfig(GroupRolloutConfig):
 
     @property
     def samples_per_group(self) -> int:
-        """Samples of each group."""
         return self.samples_per_prompt
 
 
@@ -275,5 +274,4 @@ class RolloutConfig(AnswerRolloutConfig):
 
     @property
     def groups(self) -> int:
-        """Groups that one step trains on."""
         return self.prompts_per_step

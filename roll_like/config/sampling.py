@@ -49,7 +49,6 @@ class SamplingRunConfig(RunConfig):
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run."""
         return self.steps
 
     @property
@@ -144,7 +143,6 @@ class SamplingRunConfig(RunConfig):
         return {}
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         domains = getattr(self, "domains", {}).values()
         yield from self.rollout.replacement_violations(bool(domain.drop_zero_variance_groups) for domain in domains)
@@ -201,7 +199,6 @@ class RewardedRunConfig(SamplingRunConfig):
 
     @property
     def adapter_keys(self) -> tuple[str, ...]:
-        """Keys that need an engine with the base model beside the policy's adapter."""
         return (*super().adapter_keys, *self.base_judges)
 
     def evaluating(self, model: str) -> Self:
@@ -254,7 +251,6 @@ class RewardedRunConfig(SamplingRunConfig):
         return self.rewards.use
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         yield from self.rewards.violations()
         yield from self.rewards.judge_violations(self.judge, self.resources)
@@ -293,7 +289,6 @@ class PromptRunConfig(RewardedRunConfig):
 
     @property
     def adapter_keys(self) -> tuple[str, ...]:
-        """Keys that need an engine with the base model beside the policy's adapter."""
         evaluation, asked = self.evaluation, dict[str, bool]()
         if evaluation is not None:
             asked = {"evaluation.base_model": evaluation.base_model, "evaluation.adapters": bool(evaluation.adapters)}
@@ -378,7 +373,6 @@ class PromptRunConfig(RewardedRunConfig):
         return [*self.data.sources, *(() if self.evaluation is None else self.evaluation.sources)]
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         if self.data.curriculum is not None:
             why = None
@@ -406,7 +400,6 @@ class PolicyGradientConfig(SamplingRunConfig):
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps of the policy in one step."""
         return self.algorithm.updates_per_step
 
     @property
@@ -446,7 +439,6 @@ class PolicyGradientConfig(SamplingRunConfig):
         return True
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         algorithm, reference, longest = self.algorithm, self.reference, self.longest_sample
         yield from algorithm.violations(self.rollout, self.longest_response)
@@ -493,7 +485,6 @@ class PromptConfig(PromptRunConfig, PolicyGradientConfig):
     resources: CriticResources
 
     def violations(self) -> Iterator[Violation]:
-        """Yield every combination of sections that cannot work."""
         yield from super().violations()
         if self.algorithm.observation_coefficient:
             yield Violation(

@@ -119,7 +119,6 @@ def answer_words(text: str, *, articles: bool = False) -> list[str]:
     (['-5'], ['1234', 'km'], ['0.5'], ['2020-05-01'])
 
     Args:
-        text: An answer.
         articles: Keep them. An `a` at the end (vitamin A) is always kept.
     """
     plain = _plain(text)

@@ -34,9 +34,7 @@ class BadRow(Exception):
     """A row, or a part of one, cannot be trained on; whoever reads the rows decides what that means.
 
     Args:
-        problem: What is wrong, in general.
         message: What is wrong here, to be read after the row's origin.
-        fix: What the reader should change.
     """
 
     def __init__(self, problem: Problem, message: str, fix: str | None = None) -> None:

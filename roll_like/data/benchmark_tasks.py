@@ -58,8 +58,6 @@ def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Tas
     """Return the tasks of a benchmark.
 
     Args:
-        use: Which, and what is changed of it.
-        renderer: The model's tokenizer and chat template.
         key: Its place in the configuration, for messages.
 
     Raises:

@@ -26,7 +26,6 @@ def last_boxed(text: str, *, bare: bool = False) -> str | None:
     ('\\frac{1}{2}', None, '5')
 
     Args:
-        text: A response.
         bare: `\boxed 5`, without braces, is one too.
     """
     last = None

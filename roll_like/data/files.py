@@ -87,8 +87,6 @@ def read_file(path: Path, label: str, key: str, split: str = "train") -> Iterato
     """Yield the rows of a file.
 
     Args:
-        path: The file.
-        label: What messages call it.
         key: Place of its source in the configuration, for messages.
         split: Which rows, where one JSON object holds lists of rows of several splits.
 

@@ -84,7 +84,6 @@ def find_parts(folder: Path, split: str, subset: str | None, key: str) -> list[P
     """Return the files of a folder that hold a split, in the order of their names.
 
     Args:
-        folder: The folder.
         split: The split's name; other words for it are found too (`val` for `validation`).
         subset: Which subset, where there are several.
         key: Place of the source in the configuration, for messages.

@@ -16,7 +16,6 @@ def kept_tokens(found: Sequence[Sequence[int] | npt.NDArray[np.integer]], sample
 
     Args:
         found: The tokens that were kept, for each of T; none where all were.
-        sampled: What was drawn from them.
 
     Raises:
         ValueError: There are not T, or a token was sampled that was not kept.

@@ -57,8 +57,6 @@ def untrained(row: Row, field: str, messages: Sequence[ChatMessage]) -> frozense
     """Return the places of the assistant's messages that are not to be trained on.
 
     Args:
-        row: The row.
-        field: Holds the messages.
         messages: What was read from it: all, or the last of them.
 
     Raises:

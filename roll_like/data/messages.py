@@ -35,9 +35,7 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
     """Return the messages in a field of a row; a content with images is a list of parts (`roll_like.data.images`).
 
     Args:
-        row: The row; has the field.
         field: Holds a list of messages (as JSON text too), or a text.
-        role: Whose message a text is.
         key: The configuration key that names the field, for messages.
         plain: Whether messages have a role and a content, and nothing else.
 

@@ -91,8 +91,6 @@ class Order(Generic[ItemT]):
     is shuffled anew.
 
     Args:
-        sources: What is drawn from.
-        fingerprint: Hash of all items.
         seed: Seed of the shuffles. The order depends on nothing else: not on library versions, not on the machine.
         shuffle: False keeps file order in every pass.
         limit: Configuration key of the token limit that decides which rows are items, for messages.

@@ -131,7 +131,6 @@ def after_prompt(tags: ReasoningTags | None, prompt: str) -> ReasoningTags | Non
     """Return a model's tags as they are for the response to a prompt: `opened` if it ends within reasoning.
 
     Args:
-        tags: The model's.
         prompt: What the chat template writes after the last message, or a prompt that ends with it.
     """
     if tags is None:

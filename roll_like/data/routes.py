@@ -34,7 +34,6 @@ def known_routes(found: npt.NDArray[Any], experts: int, tokens: int) -> RouteArr
 
     Args:
         found: Shape [at most tokens, layers, k]. Negative numbers stand for what is not known.
-        experts: Experts of a layer.
         tokens: T.
 
     Raises:

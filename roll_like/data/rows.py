@@ -48,7 +48,6 @@ def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     Fields are as the source names them, images apart.
 
     Args:
-        source: The dataset.
         key: Its place in the configuration, for messages.
 
     Raises:

@@ -58,7 +58,6 @@ def load_samples(
 
     Args:
         data: The datasets, and what happens to rows that are too long or bad.
-        renderer: Tokenizer and chat template of the model.
         reader: Makes what reads a source, given the fields of `Reader`.
         section: Where `data` stands in the configuration, for messages.
 

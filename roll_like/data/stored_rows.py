@@ -23,7 +23,6 @@ def with_stored_rows(config: ConfigT, folder: Path) -> ConfigT:
     """Return a configuration that names files in place of rows, which are written into a folder.
 
     Args:
-        config: The configuration of a run.
         folder: Is made where it is needed. Files that are there already are replaced.
 
     Raises:

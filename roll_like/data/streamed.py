@@ -53,7 +53,6 @@ class StreamPosition(Generic[ItemT]):
     """A place in a stream.
 
     Args:
-        stream: The items.
         permutation: Returns the order of so many items: given their number and a name that is another for each block.
     """
 

@@ -91,7 +91,6 @@ class TaskOrder(Order[Task]):
     """An endless sequence of tasks.
 
     Args:
-        taskset: The tasks.
         seed: As for `Order`.
         shuffle: As for `Order`.
 
@@ -130,7 +129,6 @@ def load_tasks(
     """Read datasets and return their tasks.
 
     Args:
-        sources: The datasets.
         renderer: Turns messages into `Task.prompt_ids`, generation prompt included.
         max_prompt_tokens: Longer prompts are left out and counted.
         key: Where the sources stand in the configuration, for messages.

@@ -40,8 +40,6 @@ def key_of(reader: Reader[Any], renderer: Renderer, content: str) -> str:
 
     Args:
         reader: Makes samples of rows.
-        renderer: Tokenizer and chat template.
-        content: Hash of the rows themselves.
     """
     settings = {
         "source": reader.source.model_dump(mode="json", exclude={"rows", "name", "weight", "stream_block"}),

@@ -86,9 +86,6 @@ def sequences(
     Each ends with the last token that is trained.
 
     Args:
-        renderer: Tokenizer and chat template.
-        messages: The conversation.
-        tools: Function schemas for the template.
         turns: Indices of the messages to train on, in order; the assistant's.
 
     Raises:

@@ -136,13 +136,11 @@ class TaskEngine(PolledEngine):
         self._arrived.set()
 
     async def held_weights(self, part: int = 0) -> str:
-        """Return which send is kept here. See `InferenceEngine.held_weights`."""
         return self._buckets.held(part)
 
     # ---- requests ------------------------------------------------------------------------------
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
-        """Take requests. See `InferenceEngine.submit`."""
         self._check(requests, self._tasks)
         for request in requests:
             self._tasks[request.request_id] = asyncio.create_task(self._serve(request))
@@ -272,7 +270,6 @@ class TaskEngine(PolledEngine):
         )
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
-        """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`."""
         with self._errors("prompt_logprobs"):
             return await self._given_logprobs(token_ids)
 

@@ -103,7 +103,6 @@ class CheckpointShelf:
         """Write a checkpoint, and return its path.
 
         Args:
-            about: What is said of it.
             fill: Writes its files into a folder that is there not yet.
             overwrite: Whether it may take the place of one of this name.
 

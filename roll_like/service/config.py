@@ -217,7 +217,6 @@ def load_service_config(path: str | Path, overrides: tuple[str, ...] | list[str]
     """Return the validated configuration in `path`.
 
     Args:
-        path: A YAML file.
         overrides: `key=value` with dotted keys; values are YAML.
 
     Raises:

@@ -31,11 +31,7 @@ class ServiceCore:
     """Sessions, models, samplers, results and checkpoints; runs on one event loop.
 
     Args:
-        config: The service's configuration.
-        trainer: The ranks.
-        delivery: Trainer to engines.
         sampler: Makes the engines' side, given what sends a snapshot's weights.
-        vocabulary: Tokens are below this.
 
     Attributes:
         state: What requests share.

@@ -21,9 +21,6 @@ class WeightDelivery:
     """Sends weights of models, and knows what engines hold. Its methods are called on the trainer's thread.
 
     Args:
-        trainer: The ranks.
-        sync: The way, with its check.
-        engines: The engines.
         directory: For files of what engines hold; it is there.
     """
 
@@ -43,7 +40,6 @@ class WeightDelivery:
         """Send weights to all engines. One that dies meanwhile is replaced, and the others get them once more.
 
         Args:
-            load: The weights.
             model: A model that has these weights still; None where they are read from the snapshot's file.
 
         Raises:

@@ -95,7 +95,6 @@ class Futures:
         """Return a result, or None where it is still to come after `POLL_SECONDS`.
 
         Args:
-            request_id: Whose.
             session_of: Says whether a session is the caller's.
 
         Raises:

@@ -81,7 +81,6 @@ class ModelsRank(TrainingRank):
         """Begin a model, and work on it.
 
         Args:
-            model: Its name.
             adapter: Its adapters; None for a whole model.
         """
         self._leave()
@@ -107,7 +106,6 @@ class ModelsRank(TrainingRank):
         """Write all that a model is, moments and gradient included, this rank's share, to a file of its own.
 
         Args:
-            model: Its name.
             file: The rank's own file is beside this.
 
         Raises:

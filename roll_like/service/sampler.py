@@ -52,7 +52,6 @@ class SnapshotSampler:
 
     Args:
         router: Sends requests to the engines.
-        engines: The engines.
         load: Sends weights to all engines.
         adapters: How many adapters engines hold at a time; 0 where they take whole weights.
     """
@@ -79,8 +78,6 @@ class SnapshotSampler:
         """Return what engines sample with the weights of a snapshot.
 
         Args:
-            snapshot: The weights.
-            requests: Of one prompt.
             key: Unique; requests of a key go to the same engine.
         """
         async with self._with(snapshot) as name:
@@ -96,7 +93,6 @@ class SnapshotSampler:
         """Return the log-probability of each token but the first under the weights of a snapshot.
 
         Args:
-            snapshot: The weights.
             tokens: Shape [P]; two or more.
             top_k: How many of the likeliest tokens are told at each position.
         """

@@ -74,11 +74,7 @@ class ServiceServer:
     """Answers clients.
 
     Args:
-        core: What does the work.
-        keys: API keys.
-        base_model: What clients call the model.
         window: Longest sequence, in tokens.
-        max_request_bytes: Largest body.
     """
 
     def __init__(

@@ -144,7 +144,6 @@ def serving(
     """Serve while the block runs.
 
     Args:
-        config: The service's configuration.
         starting_ray: Holds what Ray would take over as it starts, such as signals.
     """
     directory = config.directory

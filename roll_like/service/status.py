@@ -115,10 +115,7 @@ class StatusWriter:
     """Writes what a service is doing.
 
     Args:
-        directory: Its folder.
-        name: Of the service.
         trackers: Where figures go beside `metrics.jsonl`.
-        params: Its configuration, as plain data.
     """
 
     def __init__(self, directory: Path, name: str, trackers: Sequence[PluginConfig], params: Mapping[str, Any]) -> None:
@@ -199,7 +196,6 @@ def watch_status(folder: Path, *, wait: Callable[[float], None] = time.sleep) ->
     """Show what a service is doing until it ends; Ctrl-C leaves it running.
 
     Args:
-        folder: The service's.
         wait: Waits between looks, in seconds.
     """
     from rich.console import Console

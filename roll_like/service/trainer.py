@@ -67,7 +67,6 @@ class ModelsTrainer:
         engine: Started ranks, `ModelsRank`s.
         directory: Where ranks write what a model is before any training, and copies of models.
         recovery_steps: Optimizer steps of a model between two copies.
-        max_loaded: Models that ranks have at a time.
         report: Told about ranks that were replaced.
     """
 

@@ -100,7 +100,6 @@ def talk(chat: Chat, lines: Iterable[str], *, prompt: str) -> None:
     """Answer line by line until there are no more.
 
     Args:
-        chat: Who answers.
         lines: What a person says; `AGAIN` begins anew.
         prompt: Written before each line is read.
     """

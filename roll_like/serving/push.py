@@ -15,7 +15,6 @@ def push(directory: Path, repo: str, *, public: bool) -> str:
     """Upload a model's directory to a repository of the hub, which is made if there is none, and return its address.
 
     Args:
-        directory: The model's, with its card.
         repo: `OWNER/NAME`, or `NAME` for the token's own account.
         public: Whether a new repository is one that everyone may read; one that exists stays as it is.
 

@@ -20,7 +20,6 @@ def serve_command(model: TrainedModel, host: str, port: int, further: Sequence[s
     """Return the command line of vLLM's server.
 
     Args:
-        model: What is served.
         host: Address to listen on.
         port: TCP port to listen on.
         further: Options of `vllm serve`, which come last and so have the last word.

@@ -56,7 +56,6 @@ def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = Fa
 
     Args:
         run: A run's name or folder, or the directory of an exported model.
-        output_dir: Folder of runs.
         command: Who asks, for messages.
         scores: Whether a model that gives scores will do.
 

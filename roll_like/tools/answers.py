@@ -23,7 +23,6 @@ def openai_answer(
 
     Args:
         text: As `parse_tool_calls` takes it.
-        tools: Function schemas.
         reasoning: What stands before and after the policy's reasoning, and whether the prompt opened it.
     """
     rest, found = parse_tool_calls(text, "auto", tools, reasoning=reasoning)

@@ -71,7 +71,6 @@ class ToolHost:
     """Runs tools in a thread of its own; usable from any other thread, by any number of episodes.
 
     Args:
-        configs: The tools.
         timeout: Longest call. Seconds.
         max_characters: Longer answers are cut.
 

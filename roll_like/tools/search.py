@@ -35,7 +35,6 @@ class SearchIndex:
     idf = log(1 + (N − n + ½)/(n + ½)) over N passages of which n hold the word.
 
     Args:
-        passages: The corpus.
         k1: How soon further occurrences of a word stop counting.
         b: How much long passages are held back, 0 to 1.
     """

@@ -49,7 +49,6 @@ class DeepSpeedBackend(TrainingBackend):
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:
-        """Return what a rank's process needs in its environment before it imports torch."""
         return {"DS_ACCELERATOR": device}
 
     @staticmethod

@@ -247,7 +247,6 @@ class FSDP2Backend(TrainingBackend):
         return norm
 
     def adjust(self, optimizer: OptimizerConfig) -> None:
-        """Take the next optimizer steps with these settings."""
         self._settings = self._settings.model_copy(update={"optimizer": optimizer})
         for group in self._optimizer.param_groups:
             group.update(betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay)
@@ -265,7 +264,6 @@ class FSDP2Backend(TrainingBackend):
         return share
 
     def put_back(self, share: SetAside) -> None:
-        """Go on with what `set_aside` returned."""
         with torch.no_grad():
             for name, parameter in self._trained().items():
                 _local(parameter).copy_(share.weights[name])
@@ -276,11 +274,9 @@ class FSDP2Backend(TrainingBackend):
                     self._optimizer.state[parameter] = {key: _like(parameter, each) for key, each in moments.items()}
 
     def trained_shares(self) -> dict[str, Tensor]:
-        """Return this rank's shares of what is trained, by name."""
         return {name: _local(parameter) for name, parameter in self._trained().items()}
 
     def write(self, parameter: Tensor, whole: Tensor) -> None:
-        """Give a parameter other numbers; every rank has the whole of them."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(parameter, DTensor), "what is trained is sharded"
@@ -290,7 +286,6 @@ class FSDP2Backend(TrainingBackend):
 
     @contextmanager
     def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-        """Hold the whole of sharded parameters; every rank must ask for the same ones."""
         yield [_whole(parameter) for parameter in parameters]
 
     def save(self, directory: str) -> None:

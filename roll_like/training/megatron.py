@@ -155,7 +155,6 @@ class MegatronBackend(TrainingBackend):
 
     @staticmethod
     def data_ranks(settings: TrainerConfig) -> int:
-        """Return how many groups of ranks have rows of their own."""
         return settings.workers // _sharing(settings)
 
     @classmethod
@@ -467,7 +466,6 @@ class MegatronBackend(TrainingBackend):
 
     @property
     def stage(self) -> StageWeights | None:
-        """The layers that this rank has; None where it has its share of all."""
         return self._weights if self._settings.pipeline_parallel > 1 else None
 
     def save(self, directory: str) -> None:

@@ -101,7 +101,6 @@ class SGLangConfig(PassedThrough, SleepingEngineConfig):
 
     @property
     def wants_seeds(self) -> bool:
-        """Whether one seed is to give one sample."""
         return self.deterministic
 
     def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:

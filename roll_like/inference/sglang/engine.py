@@ -122,7 +122,6 @@ class SGLangEngine(TaskEngine):
     # ---- generating ----------------------------------------------------------------------------
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests. See `InferenceEngine.abort`."""
         self._require_alive()
         await asyncio.sleep(0)  # tasks that were created in this very tick reach SGLang first
         for request_id in request_ids:

@@ -229,7 +229,6 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
 
     @property
     def wants_seeds(self) -> bool:
-        """Whether one seed is to give one sample."""
         return self.deterministic
 
     def violations(self, resources: ResourcesConfig) -> Iterator[Violation]:

@@ -193,7 +193,6 @@ class VLLMEngine(TaskEngine):
     # ---- generating ----------------------------------------------------------------------------
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests. See `InferenceEngine.abort`."""
         self._require_alive()
         await asyncio.sleep(0)  # tasks that were created in this very tick reach vLLM first
         known = [request_id for request_id in request_ids if request_id in self._tasks]
@@ -286,7 +285,6 @@ class VLLMEngine(TaskEngine):
                 self._update_begun = True
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
-        """Load one bucket."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         with self._errors("weight_update"):
@@ -325,7 +323,6 @@ class VLLMEngine(TaskEngine):
             await self._begin_adapter([each.lora_int_id for each in gone])
 
     async def finish_adapter(self) -> None:
-        """Take requests for the adapter that has arrived."""
         with self._errors("weight_update"):
             await self._finish_adapter(self._arriving.lora_int_id)
         self._adapters[self._arriving.lora_name] = self._arriving

@@ -60,7 +60,6 @@ class VLLMServer(JudgeServer):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
 
     async def url(self) -> str:
-        """Return the base address of its API; nothing answers there before `start`."""
         return f"http://{self._host}:{self._port}/v1"
 
     async def start(self) -> None:
@@ -92,7 +91,6 @@ class VLLMServer(JudgeServer):
             await asyncio.to_thread(self._process.wait)
 
     async def close(self) -> None:
-        """End the server."""
         if self._process is not None:
             self._process.terminate()
             try:
