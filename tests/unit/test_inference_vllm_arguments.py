@@ -104,6 +104,13 @@ def test_processes_on_gpus_are_never_forked() -> None:
     assert vllm_environment(VLLMConfig(), 1, "cuda")["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
+def test_who_starts_a_run_says_what_vllm_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    assert vllm_environment(VLLMConfig(), 1, "cpu")["VLLM_LOGGING_LEVEL"] == "ERROR"
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    assert vllm_environment(VLLMConfig(), 1, "cuda")["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_guardian_finds_vllms_processes(device: str) -> None:
     """Their titles leave the environment in /proc as it is: the mark of the run that they belong to."""

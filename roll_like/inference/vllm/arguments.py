@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,7 @@ def known_arguments() -> set[str]:
 
 
 def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[str, str]:
-    """Return the variables that an engine's process needs from its first moment.
+    """Return the variables that an engine's process needs from its first moment; who starts a run sets its log level.
 
     Args:
         config: The `inference` or `judge` section.
@@ -179,7 +180,7 @@ def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[st
     """
     common = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "TOKENIZERS_PARALLELISM": "false",
         # a process title would overwrite the environment by which the guardian finds what a run has left
         "SPT_NOENV": "1",
