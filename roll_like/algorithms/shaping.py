@@ -1,8 +1,8 @@
 """Shaping of rewards before advantages are estimated, and of advantages afterwards.
 
-Rewards, in this order: penalty for over-long responses, length penalty, normalisation, clip. Penalties are added as
-rewards of their own (`Scored.rewards`), so that they are logged, and estimators that compare each reward separately
-include them.
+Rewards, in this order: reward of truncated responses, penalty for over-long ones, length penalty, normalisation, clip.
+Changes are added as rewards of their own (`Scored.rewards`), so that they are logged, and estimators that compare each
+reward separately include them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class RewardShaping:
         self._running = RunningMoments(int(state["count"]), float(state["mean"]), float(state["squares"]))
 
     def _acts(self) -> bool:
-        others = (self._config.overlong, self._config.length_penalty, self._config.clip)
+        config = self._config
+        others = (config.truncated, config.overlong, config.length_penalty, config.clip)
         return self._normalises or any(part is not None for part in others)
 
     @property
@@ -125,14 +126,19 @@ class RewardShaping:
     def _penalised(self, group: Group[Scored]) -> Group[Scored]:
         members = (*group.samples, *group.baselines)
         lengths = np.array([member.trajectory.response_length for member in members], np.float64)
+        rewards = np.array([member.reward for member in members], np.float64)
         parts: dict[str, Rewards] = {}
+        if (truncated := self._config.truncated) is not None:
+            cut = np.array([member.trajectory.stop_reason is StopReason.LENGTH for member in members], np.bool_)
+            factor, instead = truncated.factor or 0.0, truncated.reward or 0.0  # one of them is set
+            worths = np.where(cut, factor * rewards + instead, rewards)
+            parts["truncated"], rewards = worths - rewards, worths
         if (overlong := self._config.overlong) is not None:
             parts["overlong"] = -overlong_penalties(
                 lengths, limit=self._limit, buffer=overlong.buffer_tokens, penalty=overlong.penalty
             )
         if (penalty := self._config.length_penalty) is not None:
-            raw = np.array([member.reward for member in members], np.float64)
-            change = -lengths / self._limit if penalty.type == "linear" else group_length_rewards(lengths, raw)
+            change = -lengths / self._limit if penalty.type == "linear" else group_length_rewards(lengths, rewards)
             parts["length"] = penalty.coefficient * change
         changed = [
             replace(
@@ -166,8 +172,8 @@ class RewardShaping:
         return shaped
 
 
-#: Names under which shaping's own penalties appear among a sample's rewards.
-PENALTIES = ("overlong", "length")
+#: Names under which shaping's own changes appear among a sample's rewards.
+PENALTIES = ("truncated", "overlong", "length")
 
 
 def _with_rewards(group: Group[Scored], rewards: Rewards) -> Group[Scored]:

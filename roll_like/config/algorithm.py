@@ -174,6 +174,21 @@ class OverlongConfig(ConfigModel):
     penalty: PositiveFloat = Field(default=1.0, description="Taken from the reward of a response at the limit.")
 
 
+class TruncatedConfig(ConfigModel):
+    """What a response that the token limit cut is worth, whatever it says."""
+
+    factor: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Multiply its reward by this; 0: such a response gets nothing."
+    )
+    reward: float | None = Field(default=None, allow_inf_nan=False, description="Or give it this reward.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.factor is None) == (self.reward is None):
+            raise ValueError("set one of the two: factor, which its reward is multiplied by, or reward, in its place")
+        return self
+
+
 class LengthPenaltyConfig(ConfigModel):
     """A preference for short responses."""
 
@@ -191,6 +206,9 @@ class LengthPenaltyConfig(ConfigModel):
 class RewardShapingConfig(ConfigModel):
     """What happens to rewards before advantages, in this order."""
 
+    truncated: TruncatedConfig | None = Field(
+        default=None, description="Reward of responses that were cut at the limit; as scored by default."
+    )
     overlong: OverlongConfig | None = Field(
         default=None, description="Soft punishment near the limit; none by default."
     )
@@ -340,6 +358,7 @@ class AlgorithmConfig(ConfigModel):
         shaping, key = self.reward_shaping, ("algorithm", "reward_shaping")
         below: dict[tuple[str, ...], bool] = {
             ("algorithm", "kl", "use"): self.kl.use == "reward",
+            (*key, "truncated", "reward"): shaping.truncated is not None and (shaping.truncated.reward or 0) < 0,
             (*key, "overlong"): shaping.overlong is not None,
             (*key, "length_penalty"): shaping.length_penalty is not None,
             (*key, "normalise", "mean"): shaping.normalise.mean != "none",

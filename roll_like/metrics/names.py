@@ -164,6 +164,7 @@ correction/rejected_fraction | share | rejected | Share of tokens that the corre
 correction/ess | share | ess | Effective sample size of the importance weights.
 correction/<name> | – | <name> | A further figure of the correction.
 reward/shaped | – | shaped reward | Mean reward after shaping, before advantages.
+reward/truncated | – | truncated | Mean change of the reward by what responses that were cut are worth.
 reward/overlong | – | overlong | Mean change of the reward by the punishment of over-long responses.
 reward/length | – | length penalty | Mean change of the reward by the length penalty.
 reward/kl | nats/token | kl | Distance from the reference model that the reward is reduced by.

@@ -338,5 +338,6 @@ def _refuse_other_signatures(function: RewardFunction) -> None:
 #: What a reward takes and returns, for those who know another library's.
 SIGNATURE = (
     "a reward takes one completion and returns a number: `completion.text` is the response, `completion.answer` the "
-    "reference answer, `completion.metadata` the row's other columns"
+    "reference answer, `completion.metadata` the row's other columns; functions of verl, TRL, OpenRLHF, slime and "
+    "AReaL run as they are with `type: function`"
 )

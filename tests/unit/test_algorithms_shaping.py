@@ -48,6 +48,44 @@ def test_overlong_responses_are_punished_softly() -> None:
     assert reduce(metrics) == {"reward/shaped": pytest.approx(1 - 1.5 / 4), "reward/overlong": pytest.approx(-1.5 / 4)}
 
 
+@pytest.mark.parametrize(
+    ("truncated", "rewards"),
+    [
+        # as NeMo-RL's and OpenRLHF's stop_properly_penalty_coef of 0 and of 0.5; as of −1 in OpenRLHF, and as
+        # open-instruct's non_stop_penalty_value
+        ({"factor": 0.0}, [0.0, 0.0, 1.0]),
+        ({"factor": 0.5}, [0.5, -0.25, 1.0]),
+        ({"reward": -1.0}, [-1.0, -1.0, 1.0]),
+    ],
+)
+def test_a_response_that_was_cut_is_worth_what_is_set(truncated: dict[str, float], rewards: list[float]) -> None:
+    group = of_lengths([1.0, -0.5, 1.0], [10, 10, 10])
+    ended = (StopReason.LENGTH, StopReason.LENGTH, StopReason.STOP)
+    samples = [
+        replace(sample, trajectory=replace(sample.trajectory, stop_reason=reason))
+        for sample, reason in zip(group.samples, ended, strict=True)
+    ]
+    group = replace(group, samples=tuple(samples))
+    after, metrics = RewardShaping(RewardShapingConfig(truncated=truncated), max_response_tokens=LIMIT).apply([group])
+    assert [sample.reward for sample in after[0].samples] == rewards
+    assert after[0].samples[0].rewards == {"toy": 1.0, "truncated": rewards[0] - 1}
+    changes = np.array(rewards) - np.array([1.0, -0.5, 1.0])
+    assert reduce(metrics) == {
+        "reward/shaped": pytest.approx(np.mean(rewards)),
+        "reward/truncated": pytest.approx(changes.mean()),
+    }
+    # the penalty for over-long responses comes on top
+    assert shaped([group], truncated=truncated, overlong={"buffer_tokens": 5}) == [[each - 1 for each in rewards]]
+
+
+def test_a_wrong_answer_that_was_cut_gains_nothing_by_being_short() -> None:
+    group = of_lengths([1.0, 1.0], [2, 6])
+    cut = replace(group.samples[0], trajectory=replace(group.samples[0].trajectory, stop_reason=StopReason.LENGTH))
+    group = replace(group, samples=(cut, group.samples[1]))
+    settings = {"truncated": {"factor": 0.0}, "length_penalty": {"type": "group", "coefficient": 1.0}}
+    assert shaped([group], **settings) == [[0.0, 0.5]]
+
+
 def test_linear_length_penalty() -> None:
     assert shaped([of_lengths([1.0, 1.0], [2, 10])], length_penalty={"coefficient": 0.5}) == [[0.9, 0.5]]
 

@@ -130,6 +130,16 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "takes rewards below 0",
         ),
         (
+            changed(algorithm={"advantage": "maxrl", "reward_shaping": {"truncated": {"reward": -0.5}}}),
+            "algorithm.reward_shaping.truncated.reward",
+            "takes rewards below 0",
+        ),
+        (
+            changed(algorithm={"reward_shaping": {"truncated": {}}}),
+            "algorithm.reward_shaping.truncated",
+            "set one of the two: factor",
+        ),
+        (
             changed(algorithm={"advantage": "maxrl", "reward_shaping": {"overlong": {"buffer_tokens": 4}}}),
             "algorithm.reward_shaping.overlong",
             "takes rewards below 0",

@@ -55,6 +55,8 @@ RUNNING: dict[str, Any] = {"advantage": "reinforce"}
 
 #: Option → the rest of the section, and values that must lead to different numbers.
 OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
+    "reward_shaping.truncated.factor": ({"reward_shaping": {"truncated": {}}}, [0.0, 0.5]),
+    "reward_shaping.truncated.reward": ({"reward_shaping": {"truncated": {}}}, [-1.0, 0.25]),
     "reward_shaping.overlong.buffer_tokens": ({"reward_shaping": {"overlong": {}}}, [4, 12]),
     "reward_shaping.overlong.penalty": ({"reward_shaping": {"overlong": {"buffer_tokens": 12}}}, [0.5, 1.0]),
     "reward_shaping.length_penalty.type": (
