@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from config_tables import markdown
+
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
@@ -21,7 +23,7 @@ from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.schema import json_schema, markdown, write_json
+from roll_like.config.schema import json_schema, write_json
 from roll_like.service.config import ServiceConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from config_files import MINIMAL, changed
 from documented_keys import documented_keys
+from loose_modules import SCRIPTS, load_module
 from pydantic import Field
 
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
@@ -19,11 +20,13 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.keys import all_keys, meaning_of, section_at
 from roll_like.config.other_names import other_names, translated
-from roll_like.config.schema import json_schema, markdown, write_json
+from roll_like.config.schema import json_schema, write_json
 from roll_like.config.teachers import TeacherConfig
 from roll_like.registry import PIPELINES, Registry
 
 ROOT = Path(__file__).resolve().parents[2]
+
+markdown = load_module(SCRIPTS / "config_tables.py").markdown
 
 
 class Node(ConfigModel):
