@@ -14,13 +14,18 @@ import psutil
 import pytest
 import ray
 
+#: Faults that were asked for and have not come yet.
+waiting: list[str] = []
+
 
 def at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, action: Callable[[Any], None]) -> None:
     """Do something when the driver calls a method, or a function of a module, for the n-th time."""
-    method, calls = getattr(owner, name), itertools.count(1)
+    method, calls, fault = getattr(owner, name), itertools.count(1), f"call {call} of {owner.__name__}.{name}"
+    waiting.append(fault)
 
     def calling(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if next(calls) == call:
+            waiting.remove(fault)
             action(self)
         return method(self, *arguments, **keywords)
 
