@@ -25,7 +25,8 @@ def at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, action: Call
 
     def calling(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if next(calls) == call:
-            waiting.remove(fault)
+            if fault in waiting:
+                waiting.remove(fault)
             action(self)
         return method(self, *arguments, **keywords)
 
