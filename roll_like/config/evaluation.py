@@ -37,6 +37,10 @@ class ScheduleConfig(ConfigModel):
             return self.after
         return self.every > 0 and finished % self.every == 0
 
+    def steps_due(self, steps: int) -> list[int]:
+        """Return after how many of all steps to evaluate."""
+        return [finished for finished in range(steps + 1) if self.due(finished, steps)]
+
 
 class EvaluationSchedule(ScheduleConfig):
     """When progress is measured, and how answers are sampled for it."""

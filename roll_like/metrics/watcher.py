@@ -176,7 +176,7 @@ def _evaluations(folder: Path, total: int) -> list[int]:
         schedule = ScheduleConfig(**{key: section[key] for key in ScheduleConfig.model_fields if key in section})
     except ConfigError:
         return []
-    return [step for step in range(total + 1) if schedule.due(step, total)]
+    return schedule.steps_due(total)
 
 
 def _show_end(folder: Path) -> int:

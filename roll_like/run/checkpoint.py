@@ -79,7 +79,8 @@ class CheckpointClock:
         self._seconds = 60 * minutes
         self._clock = clock
         self._written = self._attempted = clock()
-        self._stall = 0.0
+        #: How long the last attempt took. Seconds.
+        self.stall = 0.0
 
     @property
     def age(self) -> float:
@@ -90,7 +91,7 @@ class CheckpointClock:
     def due(self) -> bool:
         """Whether the last attempt is long enough ago, so that writing takes at most `STALL_SHARE` of the time."""
         since = self._clock() - self._attempted
-        return since >= max(self._seconds, self._stall / STALL_SHARE)
+        return since >= max(self._seconds, self.stall / STALL_SHARE)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -101,7 +102,7 @@ class CheckpointClock:
             self._written = self._clock()
         finally:
             self._attempted = self._clock()
-            self._stall = self._attempted - began
+            self.stall = self._attempted - began
 
     def begin(self) -> None:
         """Note that one begins to be written while the run goes on."""
@@ -110,11 +111,6 @@ class CheckpointClock:
     def written(self) -> None:
         """Note that it is on disk."""
         self._written = self._attempted
-
-    @property
-    def stall(self) -> float:
-        """Seconds that the last attempt took."""
-        return self._stall
 
 
 class _File(BaseModel):

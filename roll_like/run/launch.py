@@ -60,7 +60,8 @@ def running(
         store = CheckpointStore(
             directory / "checkpoints", keep=checkpoints.keep, keep_best=checkpoints.keep_best, warn=warnings.append
         )
-        if config.evaluation is not None:
+        schedule = config.evaluation
+        if schedule is not None:
             store.require_links()
         checkpoint = store.latest() if resumed_run else None
         if resumed_run and checkpoint is None and is_finished(directory, config):
@@ -88,7 +89,7 @@ def running(
                     directory.name,
                     config.total_steps,
                     config.model_dump(mode="json", by_alias=True),
-                    evaluations=evaluations_of(config),
+                    evaluations=[] if schedule is None else schedule.steps_due(config.total_steps),
                     devices=config.resources.nodes * config.resources.devices_per_node,
                     state=checkpoint.state["metrics"] if checkpoint else None,
                     began=began,
@@ -242,12 +243,6 @@ def memory_metrics(held: Mapping[str, RoleMemory]) -> dict[str, Metric]:
         if memory.gpu_bytes:
             metrics[f"memory/{name}_gpu_gib"] = Max(memory.gpu_bytes / 2**30)
     return metrics
-
-
-def evaluations_of(config: RunConfig) -> list[int]:
-    """Return after how many steps evaluations are due."""
-    schedule, total = config.evaluation, config.total_steps
-    return [] if schedule is None else [finished for finished in range(total + 1) if schedule.due(finished, total)]
 
 
 @contextmanager

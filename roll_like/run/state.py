@@ -98,7 +98,6 @@ class RunState:
         self.reached = self.first_step
         #: What `config.yaml` says: rows that Python gave are files there.
         self.config = config
-        self._config = config
         self._signal = signal
         self._callbacks = callbacks or Callbacks()
         self._store = store
@@ -215,8 +214,8 @@ class RunState:
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""
         self.metrics.started()
-        self._profiler.expect(self.reached + 1, self._config.total_steps)
-        for step in range(self.finished, self._config.total_steps):
+        self._profiler.expect(self.reached + 1, self.config.total_steps)
+        for step in range(self.finished, self.config.total_steps):
             if self._signal.requested:
                 raise StopRequested
             if not self.replaying:
@@ -230,7 +229,7 @@ class RunState:
             self.write_checkpoint()
 
     def _wanted_at_end(self) -> bool:
-        settings = self._config.checkpoint
+        settings = self.config.checkpoint
         if settings.at_end != "auto":
             return settings.at_end
         self._settle(wait=True)
@@ -313,7 +312,7 @@ class RunState:
         self._profiler.turns(collected.groups)
         # the first step trains version 1
         self._show(collected.groups, self.finished)
-        if isinstance(self._config, SamplingRunConfig) and self._config.rollout.save_tokens:
+        if isinstance(self.config, SamplingRunConfig) and self.config.rollout.save_tokens:
             stem = tokens_stem(self.directory, self.finished)
             try:
                 write_groups(stem, collected.groups, values)
@@ -338,7 +337,7 @@ class RunState:
 
     def evaluate(self, evaluator: Evaluates | None) -> None:
         """Evaluate the current weights if that is due after the steps that are finished."""
-        if evaluator is None or not evaluator.due(self.finished, self._config.total_steps):
+        if evaluator is None or not evaluator.due(self.finished, self.config.total_steps):
             return
         if self.finished in self._evaluated_steps():  # a resumed run did it before it was killed
             return
@@ -397,7 +396,7 @@ class RunState:
             CheckpointError: Checkpoints could not be written several times in a row, or in a way that the run cannot go
                 on from.
         """
-        every = self._config.checkpoint.every
+        every = self.config.checkpoint.every
         due = (every and self.finished % every == 0) or self._clock.due
         try:
             self._settle(wait=due)
@@ -457,7 +456,7 @@ class RunState:
         return {int(record["step"]) for record in files.read_jsonl(self.directory / files.EVALUATIONS)}
 
     def _save_engines(self, directory: Path) -> None:
-        (directory / "config.yaml").write_text(dump_config(self._config))
+        (directory / "config.yaml").write_text(dump_config(self.config))
         for engine in self._engines:
             engine.save(directory)
 
