@@ -22,9 +22,8 @@ from roll_like.config.evaluation import ScheduleConfig
 from roll_like.data.samples import SampleSet
 from roll_like.metrics.files import replacing
 from roll_like.models.load import resolve_model
-from roll_like.offline.evaluator import pair_evaluation
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.run.evaluation import Evaluation
+from roll_like.run.evaluation import Evaluation, pair_evaluation
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Timer, TrainingEngine, WithoutAdapters
 from roll_like.training.start import rank_spec, start_engine, start_trainer

@@ -21,10 +21,9 @@ from roll_like.models.classifier import check_outputs, pad_token_id
 from roll_like.models.load import load_tokenizer, resolve_model
 from roll_like.models.modules import load_model_config
 from roll_like.models.shape import ModelShape
-from roll_like.offline.evaluator import pair_evaluation
 from roll_like.offline.pipeline import Findings, OfflinePipeline
 from roll_like.offline.samples import length_metrics
-from roll_like.run.evaluation import Evaluation
+from roll_like.run.evaluation import Evaluation, pair_evaluation
 from roll_like.training.engine import TrainingEngine
 from roll_like.types import Pair
 from roll_like.values import Metrics

@@ -44,3 +44,20 @@ class Evaluation:
             if found is not None:
                 return -found if name.startswith("-") else found
         return None
+
+
+def pair_evaluation(schedule: ScheduleConfig, measure: Callable[[], Mapping[str, Metric]]) -> Evaluation:
+    """Return what measures how often a model prefers what it should; the best checkpoint has the highest accuracy.
+
+    Args:
+        measure: Returns `train/loss` and `preference/…` of the evaluation's pairs, without a step.
+    """
+
+    def metrics() -> tuple[Mapping[str, Metric], None]:
+        measured = measure()
+        names = {"train/loss": "eval/loss"} | {
+            name: f"eval/{name.removeprefix('preference/')}" for name in measured if name.startswith("preference/")
+        }
+        return {names[name]: metric for name, metric in measured.items() if name in names}, None
+
+    return Evaluation(schedule=schedule, measure=metrics, best=("eval/pair_accuracy", "eval/accuracy", "-eval/loss"))
