@@ -69,16 +69,16 @@ def _rows_apart(config: AgenticConfig, found: Mapping[str, TaskRows]) -> Iterato
                 f"evaluations set rows of {source[0]} that are trained on too; set held_out to so many rows that are "
                 "kept for evaluations, or evaluate on another file"
             )
-            yield Finding("warning", f"{key}.kwargs", text)
+            yield Finding.warning(f"{key}.kwargs", text)
         elif held_out > kept:
             text = f"found {held_out}, and training holds out {kept} rows of {source[0]}; set the same number"
-            yield Finding("error", f"{key}.kwargs.held_out", text)
+            yield Finding.error(f"{key}.kwargs.held_out", text)
         elif config.evaluation.first_seed < EVALUATION_SEED:
             text = (
                 f"found {config.evaluation.first_seed}; rows that are held out are set by seeds from {EVALUATION_SEED} "
                 "on; remove the key"
             )
-            yield Finding("error", "evaluation.first_seed", text)
+            yield Finding.error("evaluation.first_seed", text)
 
 
 def _tasks_apart(config: AgenticConfig) -> Iterator[Finding]:
@@ -99,10 +99,10 @@ def _tasks_apart(config: AgenticConfig) -> Iterator[Finding]:
                 f"evaluations play tasks of {evaluated.label!r} that are trained on too; set held_out to so many tasks "
                 "that are kept for evaluations, or evaluate with another `select`"
             )
-            yield Finding("warning", key, text)
+            yield Finding.warning(key, text)
         elif kept and section.held_out > min(kept):
             text = f"found {section.held_out}, and training holds out {min(kept)} tasks; set the same number"
-            yield Finding("error", key, text)
+            yield Finding.error(key, text)
 
 
 def _source(environment: EnvironmentConfig) -> tuple[str, str]:
@@ -119,8 +119,7 @@ def _scorable(config: AgenticConfig, reward: Any, section: RewardConfig, key: st
             continue
         missing = [field for field in reward.required_fields if task.metadata.get(field) is None]
         if missing:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 key,
                 f"reward {section.type!r} needs the field {missing[0]!r}, and episodes of {spec.name!r} have only "
                 f"{' and '.join(map(repr, task.metadata))}; use a reward that needs none, or let the environment score",
@@ -171,17 +170,17 @@ async def _verifiers_findings(
         findings.append(failed(f"{key}.{'held_out' if spec.held_out and first['tasks'] else 'select'}", error))
     if about["verifiers"] != TESTED:
         text = f"found verifiers {about['verifiers']}; this was tested with {TESTED}"
-        findings.append(Finding("warning", f"{key}.python", text))
+        findings.append(Finding.warning(f"{key}.python", text))
     for name, agent in about["agents"].items():
         if agent["needs_container"] and agent["runtime"] == "subprocess":
             text = (
                 f"the harness {agent['harness']!r} of {name!r} needs a container, and `subprocess` is none; use docker "
                 "or another runtime of verifiers"
             )
-            findings.append(Finding("error", f"{key}.runtime", text))
+            findings.append(Finding.error(f"{key}.runtime", text))
         if agent["runtime"] == "prime":
             text = f"{name!r} plays in Prime's sandboxes, which need an account and PRIME_API_KEY"
-            findings.append(Finding("warning", f"{key}.runtime", text))
+            findings.append(Finding.warning(f"{key}.runtime", text))
     return findings
 
 
@@ -200,12 +199,12 @@ def _refused(
             where = rest or [first]
         elif first != "taskset":
             where = ["options", *where]
-        yield Finding("error", ".".join([key, *where]), f"verifiers says: {message}")
+        yield Finding.error(".".join([key, *where]), f"verifiers says: {message}")
     if not error.problems:
         at = re.match(r"WrongVersion|\w+: (taskset|harness|environment)\b", error.message)
         kind = None if at is None else _KEYS[at[1]]
         place = key if kind is None and not selecting else f"{key}.{kind or 'taskset'}"
-        yield Finding("error", place, f"verifiers says: {error.message}")
+        yield Finding.error(place, f"verifiers says: {error.message}")
 
 
 def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:
@@ -213,14 +212,13 @@ def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:
     if spec.container is not None:
         problem = asyncio.run(container_problem(spec.container))
         if problem is not None:
-            yield Finding("error", f"{key}.runtime.{problem[0]}", problem[1])
+            yield Finding.error(f"{key}.runtime.{problem[0]}", problem[1])
         return
     if spec.directory is not None and not Path(spec.directory).is_dir():
-        yield Finding("error", f"{key}.directory", f"{spec.directory!r} is no directory; correct it")
+        yield Finding.error(f"{key}.directory", f"{spec.directory!r} is no directory; correct it")
     elif found_program(spec) is None:
         where = "the search path" if os.sep not in spec.command[0] else repr(spec.directory or os.getcwd())
-        yield Finding(
-            "error",
+        yield Finding.error(
             f"{key}.command",
             f"there is no program {spec.command[0]!r} in {where}; install it, or correct the command. A path is "
             f"relative to {key}.directory",
@@ -253,15 +251,13 @@ def _begun(
         hosted.close()
     limit = config.rollout.max_episode_tokens
     if tokens is not None and tokens >= limit:
-        yield Finding(
-            "error",
+        yield Finding.error(
             f"{key}",
             f"the first prompt of {environment.env_id!r} has {tokens} tokens, and a conversation {limit} at most, so "
             "no turn could be taken; raise rollout.max_episode_tokens, or shorten the prompt",
         )
     elif tokens is not None and tokens + config.rollout.max_response_tokens > limit:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             f"{key}",
             f"the first prompt of {environment.env_id!r} has {tokens} tokens, which leaves {limit - tokens} of "
             f"rollout.max_episode_tokens ({limit}): less than one turn of {config.rollout.max_response_tokens}",

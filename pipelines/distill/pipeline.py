@@ -118,8 +118,7 @@ def with_teachers_here(config: DistillConfig, wrong: Collection[str]) -> Generat
         if teacher.other_tokenizer:
             model = localised(teacher_model(config.model, teacher), key, []) if key not in wrong else None
             if model is None and key not in wrong:
-                yield Finding(
-                    "note",
+                yield Finding.note(
                     key,
                     "that its chat template trains the same texts is not checked, because its tokenizer is not on this "
                     "machine; it is when the run reads its data",

@@ -27,8 +27,7 @@ def label_findings(config: DPOConfig, loaded: Mapping[str, SampleSet[Preference]
     for section, found in loaded.items():
         prompts = {each.token_ids[: each.first_trained].tobytes() for each in labelled_samples(found)}
         if loss.needs_batch and len(prompts) == 1:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 f"{section}.sources",
                 f"all answers have one prompt, and {config.algorithm.loss.type!r} compares with answers to other "
                 "prompts; add rows with other prompts",
@@ -42,8 +41,7 @@ def _both_kinds(config: DPOConfig, data: SampleSet[Preference]) -> Iterator[Find
     desirable, total = sum(map(sum, labels)), sum(map(len, labels))
     if desirable in (0, total):
         label, missing = ("true", "false") if desirable else ("false", "true")
-        yield Finding(
-            "error",
+        yield Finding.error(
             "data.sources",
             f"all {total} answers have the label {label}, and {config.algorithm.loss.type!r} learns from the "
             f"difference between desirable and undesirable answers; add rows with the label {missing}, or correct "
@@ -51,7 +49,7 @@ def _both_kinds(config: DPOConfig, data: SampleSet[Preference]) -> Iterator[Find
         )
         return
     if config.data.type == "labels":
-        yield Finding("note", "data.sources", f"{desirable} answers are desirable and {total - desirable} undesirable")
+        yield Finding.note("data.sources", f"{desirable} answers are desirable and {total - desirable} undesirable")
     weights = [source.weight for source in data.sources]
     shares = [weight * sum(each) / len(each) for weight, each in zip(weights, labels, strict=True)]
     yield from _balance(config, sum(shares) / sum(weights))
@@ -74,8 +72,7 @@ def _balance(config: DPOConfig, share: float) -> Iterator[Finding]:
         key, bounds = "desirable_weight", (low * undesirable / share, high * undesirable / share)
     else:
         key, bounds = "undesirable_weight", (desirable / high / (1 - share), desirable / low / (1 - share))
-    yield Finding(
-        "warning",
+    yield Finding.warning(
         f"algorithm.loss.{key}",
         f"{share:.0%} of the answers are desirable; with weights of {loss.desirable_weight:g} and "
         f"{loss.undesirable_weight:g} they count {desirable / undesirable:.2g} times as much as the undesirable ones, "

@@ -92,4 +92,4 @@ class Demonstrations:
                     wrong.append(f"{error.message}; {error.fix}")
             if wrong:
                 more = f" (and {len(wrong) - 1} more rows)" if len(wrong) > 1 else ""
-                yield Finding("error", source.key, wrong[0] + more)
+                yield Finding.error(source.key, wrong[0] + more)

@@ -57,8 +57,7 @@ def redundant_samples(config: PromptRunConfig) -> Iterator[Finding]:
     """Yield that the first answers to finish are the short ones."""
     kept, further = config.rollout.samples_per_prompt, config.rollout.redundant_samples
     if further:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "rollout.redundant_samples",
             f"of {kept + further} answers to a prompt the first {kept} to finish are kept, which prefers short ones: "
             "what is trained on is not distributed as the policy's answers are; set it to 0, unless waiting for the "
@@ -112,7 +111,7 @@ def _load_one(
             f"{source.path} is not checked: it is not a local path, and was never read on this machine, so it needs "
             "network; rows and fields are checked when the run starts"
         )
-        findings.append(Finding("warning", key, message))
+        findings.append(Finding.warning(key, message))
         return None
     try:
         tasks = load_task_source(source, renderer or RowsOnly(), limit, key)
@@ -127,7 +126,7 @@ def _load_one(
             f"{left.count} of {report.rows} prompts are longer than data.max_prompt_tokens ({limit}) and are left "
             f"out; first: {left.first}; the longest has {report.longest} tokens"
         )
-        findings.append(Finding("warning", key, message))
+        findings.append(Finding.warning(key, message))
     return tasks
 
 
@@ -143,8 +142,7 @@ def is_out_of_reach(source: SourceConfig) -> bool:
 def only_first_rows(source: SourceConfig, key: str) -> Iterator[Finding]:
     """Yield that a check has read the first rows of a source only, where it did."""
     if source.streaming:
-        yield Finding(
-            "note",
+        yield Finding.note(
             f"{key}.streaming",
             f"the first {FIRST_ROWS:,} rows of {source.label!r} were checked; what is wrong with later ones is found "
             "when they are read",
@@ -164,9 +162,9 @@ def damaged_images(images: Iterable[tuple[str, Picture]], key: str) -> Iterator[
             found += 1
             if found <= _SHOWN:
                 message = f"{origin}: {picture.label} is damaged: {error}; replace it"
-                yield Finding("error", key, message)
+                yield Finding.error(key, message)
     if found > _SHOWN:
-        yield Finding("error", key, f"{found - _SHOWN} more images are damaged")
+        yield Finding.error(key, f"{found - _SHOWN} more images are damaged")
 
 
 def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
@@ -175,16 +173,14 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
     streamed = any(source.stream is not None for source in tasks["data"])
     if len(tasks["data"]) == len(config.data.sources) and count < rollout.groups and not streamed:
         unit = rollout.groups_key.rpartition("_")[2]
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             f"rollout.{rollout.groups_key}",
             f"one {unit} takes {rollout.groups} prompts, and the data has {count}, so one {unit} has some of them "
             "twice; use fewer, or more data",
         )
     trained = {str(task.messages) for source in tasks["data"] for task in source.items}
     if len(trained) * 2 < count:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "data.sources",
             f"the data has {count} prompts, and only {len(trained)} different ones; each is drawn as often as it "
             "stands there: remove the repetitions, unless they are meant",
@@ -192,8 +188,7 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
     for source in tasks["evaluation"]:
         shared = sum(str(task.messages) in trained for task in source.items)
         if shared:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "evaluation.sources",
                 f"{shared} of {len(source.items)} prompts of {source.name!r} are trained on too, so the evaluation "
                 "says little about unseen tasks",
@@ -206,7 +201,7 @@ def check_benchmarks(config: PromptRunConfig, renderer: Renderer | None) -> Iter
         key = f"evaluation.benchmarks.{index}"
         if is_out_of_reach(use.data()):
             message = f"{use.data().path} was never read on this machine, so it needs network; it is read at the start"
-            yield Finding("warning", key, message)
+            yield Finding.warning(key, message)
             continue
         if renderer is None:
             continue
@@ -277,15 +272,15 @@ def _scores(reward: Reward, name: str, key: str, task: Task) -> Iterator[Finding
     trial = try_reward(reward, task)
     if trial.late is not None:  # on a busy machine this is no fault: a reward may start a process first
         slow = f"reward {name!r} did not score {trial.late} within {TRIAL_SECONDS:g} s, so it was not tried"
-        yield Finding("warning", key, f"{task.origin}: {slow}")
+        yield Finding.warning(key, f"{task.origin}: {slow}")
     if not trial.failures:
         return
     answer, problem = next(iter(trial.failures.items()))
     if len(trial.failures) == len(trial.tried):
-        yield Finding("error", key, f"{task.origin}: reward {name!r} cannot score {answer}: {problem}")
+        yield Finding.error(key, f"{task.origin}: reward {name!r} cannot score {answer}: {problem}")
     else:
         consequence = "samples that end so are left out of training"
-        yield Finding("warning", key, f"{task.origin}: reward {name!r} cannot score {answer}: {problem}; {consequence}")
+        yield Finding.warning(key, f"{task.origin}: reward {name!r} cannot score {answer}: {problem}; {consequence}")
 
 
 def task_suits(reward: Any, name: str, key: str, task: Task) -> Iterator[Finding]:

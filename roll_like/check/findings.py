@@ -38,9 +38,9 @@ def failed(key: str, error: BaseException, doing: str = "") -> Finding:
         doing: What went wrong, in words that an error of other code does not have.
     """
     if not isinstance(error, RollLikeError):
-        return Finding("error", key, f"{doing}: {describe_error(error)}")
+        return Finding.error(key, f"{doing}: {describe_error(error)}")
     message = error.message if error.fix is None else f"{error.message}; {error.fix}"
-    return Finding("error", key, message.removeprefix(f"{key}: "))
+    return Finding.error(key, message.removeprefix(f"{key}: "))
 
 
 def is_repo_id(path: str) -> bool:

@@ -123,16 +123,14 @@ def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
     if report.memory is None and config.resources.address is None:
         return  # a finding of its own: this machine has no GPU
     if report.memory is None:
-        yield Finding(
-            "note",
+        yield Finding.note(
             "resources.gpu",
             "the memory of a GPU is not known here, so the plan is not compared with it; set resources.gpu, or "
             "resources.gpu_memory_gib",
         )
         return
     if report.awake is not None and report.awake <= (1 - FRAGMENTATION) * report.memory:
-        yield Finding(
-            "note",
+        yield Finding.note(
             "training.sleep",
             f"engines and the model that is trained fit on a GPU together, {report.awake / GIB:.1f} of "
             f"{report.memory / GIB:.1f} GiB: training.sleep: false and inference.sleep: false save what it takes to "
@@ -143,8 +141,7 @@ def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
             yield from _too_large(config, plan, phase, report.memory)
         yield from _small_cache(config, plan)
         if plan.left_out:
-            yield Finding(
-                "note",
+            yield Finding.note(
                 "resources.device_mapping",
                 f"the plan of GPUs {plan.devices} leaves out {', '.join(plan.left_out)}: the memory of these roles is "
                 "not known",
@@ -178,8 +175,7 @@ def _too_much_in_host(config: RunConfig, report: GPUReport) -> Iterator[Finding]
     per_node = config.resources.devices_per_node
     moved = sum(plan.host * min(len(plan.devices), per_node) for plan in report.plans)
     if report.host_memory is not None and moved > report.host_memory:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "training.sleep",
             f"offloaded states need {moved / GIB:.1f} GiB of host memory on each machine, and this one has "
             f"{report.host_memory / GIB:.1f} GiB; set training.sleep: false or inference.sleep: false where both fit "
@@ -203,7 +199,7 @@ def _too_large(config: RunConfig, plan: GPUPlan, phase: GPUPhase, memory: int) -
     what = f"{where} would hold {phase.total / GIB:.1f} GiB in phase {phase.name!r} and has {memory / GIB:.1f} GiB"
     if left < 0:
         remedies = "; or ".join([first, *further])
-        yield Finding("error", key, f"{what} (largest: {parts} GiB); {remedies}")
+        yield Finding.error(key, f"{what} (largest: {parts} GiB); {remedies}")
     else:
         yield Finding(
             "warning", key, f"{what}: less than {FRAGMENTATION:.0%} is left for what allocators lose; {first}"
@@ -286,8 +282,7 @@ def _small_cache(config: RunConfig, plan: GPUPlan) -> Iterator[Finding]:
         return
     needed = config.context_window * plan.cache_per_token
     if plan.cache < needed:
-        yield Finding(
-            "error",
+        yield Finding.error(
             f"inference.{config.inference.gpu_memory_key}",
             f"after weights and activations an engine has {plan.cache / GIB:.2f} GiB of each GPU for its key-value "
             f"cache, and one sequence of {config.context_window} tokens needs {needed / GIB:.2f} GiB; raise it, give "

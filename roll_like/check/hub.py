@@ -68,5 +68,5 @@ def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelCo
             f"; so there is no plan of memory either: config.json alone is enough for one "
             f"(`hf download {config.path} config.json`)"
         )
-    findings.append(Finding("warning", key, f"{config.path} is not checked: {where}; {when}{plan}"))
+    findings.append(Finding.warning(key, f"{config.path} is not checked: {where}; {when}{plan}"))
     return None

@@ -41,8 +41,7 @@ MOST_TEMPERATURE = 5.0
 def check_environment() -> Iterator[Finding]:
     """Yield the variables that keep a run from working, or that it does not heed."""
     if codecs.lookup(encoding := locale.getpreferredencoding(False)).name != "utf-8":
-        yield Finding(
-            "error",
+        yield Finding.error(
             "PYTHONUTF8",
             f"this Python reads and writes text as {encoding}, which the locale (LC_ALL, "
             "LANG) says; start it with PYTHONUTF8=1",
@@ -51,14 +50,13 @@ def check_environment() -> Iterator[Finding]:
     try:
         folder = Path.home()
     except RuntimeError:  # the user has no entry in /etc/passwd
-        yield Finding("error", "HOME", "not set, and this user has no home folder; set it to a folder: caches go there")
+        yield Finding.error("HOME", "not set, and this user has no home folder; set it to a folder: caches go there")
     else:
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             found = f"{folder} cannot be written to" if home is None else f"found {home}, which cannot be written to"
-            yield Finding("error", "HOME", f"{found}; set it to a folder: caches of models and libraries go there")
+            yield Finding.error("HOME", f"{found}; set it to a folder: caches of models and libraries go there")
     if (address := os.environ.get("RAY_ADDRESS")) is not None:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "resources.address",
             f"RAY_ADDRESS is {address}, and a run heeds resources.address only; it starts a Ray of its own. Set "
             "resources.address: auto to join that cluster",
@@ -70,8 +68,7 @@ def check_engine(config: SamplingRunConfig) -> Iterator[Finding]:
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     yield from plugin.check(config.inference, config.resources)
     if engines_share_gpus(config.resources) and not config.inference.capabilities.sleep:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "inference.type",
             f"the engine {config.inference.type!r} keeps its GPU memory while the trainer works on the same GPUs; "
             f"both must fit at a time, or use inference.type: {DEFAULT_ENGINE} or disjoint device ranges",
@@ -92,7 +89,7 @@ def check_output(config: RunConfig, use: DiskUse | None) -> Iterator[Finding]:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = "is not a directory" if not there.is_dir() else "may not be written to"
-        yield Finding("error", "output_dir", f"{there} {what}; set output_dir to a folder that can be written to")
+        yield Finding.error("output_dir", f"{there} {what}; set output_dir to a folder that can be written to")
         return
     if use is None:
         return
@@ -112,21 +109,19 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
     resources = config.resources
     if resources.device == "cuda" or resources.address is not None:
         count = f"{resources.nodes} × {resources.devices_per_node}"
-        yield Finding("note", "resources", f"the {count} devices are as stated; they are counted when the run starts")
+        yield Finding.note("resources", f"the {count} devices are as stated; they are counted when the run starts")
         return
     import psutil
 
     cores = os.cpu_count() or 1
     if resources.devices_per_node > cores:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "resources.devices_per_node",
             f"{resources.devices_per_node} cores are configured and this machine has {cores}; a run here needs "
             f"devices_per_node: {cores} and a device_mapping to match",
         )
     if config.model.dtype == "bfloat16" and slow_bfloat16():
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "model.dtype",
             f"bfloat16 measured {bfloat16_speed():.2g} times as fast as float32 on this CPU; use auto, or float32",
         )
@@ -135,8 +130,7 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
     memory = psutil.virtual_memory().total
     if needed > memory:
         sampler = f"inference.{config.inference.memory_key}" if isinstance(config, SamplingRunConfig) else None
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "resources",
             f"all workers together take about {needed / GIB:.1f} GiB, and this machine has {memory / GIB:.1f} GiB; "
             f"{'' if sampler is None else f'lower {sampler}, '}raise training.zero_stage, or use a smaller model",
@@ -167,15 +161,13 @@ def _doubtful_muon(section: str, optimizer: OptimizerConfig) -> Iterator[Finding
         return
     rate = muon.lr or optimizer.lr
     if muon.adjust_lr_fn == "match_rms_adamw" and muon.lr is not None and rate > MOST_MATCHED_LR:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             f"{section}.optimizer.muon.lr",
             f"found {rate:g}: with adjust_lr_fn: match_rms_adamw a matrix moves about as far as AdamW moves it with "
             "this rate, and 1e-7 to 1e-4 is usual; rates near 0.02 are meant for adjust_lr_fn: original",
         )
     if muon.adjust_lr_fn == "original" and rate < LEAST_ORIGINAL_LR:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             f"{section}.optimizer.muon.lr",
             f"found {rate:g}{'' if muon.lr else ', which is optimizer.lr'}: with adjust_lr_fn: original a weight moves "
             "by about rate / √width, so that matrices hardly learn; raise it, or set adjust_lr_fn: match_rms_adamw",
@@ -186,8 +178,7 @@ def doubtful_rates(config: RunConfig, made: Plan) -> Iterator[Finding]:
     """Yield learning rates and temperatures that destroy a model, and evaluations that never come."""
     for section, trained in config.trained.items():
         if trained.optimizer.lr > MOST_LR:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 f"{section}.optimizer.lr",
                 f"found {trained.optimizer.lr:g}: Adam moves each weight by up to this much in each update; full "
                 "models are trained with 1e-7 to 1e-4, adapters with up to 1e-3",
@@ -196,15 +187,13 @@ def doubtful_rates(config: RunConfig, made: Plan) -> Iterator[Finding]:
     for section in ("rollout", "evaluation"):
         temperature = getattr(getattr(config, section, None), "temperature", 1.0)
         if temperature > MOST_TEMPERATURE:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 f"{section}.temperature",
                 f"found {temperature:g}: tokens are drawn almost at random; 0.6 to 1.2 is usual",
             )
     schedule, steps = config.evaluation, made.steps  # 0 where `epochs` of data that cannot be read here decide
     if schedule is not None and 0 < steps < schedule.every:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "evaluation.every",
             f"the run has {steps} steps, fewer than {schedule.every}: there are evaluations before and after it only; "
             "lower it to see how the model changes meanwhile",
@@ -218,8 +207,7 @@ def long_masks(config: RunConfig) -> Iterator[Finding]:
         masked = trained.attention == "dense" or (trained.attention == "auto" and auto_is_dense)
         if masked and trained.sequence_parallel == 1 and longest > MAX_SHARED_ROW_TOKENS:
             other = "varlen" if auto_is_dense else "auto"
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 f"{section}.attention",
                 f"{trained.attention} is dense here, with a mask of L × L bytes a row: {longest**2 / GIB:.2f} GiB for "
                 f"a sample of {longest} tokens; {other} makes none, where the model allows it (docs/architecture.md)",
@@ -256,25 +244,22 @@ def doubtful_staleness(config: PolicyGradientConfig) -> Iterator[Finding]:
         return
     bound, key = schedule.max_staleness, "rollout.schedule.max_staleness"
     lag = bound * updates + updates - 1
-    yield Finding(
-        "note",
+    yield Finding.note(
         key,
         f"the oldest tokens that are trained on lag {lag} optimizer updates behind: {bound} versions of {updates} each"
         + (f", and the {updates - 1} before the last of the step" if updates > 1 else ""),
     )
     if bound > 4:
-        yield Finding("warning", key, f"{bound} versions: samples this old slow learning down; 1 to 4 are usual")
+        yield Finding.warning(key, f"{bound} versions: samples this old slow learning down; 1 to 4 are usual")
     elif bound > 1 and config.critic is not None:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             key,
             f"the critic's values are those of the current policy, and returns those of one up to {bound} versions "
             "older; set it to 1, or use an advantage estimator without a critic",
         )
     correction = config.algorithm.correction
     if bound > 2 and correction.reject is None and config.algorithm.old_logprobs != "behaviour":
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "algorithm.correction.reject",
             f"with samples up to {bound} versions old, leave out what the policy has moved away from: set "
             "reject: {high: 2}, or algorithm.old_logprobs: behaviour",
@@ -303,8 +288,7 @@ def lam_of_short_responses(config: PolicyGradientConfig) -> Iterator[Finding]:
     if most >= LEAST_LAM:
         return
     enough = max(1.0, math.ceil(100 / longest) / 10)  # 1 − 1/(α·n) is 0.9 with α = 10/n
-    yield Finding(
-        "warning",
+    yield Finding.warning(
         "algorithm.advantage.length_adaptive",
         f"with {alpha:g} λ is 0 for responses of up to {int(1 / alpha)} tokens and {most:.2g} for the longest "
         f"({longest}): the policy learns what the critic says of the next token, hardly the reward. VAPO's 0.05 is for "
@@ -325,7 +309,7 @@ def sleep_without_effect(config: RunConfig) -> Iterator[Finding]:
             why = "no inference engine works on the same GPUs"
         else:
             continue
-        yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")
+        yield Finding.warning(f"{section}.sleep", f"has no effect: {why}; remove the key")
 
 
 def seeds_across_updates(config: RunConfig) -> Iterator[Finding]:
@@ -333,8 +317,7 @@ def seeds_across_updates(config: RunConfig) -> Iterator[Finding]:
     if not isinstance(config, SamplingRunConfig) or not isinstance(config.rollout.schedule, AsyncSchedule):
         return
     if config.inference.wants_seeds:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             SEEDS_KEY,
             "with rollout.schedule: async weights arrive in the middle of answers, at a place that depends on time, so "
             "such an answer does not repeat; set rollout.schedule: {type: sync}, or remove it",
@@ -348,8 +331,7 @@ def traces_without_effect(config: RunConfig) -> Iterator[Finding]:
         return
     if not any(issubclass(TRACKERS.get(tracker.type), TraceTracker) for tracker in metrics.trackers):
         names = ", ".join(tracker.type for tracker in metrics.trackers) or "none"
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "metrics.traces_per_step",
             f"has no effect: no tracker takes traces (metrics.trackers: {names}); remove the key, or add mlflow",
         )
@@ -359,8 +341,7 @@ def warm_up_that_never_ends(section: str, settings: TrainerConfig, updates: int)
     """Yield a warm-up that is as long as the run."""
     warmup = settings.optimizer.warmup_steps
     if warmup >= updates:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             f"{section}.optimizer.warmup_steps",
             f"the run has {updates} optimizer updates, so {warmup} of warm-up never reach the peak rate",
         )
@@ -369,7 +350,7 @@ def warm_up_that_never_ends(section: str, settings: TrainerConfig, updates: int)
 def idle_devices(made: Plan) -> Iterator[Finding]:
     """Yield devices that no role uses."""
     if made.idle_devices:
-        yield Finding("warning", "resources.device_mapping", f"no role uses the devices {ranges(made.idle_devices)}")
+        yield Finding.warning("resources.device_mapping", f"no role uses the devices {ranges(made.idle_devices)}")
 
 
 def ranges(numbers: Sequence[int]) -> str:

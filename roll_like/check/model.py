@@ -86,8 +86,7 @@ def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
                 continue  # a critic that starts from another model
             refuse_vision(model, section, key)
             if not getattr(section, "freeze_vision", True) and not is_vision_model(path):
-                yield Finding(
-                    "warning",
+                yield Finding.warning(
                     f"{key}.freeze_vision",
                     f"has no effect: {config.model.path} is a text model, without a vision tower; remove the key",
                 )
@@ -113,8 +112,7 @@ def _engine_computes_as_training(config: RunConfig, whole: PretrainedConfig) -> 
     if not getattr(model, "kv_lora_rank", None):
         obstacle = plugin.heads_obstacle(width, device=config.resources.device)
         if obstacle is not None:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "inference.type",
                 f"{obstacle}, and the model's have {width}; use another engine (inference.type: hf), or a GPU",
             )
@@ -123,8 +121,7 @@ def _engine_computes_as_training(config: RunConfig, whole: PretrainedConfig) -> 
         yield from plugin.states_findings(config.inference, whole, dtype=dtype, device=device)
     obstacle = plugin.length_obstacle(str(model.model_type), window, longest)
     if obstacle is not None:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "inference.type",
             f"{obstacle}, and samples of {longest} tokens ({config.longest_sample_terms}) are longer than the window "
             f"of {window}; lower them, or use another engine (inference.type)",
@@ -157,7 +154,7 @@ def _with_adapters_of(
         findings.append(failed(f"{role}.lora.target_modules", error))
         return shape
     except (OSError, ValueError, KeyError) as error:
-        findings.append(Finding("error", "model.path", f"transformers cannot make such a model: {error}"))
+        findings.append(Finding.error("model.path", f"transformers cannot make such a model: {error}"))
         return shape
     quantized = 0
     try:
@@ -179,7 +176,7 @@ def check_tokenizer(
     if template is not None and not template.expanduser().is_file():
         where = template.expanduser().absolute()
         message = f"there is no file {where}; correct the path, or remove the key to use the tokenizer's own"
-        findings.append(Finding("error", TEMPLATE, message))
+        findings.append(Finding.error(TEMPLATE, message))
         return None
     named = config.model.tokenizer
     if named is not None:
@@ -232,8 +229,7 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
     if given is not None:
         terms = f"inference.max_model_len; {terms}"
         keys = "inference.max_model_len" if longest <= shape.max_positions else f"{keys}, and inference.max_model_len"
-    yield Finding(
-        "error",
+    yield Finding.error(
         key,
         f"{config.context_window} tokens ({terms}) exceed max_position_embeddings ({shape.max_positions}); "
         f"lower {keys}",
@@ -246,15 +242,14 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
         return
     engines = config.roles[1].devices_per_worker
     if shape is not None and config.resources.device == "cuda" and shape.heads % engines:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "inference.replicas",
             f"each engine would divide {shape.heads} attention heads among {engines} GPUs; use more replicas, or a "
             f"device range that leaves each a divisor of {shape.heads}",
         )
     if shape is not None:
         for violation in config.inference.model_violations(experts=shape.experts > 0):
-            yield Finding("error", ".".join(map(str, violation.path)), violation.message)
+            yield Finding.error(".".join(map(str, violation.path)), violation.message)
         yield from _small_cache(config, shape)
 
 
@@ -289,18 +284,17 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
             yield failed(named if named.startswith(config.adapter_keys or ADAPTERS_KEY) else ADAPTERS_KEY, error)
         return
     if choice.adapter is not None:
-        yield Finding("note", ADAPTERS_KEY, "adapters alone are sent to the engines")
+        yield Finding.note(ADAPTERS_KEY, "adapters alone are sent to the engines")
         for key in config.inference.changed("full_sync_every") + ["weight_sync"] * (
             config.inference.weight_sync == "delta"
         ):
-            yield Finding(
-                "error",
+            yield Finding.error(
                 f"inference.{key}",
                 "adapters are sent alone, and always whole, so this has no effect; remove it, or set "
                 f"{ADAPTERS_KEY}: false, which sends whole weights",
             )
     elif choice.reason and config.inference.sends_adapters is None:
-        yield Finding("note", ADAPTERS_KEY, f"whole weights with merged adapters are sent: {choice.reason}")
+        yield Finding.note(ADAPTERS_KEY, f"whole weights with merged adapters are sent: {choice.reason}")
 
 
 def check_routes(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:
@@ -363,8 +357,7 @@ def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelS
 def check_draft(shapes: Mapping[str, ModelShape]) -> Iterator[Finding]:
     """Yield a model that guesses tokens of another vocabulary than the policy's, out of all sizes (`role_shapes`)."""
     if DRAFT in shapes and shapes[DRAFT].vocab_size != shapes["inference"].vocab_size:
-        yield Finding(
-            "error",
+        yield Finding.error(
             DRAFT_KEY,
             f"its vocabulary has {shapes[DRAFT].vocab_size} entries and the policy's {shapes['inference'].vocab_size}, "
             "so the policy cannot check its guesses; use a model of the same family whose embedding is as large, or "
@@ -383,7 +376,7 @@ def check_reference(config: RunConfig, reference: ReferenceSection | None, shape
             f"its vocabulary has {theirs.vocab_size} entries and the policy's {shape.vocab_size}, so their "
             "log-probabilities cannot be compared; use a model of the same family, or leave the key out"
         )
-        findings.append(Finding("error", "reference.path", message))
+        findings.append(Finding.error("reference.path", message))
     return findings
 
 
@@ -400,7 +393,7 @@ def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list
             f"its vocabulary has {theirs.vocab_size} entries and the policy's {shape.vocab_size}, so it cannot read "
             "all of the policy's tokens; use a model of the same family, or leave the key out"
         )
-        findings.append(Finding("error", "critic.path", message))
+        findings.append(Finding.error("critic.path", message))
     return [*findings, *samples_fit(config, theirs, "critic.path")]
 
 
@@ -408,8 +401,7 @@ def samples_fit(config: RunConfig, shape: ModelShape, key: str) -> Iterator[Find
     """Yield samples that are longer than a model beside the trained one allows; `key` names it: `critic.path`."""
     longest = config.longest_sample
     if shape.max_positions is not None and longest > shape.max_positions:
-        yield Finding(
-            "error",
+        yield Finding.error(
             key,
             f"samples of {longest} tokens exceed this model's max_position_embeddings ({shape.max_positions}); use "
             f"another model, or lower {config.longest_sample_terms}",

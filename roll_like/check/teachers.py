@@ -64,15 +64,13 @@ def _sizes_fit(
     top_k_key: str,
 ) -> Iterator[Finding]:
     if top_k is None and ours is not None and theirs.vocab_size != ours.vocab_size:
-        yield Finding(
-            "error",
+        yield Finding.error(
             key,
             f"it has {theirs.vocab_size} logits a token and the student {ours.vocab_size}, so their whole "
             "distributions cannot be compared; set algorithm.top_k, which needs the same tokens only",
         )
     if top_k is not None and top_k > theirs.vocab_size:
-        yield Finding(
-            "error",
+        yield Finding.error(
             top_k_key,
             f"{top_k} is more than the {theirs.vocab_size} tokens of the teacher; lower it",
         )

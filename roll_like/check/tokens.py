@@ -32,16 +32,14 @@ def check_tokens(config: RunConfig, renderer: Renderer, ends: Sequence[EndToken]
     if ends is None:
         return
     if not ends and isinstance(config, SamplingRunConfig) and not config.rollout.stop:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "rollout.stop",
             "nothing ends a response but its limit of tokens: neither the chat template nor the tokenizer nor "
             "generation_config.json names a token; name strings here, or set eos_token in the tokenizer's files",
         )
     for end in ends:
         if _is_text(renderer, end):
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 MODEL,
                 f"{end.text!r} ({end.token_id}), with which {' and '.join(end.sources)} says that a response ends, is "
                 "an ordinary token of the tokenizer: responses break off wherever they have it; correct eos_token_id "
@@ -69,8 +67,7 @@ def _beyond_the_embedding(config: RunConfig, renderer: Renderer) -> Iterator[Fin
     found = f"{len(beyond)} tokens of the tokenizer have no row in the embedding, which has {rows}: {named}"
     needed = {token_id for token_id, _ in beyond} & {*renderer.end_ids, *_template_ids(renderer)}
     if needed:
-        yield Finding(
-            "error",
+        yield Finding.error(
             key,
             f"{found}; the chat template writes {len(needed)} of them, or they end a response. Set model.tokenizer to "
             "the tokenizer that the model was trained with, or give the model rows for them (transformers: "
@@ -110,8 +107,7 @@ def check_reasoning(config: SamplingRunConfig, renderer: Renderer) -> Iterator[F
     opened = after is not None and after.opened
     if opened or (tags.open, tags.close) != (THINK.open, THINK.close):
         begins = ", and the chat template opens reasoning in the prompt" if opened else ""
-        yield Finding(
-            "note",
+        yield Finding.note(
             "model.reasoning",
             f"reasoning is what stands in {tags.open} … {tags.close}{begins}; rewards score what follows it",
         )

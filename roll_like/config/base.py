@@ -53,6 +53,21 @@ class Finding:
     key: str
     message: str
 
+    @classmethod
+    def error(cls, key: str, message: str) -> Self:
+        """Return what stops a run."""
+        return cls("error", key, message)
+
+    @classmethod
+    def warning(cls, key: str, message: str) -> Self:
+        """Return what may not be meant."""
+        return cls("warning", key, message)
+
+    @classmethod
+    def note(cls, key: str, message: str) -> Self:
+        """Return what was not checked, or is only to be known."""
+        return cls("note", key, message)
+
     def __str__(self) -> str:
         return f"{self.level}: {self.key}: {self.message}"
 

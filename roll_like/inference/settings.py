@@ -102,7 +102,7 @@ class SleepingEngineConfig(EngineConfig):
             if resources.device == "cpu"
             else "the trainer works on other GPUs (resources.device_mapping)"
         )
-        yield Finding("warning", "inference.sleep", f"has no effect: {why}; remove the key")
+        yield Finding.warning("inference.sleep", f"has no effect: {why}; remove the key")
 
 
 def unknown_arguments(chosen: Iterable[str], known: Collection[str], documented: str) -> dict[str, str]:

@@ -65,12 +65,11 @@ def data_findings(
     items, (count, what) = len(loaded["data"]), config.items_per_step
     report.plan = replace(report.plan, steps=config.steps_for(items))
     for violation in config.profile.violations(report.plan.steps):
-        yield Finding("error", ".".join(map(str, violation.path)), violation.message)
+        yield Finding.error(".".join(map(str, violation.path)), violation.message)
     yield from warm_up_that_never_ends("training", config.training, report.plan.updates)
     streamed = any(source.stream is not None for source in loaded["data"].sources)
     if items < count and not streamed:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             f"data.{what}_per_step",
             f"one step takes {count} {what} and the data has {items}, so that a step holds some of them several times; "
             "lower it, or add data",
@@ -86,8 +85,7 @@ def _unread(config: OfflineRunConfig, data: SampleSet[Any], drawn: int) -> Itera
     """Yield data of which a run that draws so many items reads less than half."""
     what = config.items_per_step[1]
     if drawn < len(data) / 2:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "epochs" if config.steps is None else "steps",
             f"the run reads {drawn} of {len(data)} {what}, and the others never; raise it"
             + ("" if config.steps is None else ", or set epochs: 1 and steps: null, which reads each of them once"),
@@ -97,8 +95,7 @@ def _unread(config: OfflineRunConfig, data: SampleSet[Any], drawn: int) -> Itera
     for index, source in enumerate(data.sources):
         read = round(drawn * source.weight / total)
         if read < len(source.items) / 2:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 f"data.sources.{index}.weight",
                 f"the run reads about {read} of {len(source.items)} {what} of {source.name!r}, and the others never: "
                 f"{source.weight:g} is {source.weight / total:.2g} of all weights; raise it, or the run's steps",
@@ -137,8 +134,7 @@ def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Fi
     both = [item for item in evaluation if all(_short_hash(sequence) in trained for sequence in item.sequences)]
     if both:
         what = "pairs" if len(both[0].sequences) > 1 else "samples"
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "evaluation.sources",
             f"{len(both)} of {len(evaluation)} {what} are also trained on, first {both[0].sequences[0].origin}; the "
             "evaluation will look better than it is",
@@ -155,8 +151,7 @@ def _load(
     """Return the samples or pairs, or why they cannot be had here."""
     remote = [source.path for source in data.sources if is_out_of_reach(source)]
     if remote:
-        return Finding(
-            "note",
+        return Finding.note(
             f"{section}.sources",
             f"{', '.join(remote)}: not checked, because it is on the hub and was never read on this machine; it is "
             "read when the run starts",

@@ -183,7 +183,7 @@ def check_resumption(config: RunConfig, resume: str) -> list[Finding]:
                 break
     except CheckpointError as error:
         errors = [failed("--resume", error)]
-    return [*errors, *(Finding("warning", "--resume", warning) for warning in dict.fromkeys(passed_over))]
+    return [*errors, *(Finding.warning("--resume", warning) for warning in dict.fromkeys(passed_over))]
 
 
 def refuse_other_run(config: RunConfig, checkpoint: Checkpoint) -> None:

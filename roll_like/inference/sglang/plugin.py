@@ -74,14 +74,14 @@ class SGLangPlugin(EnginePlugin):
         assert isinstance(config, SGLangConfig)
         found = installed_version()
         if found is None:
-            yield Finding("error", "inference.type", f"the package sglang is not installed here; {INSTALL}")
+            yield Finding.error("inference.type", f"the package sglang is not installed here; {INSTALL}")
         elif not can_serve(found):
             why = f"sglang {found} is installed, and {TESTED} or newer of its series is needed; {INSTALL}"
-            yield Finding("error", "inference.type", why)
+            yield Finding.error("inference.type", why)
         else:
             if found != TESTED:
                 why = f"sglang {found} is installed; the calls that are tested are those of {TESTED}"
-                yield Finding("warning", "inference.type", why)
+                yield Finding.warning("inference.type", why)
             for name, hint in unknown_arguments(config.engine_args, known_arguments(), DOCUMENTED).items():
-                yield Finding("error", f"inference.engine_args.{name}", f"SGLang has no such server argument; {hint}")
+                yield Finding.error(f"inference.engine_args.{name}", f"SGLang has no such server argument; {hint}")
         yield from config.without_effect(resources)

@@ -136,15 +136,13 @@ class VLLMPlugin(EnginePlugin):
         assert isinstance(config, VLLMConfig)
         family = model.get_text_config().model_type
         if config.deterministic:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 SEEDS_KEY,
                 f"vLLM has no batch-invariant kernels for recurrent layers, which {family} has; remove "
                 "inference.deterministic",
             )
         if config.speculates:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "inference.speculative",
                 f"vLLM cannot roll back recurrent states ({family}) after rejected draft tokens, so samples would not "
                 "follow the policy; remove inference.speculative",
@@ -165,7 +163,7 @@ class VLLMPlugin(EnginePlugin):
         if unknown:
             obstacle = f"the installed vLLM has no {unknown[0]}; set inference.type: hf"
         if obstacle is not None:
-            yield Finding("error", "inference.type", obstacle)
+            yield Finding.error("inference.type", obstacle)
 
     @classmethod
     def gpu_obstacle(cls, config: EngineConfig, head_dtype: str | None, capability: tuple[int, int]) -> str | None:
@@ -210,10 +208,10 @@ class VLLMPlugin(EnginePlugin):
         assert isinstance(config, VLLMConfig)
         known = known_arguments() if config.engine_args else ()
         if config.engine_args and not known:
-            yield Finding("note", "inference.engine_args", "not checked: vLLM is not installed here")
+            yield Finding.note("inference.engine_args", "not checked: vLLM is not installed here")
         else:
             for name, hint in unknown_arguments(config.engine_args, known, DOCUMENTED).items():
-                yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument; {hint}")
+                yield Finding.error(f"inference.engine_args.{name}", f"vLLM has no such engine argument; {hint}")
         if config.speculative is not None:
             yield from _guessing_findings(config.speculative)
             yield from _crowded_passes(config)
@@ -222,8 +220,7 @@ class VLLMPlugin(EnginePlugin):
         if resources.device == "cpu":
             unused, used = used, unused
         if getattr(config, unused) != VLLMConfig.model_fields[unused].default:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 f"inference.{unused}",
                 f"has no effect: on {resources.device} the cache is sized by inference.{used}; remove the key",
             )
@@ -250,21 +247,18 @@ def states_obstacle(model: PretrainedConfig, dtype: str) -> str | None:
 def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:
     """Yield what guesses need and this machine does not have."""
     if speculation.model is not None and not (Path(speculation.model) / "config.json").is_file():
-        yield Finding(
-            "error",
+        yield Finding.error(
             DRAFT_KEY,
             f"{speculation.model} has no config.json; write the local directory of a model",
         )
     elif speculation.model is not None and _has_states(Path(speculation.model)):
-        yield Finding(
-            "error",
+        yield Finding.error(
             DRAFT_KEY,
             f"{speculation.model} has layers with a state, and vLLM guesses with other models only; use one without "
             "such layers, or method: ngram",
         )
     if speculation.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "inference.speculative.method",
             "suffix needs the package arctic-inference, which is not installed here; install it (pip install "
             "--no-deps arctic-inference), or use ngram",
@@ -282,8 +276,7 @@ def _crowded_passes(config: VLLMConfig) -> Iterator[Finding]:
     name, each = "max_num_batched_tokens", config.tokens_per_pass
     given, room = config.engine_args.get(name), config.max_running * each
     if isinstance(given, int) and given < room:
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             f"inference.engine_args.{name}",
             f"{given} tokens hold {given // each} requests with their guesses ({each} tokens each), and "
             f"inference.max_running lets {config.max_running} run: others wait; remove the key (it is {room} then), "
