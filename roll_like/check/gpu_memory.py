@@ -23,7 +23,7 @@ from roll_like.check.plan import (
     trained_parameters,
     training_states,
 )
-from roll_like.config.inference import GPU_BUCKET_BYTES, NCCL, EngineConfig, engines_share_gpus, weight_backend
+from roll_like.config.inference import GPU_BUCKET_BYTES, NCCL, engines_share_gpus, weight_backend
 from roll_like.config.resources import DeviceRange, RolePlan
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import PolicyGradientConfig, SamplingRunConfig
@@ -167,7 +167,8 @@ def _plan_of(
         whole, cache = _engine(config, engine, models_of_engine, memory)
         phase("sampling", whole, staying())
         per_token = _cache_per_token(config, engine, models_of_engine)
-        awake = {} if _sleeps(config.inference) and models else whole
+        sleeps = config.inference.capabilities.sleep and getattr(config.inference, "sleep", None) is not False
+        awake = {} if sleeps and models else whole
         graphs = {part: size for part, size in whole.items() if part[1] == GRAPHS}
     for model in models:
         together = engine is None or not model.moves
@@ -226,10 +227,6 @@ def _in_host(models: Sequence[_Model], engine: int) -> int:
 
 def _joined(*parts: Parts) -> Parts:
     return {key: size for each in parts for key, size in each.items()}
-
-
-def _sleeps(engine: EngineConfig) -> bool:
-    return engine.capabilities.sleep and getattr(engine, "sleep", None) is not False
 
 
 def _shared(config: RunConfig, devices: DeviceRange) -> bool:

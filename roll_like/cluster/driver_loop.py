@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -62,7 +61,7 @@ class DriverLoop:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing = True
         self.run(_cancel_what_is_left())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -16,7 +16,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Violation
@@ -254,10 +253,6 @@ class ResourcesConfig(ConfigModel):
                 return
 
 
-def _required(info: FieldInfo) -> Any:
-    return Field(description=info.description)
-
-
 class DeviceRoles:
     """Annotation of a field with a ResourcesConfig: the roles that have devices in runs of this kind.
 
@@ -272,7 +267,9 @@ class DeviceRoles:
             __base__=ConfigModel,
             __doc__=DeviceMappingConfig.__doc__,
             **{
-                name: (info.annotation, info) if name in _SHARED_WITH else (DeviceRange, _required(info))
+                name: (info.annotation, info)
+                if name in _SHARED_WITH
+                else (DeviceRange, Field(description=info.description))
                 for name, info in fields.items()
             },
         )

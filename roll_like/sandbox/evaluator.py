@@ -16,7 +16,6 @@ import re
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from roll_like.content.unicode import is_whole
@@ -110,7 +109,7 @@ class CodeEvaluator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _evaluate(self, program: str, tests: Sequence[TestCase], language: str) -> CodeResult:
