@@ -144,7 +144,7 @@ class Translation:
         """Return a teacher's answers for all targets of our samples.
 
         Args:
-            theirs: The same conversations in the teacher's tokens; none has a `difference`.
+            theirs: The conversations of `ours` in the teacher's tokens; none has a `difference`.
             told: The teacher's answers for their targets.
         """
         count, width = sum(sample.trained_tokens for sample in ours), told.ids_NK.shape[1] + 1

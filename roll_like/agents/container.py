@@ -50,7 +50,7 @@ class Container:
     """One container, for one episode.
 
     Args:
-        name: Its name; unique on this machine.
+        name: Of the container; unique on this machine.
         folder: Where the engine's command is started; Podman leaves notes of killed programs there.
     """
 
@@ -74,7 +74,7 @@ class Container:
         """Return the engine's command that runs a program in it, and that command's environment variables.
 
         Args:
-            directory: Where it is started in the container; None: where the image says.
+            directory: Where the program is started in the container; None: where the image says.
         """
         spec, variables = self._spec, self._unproxied(variables)
         options = [f"--name={self._name}", "--rm", "--interactive", "--pull=never", f"--network={spec.network}"]

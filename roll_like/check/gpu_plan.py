@@ -155,7 +155,7 @@ def no_gpu_here(config: RunConfig, report: GPUReport | None) -> Iterator[Finding
     a GPU (MIG) by the names that `CUDA_VISIBLE_DEVICES` has for them.
 
     Args:
-        report: Of its GPUs, which has looked at this machine already; None where the model's sizes are not known.
+        report: Of the GPUs, which has looked at this machine already; None where the model's sizes are not known.
     """
     resources = config.resources
     if resources.device == "cpu" or resources.address is not None or resources.gpu_memory is not None:

@@ -26,7 +26,7 @@ def require_capable(config: RunConfig, gpus: Sequence[Gpu]) -> None:
     """Raise if a GPU lacks what the precision or the attention of its roles needs, or is smaller than stated.
 
     Args:
-        gpus: Its GPUs in the order of its devices; none on CPU.
+        gpus: The run's GPUs in the order of its devices; none on CPU.
 
     Raises:
         ResourceError: Names the GPU, what it is, and the keys to change.
@@ -46,7 +46,7 @@ def require_room(config: RunConfig, gpus: Sequence[Gpu]) -> None:
     """Raise if a run whose configuration does not state the memory of its GPUs does not fit on the smallest of them.
 
     Args:
-        gpus: Its GPUs in the order of its devices; none on CPU.
+        gpus: The run's GPUs in the order of its devices; none on CPU.
 
     Raises:
         ResourceError: Names the GPU, what does not fit, and the keys to change.

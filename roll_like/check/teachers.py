@@ -29,7 +29,7 @@ def teacher_findings(
     """Yield what is wrong with teachers.
 
     Args:
-        teachers: Its `teachers` section.
+        teachers: The section `teachers`.
         renderer: The student's tokenizer, where it can be had.
         shape: The student's sizes, where they are known.
         top_k: How many tokens teachers send; None for whole distributions.

@@ -194,7 +194,7 @@ def copy_to_disk(source: Path, target: Path) -> None:
     """Copy a directory so that `target` is there as a whole and on disk, or not at all.
 
     Args:
-        target: What it is called at its destination, in a directory that is there. One of this name is replaced.
+        target: What the copy is called, in a directory that is there. One of this name is replaced.
     """
     temporary = target.with_name(TEMPORARY + target.name)
     shutil.rmtree(temporary, ignore_errors=True)

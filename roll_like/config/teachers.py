@@ -86,7 +86,7 @@ def teacher_violations(
     """Yield domains without a teacher or with several, names that no data has, and budgets that are too small.
 
     Args:
-        domains: Those of the sources that are trained or measured on.
+        domains: Of the sources that are trained or measured on.
         longest: Longest sample, in tokens.
     """
     known = sorted(set(domains))

@@ -58,7 +58,7 @@ def benchmark_tasks(use: BenchmarkUse, renderer: Renderer, key: str) -> list[Tas
     """Return the tasks of a benchmark.
 
     Args:
-        key: Its place in the configuration, for messages.
+        key: Place of `use` in the configuration, for messages.
 
     Raises:
         DataError: Its rows cannot be read, are not of its schema, or a prompt is longer than its limit.

@@ -48,7 +48,7 @@ def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     Fields are as the source names them, images apart.
 
     Args:
-        key: Its place in the configuration, for messages.
+        key: Place of `source` in the configuration, for messages.
 
     Raises:
         DataError: It does not exist, cannot be read, or a line is not a JSON object.

@@ -110,7 +110,7 @@ def unknown_arguments(chosen: Iterable[str], known: Collection[str], documented:
 
     Args:
         chosen: Names in `engine_args`.
-        documented: Where they are documented, for names that resemble none.
+        documented: Where the known names are documented, for names that resemble none.
 
     >>> unknown_arguments(["seed", "sead", "x"], ["seed"], "the manual")
     {'sead': "did you mean 'seed'?", 'x': 'see the manual'}

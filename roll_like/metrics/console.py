@@ -127,7 +127,7 @@ class LiveConsole(Console):
     What others print meanwhile appears above it.
 
     Args:
-        rich: Where it is drawn; default: standard output.
+        rich: Where the view is drawn; default: standard output.
         elapsed: Seconds of the run; default: since now.
     """
 

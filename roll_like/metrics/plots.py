@@ -71,7 +71,7 @@ def draw_panel(axis: Any, panel: Panel, lines: Sequence[Line], *, legend: bool =
     """Draw a panel into an axis of matplotlib.
 
     Args:
-        legend: Whether it names them, where there are several or something is marked.
+        legend: Whether lines are named, where there are several or something is marked.
     """
     axis.set_title(panel.title)
     axis.set_xlabel("step")

@@ -78,7 +78,7 @@ def expert_tensors(causal_lm: Any, group: TensorGroup, numbers: range, experts: 
     Args:
         causal_lm: The model that the groups were made for.
         group: One of `tensor_groups`, with `experts`.
-        experts: They, shape [len(numbers), …].
+        experts: Weights of the experts, shape [len(numbers), …].
     """
     found = _reverted(causal_lm, {group.parameters[0]: experts}).values()
     yield from zip(_names_of(group.tensors, group.experts, numbers), found, strict=True)

@@ -90,7 +90,7 @@ def load_for_training(
     """Return a model, and the names of its tensors that are missing in the directory or have another shape.
 
     Args:
-        what: What it loads, for messages.
+        what: What is loaded, for messages.
         dtype: Precision of every floating-point parameter.
         trust_remote_code: Run Python code that comes with the model.
         late: As `load_causal_lm` takes it.

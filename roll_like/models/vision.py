@@ -245,7 +245,7 @@ def tower_runs(*, ranks: int, divided: bool, trained: bool) -> TowerRuns:
     gradients. A rank that left the tower out would not take part, and the others would wait for it.
 
     Args:
-        divided: Whether they divide its weights.
+        divided: Whether ranks divide the model's weights.
         trained: Whether the tower is.
     """
     if ranks == 1 or not (divided or trained):

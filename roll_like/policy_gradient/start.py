@@ -126,7 +126,7 @@ def start_inference(
     """Start the engines' processes; their models are loaded by `InferenceEngine.start`.
 
     Args:
-        resources: Where they go.
+        resources: Where the workers go.
         stack: Ends them when it is closed.
         follows: Whether a trainer sends them weights.
         adapters: How many adapters they hold at a time beside the policy's, where they are sent adapters alone.

@@ -39,7 +39,7 @@ def model_card(config: RunConfig, steps: int, summary: Summary | None = None) ->
     """Return what is known of a run, for the directory of its model.
 
     Args:
-        summary: Its figures, where they are at hand.
+        summary: The run's figures, where they are at hand.
     """
     text = dump_config(config)
     values: Mapping[str, Any] = yaml.safe_load(text)

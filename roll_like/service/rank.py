@@ -81,7 +81,7 @@ class ModelsRank(TrainingRank):
         """Begin a model, and work on it.
 
         Args:
-            adapter: Its adapters; None for a whole model.
+            adapter: Adapters of the model; None for a whole one.
         """
         self._leave()
         self._read(self._untrained)

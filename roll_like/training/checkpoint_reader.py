@@ -70,7 +70,7 @@ class TensorReader(FileSystemReader):
     """Reads a checkpoint that holds tensors only, or the tensors of one.
 
     Args:
-        others: Whether it may hold something else, which is passed over.
+        others: Whether the folder may hold something else, which is passed over.
     """
 
     def __init__(self, path: pathlib.Path, *, others: bool = False) -> None:

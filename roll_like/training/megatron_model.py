@@ -374,7 +374,7 @@ def _layer(config: Any, described: Any, attention: JoinedAttention, first: Any, 
     """Return what makes a layer of a chunk: Megatron-Core's own without Transformer Engine, and the above.
 
     Args:
-        described: The same of `transformer_config`.
+        described: What `transformer_config` returned.
         first: The transformers model's attention in its first layer.
         experts: Experts of the layer; None for none.
     """
@@ -416,7 +416,7 @@ def build_chunks(
     """Return the chunks of the model that this rank has: one, or one for each virtual stage.
 
     Args:
-        described: The same of `transformer_config`.
+        described: What `transformer_config` returned.
         backbone: The transformers model without its output; nothing but its buffers and settings is read.
         vocabulary: Rows of the embedding: its tokens, and what fills them up to what ranks divide.
         tied: Whether the embedding is the output projection, too.

@@ -79,7 +79,7 @@ def choose_rollouts(
     """Return rollouts of a run as a page holds them.
 
     Args:
-        rows: Those that are wanted.
+        rows: Rollouts that are wanted.
         limit: Most of them; 0 is endless, None is `PAGE_LIMIT`. Of more, as many of each group are chosen.
         always: Further ones, which are there in any case.
         label: The run's, where the page has several.
@@ -144,7 +144,7 @@ def page(
     """Return a page.
 
     Args:
-        overview: What it says of runs, if more than their rollouts.
+        overview: What the page says of runs, if more than their rollouts.
         rollouts: Those of each run.
         beside: Keys of two rollouts that are shown beside each other first.
         notes: What is shown above everything.
