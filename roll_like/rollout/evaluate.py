@@ -22,7 +22,7 @@ class Evaluator:
         samples_per_group: K of avg@k and pass@k.
         max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
-        beside: The same of what is measured beside the policy and stays as it is, by what its metrics have after
+        beside: `make_runner` of what is measured beside the policy and stays as it is, by what its metrics have after
             `eval/`. It is sampled once, and reported with each evaluation.
         progress: Told of finished samples.
     """
