@@ -13,7 +13,10 @@ import pytest
 import yaml
 from documented_keys import documented_keys
 
+from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.evaluation import EvaluationConfig
 from roll_like.config.other_names import other_names
+from roll_like.config.training import CriticConfig, OptimizerConfig
 from roll_like.registry import ADVANTAGES, LOSSES, PREFERENCE_LOSSES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +56,10 @@ def theirs(library: str) -> list[str]:
 
 
 def test_the_tables_are_found() -> None:
-    assert {name for name, _, _ in TABLES} == {"TRL", "verl", "OpenRLHF", "verifiers", "ROLL", "Other names"}
+    libraries = (
+        "TRL, verl, OpenRLHF, slime, NeMo-RL, AReaL, SkyRL, open-instruct, verifiers, prime-rl, ROLL, Other names"
+    )
+    assert {name for name, _, _ in TABLES} == set(libraries.split(", "))
     assert len(OURS) > 200
     assert len(theirs("verl")) > 60
 
@@ -75,7 +81,8 @@ def named() -> Iterator[tuple[str, list[str]]]:
         for cell, ours in rows:
             keys = [span.partition(": ")[0].replace("[]", ".0") for span in re.findall(r"`([^`]+)`", ours)]
             for span in re.findall(r"`([^`]+)`", cell):
-                name = span.partition(": ")[0].removeprefix("--")
+                # slime's options have hyphens, which nobody writes in a configuration
+                name = span.partition(": ")[0].removeprefix("--").replace("-", "_")
                 if name not in losses and name[0].islower():
                     yield name, keys
 
@@ -140,3 +147,58 @@ def test_verls_names_exist() -> None:
         if part is KeyError:
             missing.append(name)
     assert missing == []
+
+
+def differing() -> dict[str, tuple[str, str]]:
+    """Our default, and those of others, by our key in the table of defaults that differ."""
+    part = PAGE.partition("| key here |")[2].partition("\n\n")[0]
+    return {key: (ours, others) for key, ours, others in re.findall(r"^\| `(.*?)`.*? \| (.*?) \| (.*) \|$", part, re.M)}
+
+
+def test_the_defaults_that_differ_are_ours() -> None:
+    loss, algorithm = LOSSES.get("ppo").Config(), AlgorithmConfig()
+    correction, evaluation = algorithm.correction, EvaluationConfig.model_fields
+    assert {key: ours for key, (ours, _) in differing().items()} == {
+        "algorithm.loss.clip_high": f"{loss.clip_high}",
+        "algorithm.loss.dual_clip": f"{loss.dual_clip:g}",
+        "algorithm.aggregation": f"`{algorithm.aggregation}`",
+        "algorithm.kl.use": f"`{algorithm.kl.use}`",
+        "algorithm.correction": f"`{correction.type}`, per {correction.level}, {correction.cap:g}",
+        "algorithm.advantage: grpo": "(r − mean)/std, std of n − 1",
+        "training.optimizer.weight_decay": f"{OptimizerConfig().weight_decay:g}",
+        "critic.value_clip": f"{CriticConfig.model_fields['value_clip'].default:g}",
+        "evaluation.temperature": (
+            f"{evaluation['temperature'].default:g}, {evaluation['samples_per_prompt'].default}"
+        ),
+        "evaluation.every: 0": "before and after",
+    }
+
+
+@pytest.mark.skipif(not (ORACLE / "verl").is_dir(), reason="verl is not installed: make oracle-setup")
+def test_the_defaults_that_differ_are_verls() -> None:
+    settings: Any = yaml.safe_load((ORACLE / "verl/trainer/config/_generated_ppo_trainer.yaml").read_text())
+    actor, sampled = settings["actor_rollout_ref"]["actor"], settings["actor_rollout_ref"]["rollout"]["val_kwargs"]
+    assert (actor["clip_ratio_low"], actor["clip_ratio_high"], actor["clip_ratio_c"]) == (0.2, 0.2, 3.0)
+    assert (actor["loss_agg_mode"], actor["use_kl_loss"]) == ("token-mean", False)
+    assert (actor["optim"]["weight_decay"], settings["critic"]["cliprange_value"]) == (0.01, 0.5)
+    assert settings["algorithm"]["rollout_correction"]["rollout_is"] is None
+    assert (sampled["do_sample"], sampled["n"], settings["trainer"]["val_before_train"]) == (False, 1, True)
+
+
+@pytest.mark.skipif(not (ORACLE / "trl").is_dir(), reason="TRL is not installed: make oracle-setup")
+def test_the_defaults_that_differ_are_trls() -> None:
+    tree = ast.parse((ORACLE / "trl" / "trainer" / "grpo_config.py").read_text(encoding="utf-8"))
+    (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "GRPOConfig")
+    default = {
+        field.target.id: ast.literal_eval(word.value)
+        for field in config.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(field.value, ast.Call)
+        for word in field.value.keywords
+        if word.arg == "default"
+    }
+    assert (default["epsilon"], default["epsilon_high"], default["delta"]) == (0.2, None, None)
+    assert (default["loss_type"], default["beta"], default["scale_rewards"]) == ("dapo", 0.0, "group")
+    assert (default["vllm_importance_sampling_mode"], default["vllm_importance_sampling_clip_max"]) == (
+        "sequence_mask",
+        3.0,
+    )
