@@ -18,7 +18,7 @@ demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on 
 test: setup oracle-setup tokenizers torchvision verifiers  ## Lint, types, import contract, all tests but those marked slow
 	@$(BIN)/python scripts/run_tests.py
 
-test-all: setup oracle-setup tokenizers torchvision verifiers tinker evaluators clients megatron  ## The same and the slow ones: every test that a CPU can run
+test-all: setup oracle-setup tokenizers torchvision verifiers tinker evaluators clients megatron newest  ## The same and the slow ones: every test that a CPU can run
 	@$(BIN)/python scripts/run_tests.py --slow
 
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
@@ -57,6 +57,9 @@ tinker: setup  ## Make an environment with tinker's client and recipes, apart fr
 
 evaluators: setup  ## Make an environment with lm-evaluation-harness and inspect: examples/other_evaluators
 	@bash scripts/environment.sh evaluators
+
+newest: setup  ## Fetch the newest transformers, MLflow, pydantic and NumPy, apart from .venv: docs/compatibility.md
+	@bash scripts/environment.sh newest
 
 clients: setup  ## Make an environment with frameworks for agents and coding agents: docs/agents.md
 	@bash scripts/environment.sh clients

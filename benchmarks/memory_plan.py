@@ -23,6 +23,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AttentionInterface, AutoConfig, AutoModel
 
 from roll_like.check.activations import training_bytes
+from roll_like.models.renames import recompute_activations
 from roll_like.models.shape import load_model_shape
 
 #: Published shapes: config.json of each model, without weights.
@@ -76,7 +77,7 @@ class Case:
         with FakeTensorMode():
             model = AutoModel.from_config(config, dtype=torch.bfloat16, attn_implementation=ATTENTION).train()
             if self.checkpointing:
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                recompute_activations(model)
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
             weights = sum(each.numel() * each.element_size() for each in (*model.parameters(), *model.buffers()))

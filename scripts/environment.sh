@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .NAME out of requirements/NAME.txt, apart from .venv, whose versions it does not share: what some tests call.
 #   oracle     independent implementations, without their dependencies; a folder for PYTHONPATH
+#   newest     the newest versions of what .venv has, as far as they work with its vLLM; a folder for PYTHONPATH
 #   verifiers  what plays verifiers' environments (docs/verifiers.md); a virtual environment, as is
 #   tinker     tinker's client and its recipes (docs/service.md)
 #   evaluators lm-evaluation-harness and inspect (examples/other_evaluators)
@@ -26,7 +27,7 @@ started=$(date +%s)
 say "installing $(grep -c == "$LOCK") packages into $FOLDER"
 rm -rf "$FOLDER"
 into=()
-if [ "$NAME" = oracle ]; then
+if [ "$NAME" = oracle ] || [ "$NAME" = newest ]; then
   into=(--target "$FOLDER")
 else
   "$PYTHON" -m venv "$FOLDER"
@@ -35,7 +36,7 @@ fi
 # pip warns once a package about every configured folder that does not exist
 pip() {
   "$PYTHON" -m pip --disable-pip-version-check install --quiet --no-compile --no-deps "${into[@]}" "$@" \
-    2> >(grep -v '^WARNING: Location' >&2)
+    2> >(grep -v '^WARNING: \(Location\|Target\)' >&2)
 }
 rest=$LOCK
 if torch=$(grep '^torch==' "$LOCK"); then

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from roll_like.models.renames import recompute_activations
 from roll_like.types import PolicySample, TrainingSample
 from trainers.batches import SampleT, Work
 
@@ -39,7 +40,7 @@ class BareLoop(ABC, Generic[SampleT]):
             resolve_model(config.model).path, dtype=getattr(torch, config.model.dtype)
         ).to(self.device)
         if config.training.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(self.model)
             self.model.train()  # or transformers keeps all activations
         self.parameters = list(self.model.parameters())
         self.wide = config.model.dtype == "float32"  # weights are then their own master copy

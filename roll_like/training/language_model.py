@@ -16,6 +16,7 @@ from roll_like.models.dropout import without_dropout
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.renames import recompute_activations
 from roll_like.models.rotary import fix_frequencies
 from roll_like.models.router import RouterReplay
 from roll_like.models.vision import refuse_vision, tower_runs, vision_tower
@@ -151,7 +152,7 @@ def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     if not spec.objective.drops:
         without_dropout(model)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model)
     if settings.lora is not None and not spec.frozen:
         add_adapters(model, settings.lora, seed=spec.seed, section=spec.objective.section)
     if settings.compile:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from roll_like.config.model import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models.load import load_tokenizer, resolve_model
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.renames import cache_argument, cache_of
 from roll_like.models.shape import load_model_shape
 
 
@@ -44,8 +46,25 @@ def test_a_model_to_train(tiny_model, dtype):
     assert model.config.use_cache is False
     assert model.config._attn_implementation == "sdpa"
     output = model(torch.arange(8)[None])
-    assert output.past_key_values is None
+    assert cache_of(output) is None
     assert output.logits.shape == (1, 8, 512)
+
+
+def test_a_cache_is_given_and_taken_by_the_name_that_the_model_has_for_it():
+    class Earlier:
+        def forward(self, input_ids, past_key_values=None): ...
+
+    class Later:
+        def forward(self, input_ids, cache=None): ...
+
+    assert cache_argument(Earlier(), 1) == {"past_key_values": 1}
+    assert cache_argument(Later(), 1) == {"cache": 1}
+    assert cache_of(SimpleNamespace(past_key_values=1)) == cache_of(SimpleNamespace(cache=1)) == 1
+    # one that goes on from its cache computes what it does at once, and nothing is deprecated
+    model, tokens = make_family("llama"), torch.arange(3, 9)[None]
+    begun = model(tokens[:, :5], **cache_argument(model, None), use_cache=True)
+    last = model(tokens[:, 5:], **cache_argument(model, cache_of(begun)), use_cache=True)
+    torch.testing.assert_close(last.logits[:, -1], model(tokens).logits[:, -1])
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])

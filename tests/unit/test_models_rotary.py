@@ -12,6 +12,7 @@ from model_families import make_family
 from rank_specs import cpu_rank
 
 from roll_like.config.training import TrainingConfig
+from roll_like.models.renames import cache_argument, cache_of
 from roll_like.models.rotary import fix_frequencies
 from roll_like.training.language_model import LanguageModelObjective, prepared
 from roll_like.training.layout import micro_batches
@@ -101,8 +102,8 @@ def test_a_token_that_is_decoded_alone_has_the_frequencies_of_the_window() -> No
         expected = phi(LONG, LONG)(input_ids=tokens, use_cache=False).logits[0]
         cache, steps = None, []
         for at in range(tokens.shape[1]):
-            output = model(input_ids=tokens[:, at : at + 1], past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(input_ids=tokens[:, at : at + 1], **cache_argument(model, cache), use_cache=True)
+            cache = cache_of(output)
             steps.append(output.logits[0, 0])
     torch.testing.assert_close(torch.stack(steps), expected, atol=1e-4, rtol=0)
 

@@ -28,6 +28,7 @@ from roll_like.inference.vllm.arguments import engine_arguments, known_arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.renames import recompute_activations
 from roll_like.models.router import UNKNOWN, RouterReplay
 from roll_like.models.shape import Experts
 from roll_like.registry import INFERENCE_ENGINES
@@ -196,7 +197,7 @@ def test_every_token_of_a_row_has_its_own_routes(layout: str) -> None:
 
     attention = "varlen" if "varlen" in layout else "dense"
     use_row_attention(model, attention, row_sharing="training.share_prompts")  # type: ignore[arg-type]
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_activations(model)
     model.train()
     policy = PolicyModule(model, chunk_tokens=64, chunk_vocab=64)
     policy.router = RouterReplay(model, KEY)

@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounter
 
 from roll_like.config.training import LoRAConfig
 from roll_like.models.lora import adapters_off, add_adapters
+from roll_like.models.renames import recompute_activations
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.compiled import compile_layers
 
@@ -50,7 +51,7 @@ def test_joined_rows_with_checkpointing_are_compiled_once_for_all_layers_and_len
 
     def prepare(model: Any) -> None:
         compiled(model, "varlen", counter)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model)
         model.train()
 
     for form in (ROWS, "a prompt's responses share a row", "each alone"):

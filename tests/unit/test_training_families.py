@@ -22,6 +22,7 @@ from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
 from roll_like.models.logits import logit_transform, refuse_other_logits
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.renames import recompute_activations
 from roll_like.training import flex, sequences, varlen
 from roll_like.training.attention import explicit_attention, use_dense_attention
 from roll_like.training.backbone import joins_rows, probe_attention, use_row_attention
@@ -473,7 +474,7 @@ def test_torchs_attention_would_drop_bounds_and_sinks(family: str) -> None:
 def test_checkpointed_layers_know_the_rows(family: str, prepare: Callable[[Any], None]) -> None:
     def checkpointed(model: Any) -> None:
         prepare(model)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model)
         model.train()
         assert model.base_model.layers[0].gradient_checkpointing
 
@@ -513,7 +514,7 @@ def test_layers_with_a_state_begin_each_sample_anew(family: str, form: str, chec
     def prepare(model: Any) -> None:
         use_row_attention(model, row_sharing=ALWAYS_SHARED)  # as with pairs
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(model)
             model.train()
 
     logprobs, gradient = compared(family, form, prepare)

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from roll_like.errors import ConfigError
 from roll_like.models.attention import refuse_undivided_heads
+from roll_like.models.renames import recompute_activations
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
@@ -107,7 +108,7 @@ def computed(family: str, parallel: SequenceParallel | None) -> tuple[list[torch
     with MAKING:
         model = make_family(family)
     use_row_attention(model, "varlen", row_sharing="training.share_prompts")
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_activations(model)
     model.train()
     policy = PolicyModule(model, chunk_tokens=5, chunk_vocab=40)
     policy.parallel = parallel

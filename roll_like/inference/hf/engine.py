@@ -46,6 +46,7 @@ from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.ends import stated_ends
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.renames import cache_argument, cache_of
 from roll_like.models.rotary import fix_frequencies
 from roll_like.models.router import UNKNOWN, RouterReplay
 from roll_like.models.vision import SeenTokens, seen_inputs
@@ -207,8 +208,8 @@ class HFEngine(PolledEngine):
         inputs = everything if sample.cache is None else everything[-1:]
         ids_BL = torch.tensor([inputs], device=self._spec.device)
         with self._seen(sample, ids_BL, everything) as seen, self._recorded(sample, len(everything)):
-            output = self._model(**seen, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
-        sample.cache = output.past_key_values
+            output = self._model(**seen, **cache_argument(self._model, sample.cache), use_cache=True, logits_to_keep=1)
+        sample.cache = cache_of(output)
         logprobs_V = sampling_logprobs(output.logits[0, -1].float().cpu(), sample.request.sampling)
         token = draw(logprobs_V, sample.request.sampling, sample.generator or self._shared_generator)
         sample.tokens.append(token)

@@ -17,6 +17,7 @@ from torch import Tensor
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.weights import CheckpointWeights
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.renames import cache_argument, cache_of
 from roll_like.models.router import RouterReplay
 from sglang.srt.managers import io_struct
 from sglang.srt.utils import MultiprocessingSerializer, init_custom_process_group
@@ -153,12 +154,14 @@ class Scheduler:
             inputs = [*prompt, *request.ids][request.cached_tokens :]
         else:
             inputs = request.ids[-1:]
-        output = self._model.module(torch.tensor([inputs]), past_key_values=request.cache, use_cache=True)
+        output = self._model.module(
+            torch.tensor([inputs]), **cache_argument(self._model.module, request.cache), use_cache=True
+        )
         if request.cache is None and not request.ids and len(prompt) > 1:
-            kept = copy.deepcopy(output.past_key_values)
+            kept = copy.deepcopy(cache_of(output))
             kept.crop(len(prompt) - 1)
             self._prefixes[tuple(prompt[:-1])] = kept
-        request.cache = output.past_key_values
+        request.cache = cache_of(output)
         logits = output.logits[0].float()
         if wants_input and not request.ids:
             told = torch.log_softmax(logits[:-1], -1).gather(1, torch.tensor(prompt)[1:, None])[:, 0]
