@@ -187,11 +187,14 @@ class Conversation:
         turn = self._assistant(self._turn)
         text = self.renderer.render([*self._messages, turn, *messages], self._tools)
         glue = self.renderer.glue(self._messages, turn, messages, self._tools)
-        written = glue if glue is not None and self._goes_on(text, glue) else self._behind_turn(text)
+        if glue is not None and self._goes_on(text, glue):
+            written: IntArray | None = self.renderer.encode(glue)
+        else:
+            written = self._behind_turn(text)
         if written is None:
             self._cut(text, glue)
         else:
-            self._open.add(self._after_turn(self.renderer.encode(written)))
+            self._open.add(self._after_turn(written))
         self._messages += [turn, *messages]
         self._prompt_text, self._turn, self._message = text, None, None
         return self.tokens
@@ -236,16 +239,16 @@ class Conversation:
         shown, sampled = text[len(self._prompt_text) : end], self._turn_text(self._turn or ())
         return shown == sampled or squeezed(shown) == squeezed(sampled)
 
-    def _behind_turn(self, text: str) -> str | None:
-        """Return what stands behind the turn where it is written word for word, and a token ends it; None elsewhere.
+    def _behind_turn(self, text: str) -> IntArray | None:
+        """Return the tokens behind the turn where it is written word for word, and one ends it; None elsewhere.
 
         Gemma 4's template writes results into the turn that called: `<tool_call|>` is followed by `<|tool_response>`.
         """
         seen = self._prompt_text + self._turn_text(self._turn or ())
         if not text.startswith(seen):
             return None
-        first = self.renderer.encode(text[len(seen) :])[:1]
-        return text[len(seen) :] if first.size and int(first[0]) in self.renderer.end_ids else None
+        behind = self.renderer.encode(text[len(seen) :])
+        return behind if behind.size and int(behind[0]) in self.renderer.end_ids else None
 
     def _after_turn(self, glue: IntArray) -> IntArray:
         """Return the glue without an end-of-turn token that the policy has sampled already."""

@@ -27,6 +27,8 @@ BREAK = "\ufdd0\ufdd1"
 #: The same in JSON of ASCII alone, which some templates write.
 ESCAPED = json.dumps(BREAK)[1:-1]
 _OURS = {"system", "developer", "user"}
+#: What templates write of a message as it is.
+_WRITTEN = ("content", "name", "role", "tool_call_id")
 #: More characters than any mark has.
 _LONGEST = 256
 
@@ -37,13 +39,15 @@ def pattern_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
     Words and blanks are no marks: some tokenizers have tokens of their own for line breaks.
     """
     marks = {token for token in tokens if len(token.strip()) > 1 and not token.isalnum()}
-    return re.compile(_tree(sorted(marks))) if marks else None
+    return re.compile(any_of(sorted(marks))) if marks else None
 
 
-def _tree(marks: Sequence[str]) -> str:
-    """Return a pattern of texts that compares what several begin with once: some tokenizers have hundreds.
+def any_of(marks: Sequence[str]) -> str:
+    """Return a pattern of different texts, the longest one at a place.
 
-    >>> _tree(["<a>", "<b>", "<b>c"])
+    What several begin with is compared once: some tokenizers have hundreds.
+
+    >>> any_of(["<a>", "<b>", "<b>c"])
     '<(?:a>|b>(?:c)?)'
     """
     if len(marks) == 1:
@@ -52,7 +56,7 @@ def _tree(marks: Sequence[str]) -> str:
     for mark in marks:
         rest.setdefault(mark[:1], []).append(mark[1:])
     ends = rest.pop("", None)
-    branches = [re.escape(first) + _tree(following) for first, following in rest.items()]
+    branches = [re.escape(first) + any_of(following) for first, following in rest.items()]
     return branches[0] if len(branches) == 1 and not ends else f"(?:{'|'.join(branches)}){'?' if ends else ''}"
 
 
@@ -77,7 +81,7 @@ def shielded(
         pattern = marks if answer or message.get("role") in _OURS else results
         fields = {}
         if pattern is not None and (answers or not answer):
-            fields = {key: broken(message[key], pattern) for key in ("content", "name") if message.get(key)}
+            fields = {key: broken(message[key], pattern) for key in _WRITTEN if message.get(key)}
         found.append({**message, **fields} if fields else message)
     return found
 

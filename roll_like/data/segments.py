@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from roll_like.data.foreign import any_of
+
 #: What may stand in a tokenizer's pre-tokenisation: all of it looks at one part at a time, wherever that stands.
 _PRE_TOKENIZERS = {"ByteLevel", "Split", "Digits"}
 #: Unicode's normal forms: they compose nothing across an added token.
@@ -34,8 +36,7 @@ class Segments:
         self._tokenizer = tokenizer
         # what is matched after the text was normalised is found within a part
         self._ids = {token["content"]: int(token["id"]) for token in model["added_tokens"] if not token["normalized"]}
-        longest_first = sorted(self._ids, key=len, reverse=True)
-        self._added = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+        self._added = re.compile(f"({any_of(list(self._ids))})") if self._ids else None
         self._known: dict[str, list[int]] = {"": []}
 
     @classmethod
