@@ -19,7 +19,7 @@ _CALLS = """
 <|tool_call> <tool_call|> <|"|> <start_function_call> <end_function_call> <escape> <dots_function_call>
 </dots_function_call> <longcat_tool_call> </longcat_tool_call> <|function_call|> <｜tool_calls_begin｜>
 <｜tool_calls_end｜> <｜tool_call_begin｜> <｜tool_call_end｜> <｜tool_sep｜> <|open|> <|close|> <|sep|>
-<|content_invoke_tool_json|> <atem:function_calls> </atem:function_calls>
+<|content_invoke_tool_json|> <atem:function_calls> </atem:function_calls> ]<]minimax[>[
 """
 MARKS = frozenset(_CALLS.split())
 #: Of messages with channels (harmony); other models end turns with them.

@@ -108,6 +108,91 @@ def test_what_cannot_be_read_says_why(text: str, style: Any, problem: str) -> No
     assert calls[0].call_id == "call_0"
 
 
+_NS = "]<]minimax[>["
+_ORDER = {
+    "type": "function",
+    "function": {
+        "name": "order",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "user": {"type": "integer"},
+                "items": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+                "note": {"type": "string"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "more": {"anyOf": [{"type": "object", "properties": {"n": {"type": "string"}}}, {"type": "null"}]},
+            },
+            "$defs": {"item": {"type": "object", "properties": {"sku": {"type": "string"}, "n": {"type": "integer"}}}},
+        },
+    },
+}
+
+
+def _tags(text: str) -> str:
+    """Return MiniMax M3's writing of tags: `{` stands for the token before each."""
+    return text.replace("{", _NS)
+
+
+_ITEMS = (
+    "{<items>\n{<item>{<sku>007{</sku>{<n>2{</n>{</item>\n{<item>{<sku>a <b>x</b>{</sku>{</item>{</items>"
+    "{<user>42{</user>{<note> x\n{</note>{<tags>{</tags>{<more>{<n>5{</n>{</more>\n"
+)
+_ORDERED = {
+    "items": [{"sku": "007", "n": 2}, {"sku": "a <b>x</b>"}],
+    "user": 42,
+    "note": " x\n",
+    "tags": [],
+    "more": {"n": "5"},
+}
+
+
+@pytest.mark.parametrize("style", ["auto", "minimax"])
+def test_tags_within_tags_are_objects_and_lists(style: Any) -> None:
+    begins, ends = "Sure.\n{<tool_call>\n", "{</tool_call>"
+    order, now = f'{{<invoke name="order">\n{_ITEMS}{{</invoke>\n', '{<invoke name="now">\n{</invoke>\n'
+    calls = [ToolCall("order", _ORDERED), ToolCall("now", {}, "call_1")]
+    for text in (begins + order + now + ends, begins + order + now):  # a stop string or the limit may take the end
+        assert parse_tool_calls(_tags(text), style, [_ORDER]) == ("Sure.", calls)
+    # without a schema a list is where every tag is an item, and tags of one name are a list as well
+    text = _tags("{<tool_call>{<invoke name='f'>{<a>{<item>1{</item>{</a>{<b>x{</b>{<b>y{</b>{</invoke>{</tool_call>")
+    assert parse_tool_calls(text, style) == ("", [ToolCall("f", {"a": [1], "b": ["x", "y"]})])
+
+
+@pytest.mark.parametrize(
+    ("inner", "problem"),
+    [
+        ("{<a>1{</b>", "expected </a>, found </b>"),
+        ("{<a>1{<b>2{</b>{</a>", "text beside the tags within <a>"),
+        ("{<a>1", "expected </a>, found </invoke>"),
+        ("{<a>" * 200, "nested too deeply"),
+        ("5", "its arguments are text"),
+    ],
+)
+def test_tags_that_do_not_fit_say_why(inner: str, problem: str) -> None:
+    text = _tags(f'{{<tool_call>{{<invoke name="f">{inner}{{</invoke>{{</tool_call>')
+    rest, (call,) = parse_tool_calls(text)
+    assert rest == ""
+    assert isinstance(call, MalformedCall)
+    assert problem in call.problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use <function=x> to call it.",
+        "The tag is <function=add>",
+        "Write <tool_calls> and </tool_calls> around a list.",
+        "It stands between <tool_call> and </tool_call>.",
+        "Between <tool_call>and</tool_call>, I mean.",
+    ],
+)
+def test_marks_in_a_sentence_are_words(text: str) -> None:
+    for tools in ((), [{"function": {"name": "add"}}]):
+        assert parse_tool_calls(text, tools=tools) == (text, [])
+        rest, calls = parse_tool_calls(f"{text}\n{HERMES}", tools=tools)
+        assert (rest, calls) == (text, [ADD])
+
+
 def test_a_malformed_call_does_not_take_the_next_with_it() -> None:
     rest, calls = parse_tool_calls(f"a <tool_call>{{broken</tool_call> b {HERMES} c")
     assert rest == "a  b  c"
@@ -228,6 +313,7 @@ _MARKS = [
     "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[f(", "a=1",
     ")", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|channel|>", "commentary to=functions.f", "<|message|>", "<|call|>",
+    "]<]minimax[>[", "]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="f">', "]<]minimax[>[<a>",
     "<minimax:tool_call>", '<invoke name="f">', "</invoke>", "<|im_end|>", "f", "'", "<|tool_call>", "call:f{", "a:",
     '<|"|>', "<tool_call|>", "<tool_calls>", '<function name="f">', "<atem:function_calls>", "to=f<|message|>",
     "<|open|>tools<|sep|>", '<|open|>argument key="a"<|sep|>', "functools[{", "<|plamo:begin_tool_request:plamo|>",

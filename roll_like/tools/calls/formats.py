@@ -9,13 +9,15 @@ from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from roll_like.tools.base import AnyCall, MalformedCall
+from roll_like.tools.calls.elements import BEFORE_TAG, read_elements
 from roll_like.tools.calls.functions import Functions
-from roll_like.tools.calls.literals import read_value, skip_space
+from roll_like.tools.calls.literals import Unread, read_value, skip_space
 from roll_like.tools.calls.payloads import (
     ENDS,
+    FUNCTION,
     NAMED_FUNCTION,
     PayloadReader,
-    Unread,
+    called_by_name,
     ended,
     payload_at,
     read_called,
@@ -84,13 +86,20 @@ def _wrapped(
     if ended(text, inner) is not None:  # a mark and nothing else
         return None
     payload = payload_at(text, inner)
-    if payload is None and re.compile(close).search(text, inner) is None:
-        return None  # the mark is only spoken of
+    if payload is None or (payload is read_keyed and not called_by_name(text, inner, functions)):
+        closed = re.compile(close).search(text, inner)
+        if closed is None or _spoken_of(text, opened.start(), closed.end()):
+            return None
     try:
         calls, end = (payload if payload in allowed and payload else allowed[0])(text, inner, functions)
         return Found(opened.start(), _closed(text, end, opened[0], close), calls)
     except Unread as error:
         return _broken(text, opened.start(), inner, close, re.escape(opened[0]), str(error))
+
+
+def _spoken_of(text: str, start: int, end: int) -> bool:
+    """Return whether marks stand in a sentence, which goes on after them."""
+    return _BEGINS_APART.match(text, start) is None and _GOES_ON.match(text, end) is not None
 
 
 def _closed(text: str, end: int, mark: str, close: str) -> int:
@@ -131,6 +140,9 @@ _KEYED = _tagged(*_TOOL_CALL_MARKS, read_keyed)
 _TOOL_CALL = _tagged(*_TOOL_CALL_MARKS, read_objects, read_function, read_keyed, read_invoke)
 #: At the beginning of a line, or after a mark or JSON: a sentence may have the word too.
 _APART = r"(?:(?<![^\n>}\]])|(?<=\s)(?<![^\n>}\]]\s))"
+_BEGINS_APART = re.compile(_APART)
+#: Words or punctuation on the same line.
+_GOES_ON = re.compile(r"[^\S\n]*[^\s<\[]")
 #: Of models that have one mark of their own around JSON or Python.
 _OTHERS = (
     _tagged("<tool_calls>", "</tool_calls>", read_objects),
@@ -159,6 +171,8 @@ def _function(text: str, opened: re.Match[str], functions: Functions) -> Found |
     named = "name" in opened[0]
     if named and NAMED_FUNCTION.match(text, opened.start()) is None:
         return None
+    if not named and FUNCTION.match(text, opened.start()) is None and _BEGINS_APART.match(text, opened.start()) is None:
+        return None  # the tag stands in a sentence
     read = read_invoke if named else read_function
     try:
         calls, end = read(text, opened.start(), functions)
@@ -310,6 +324,7 @@ _INVOKES = _tagged(
     r"|<\|close\|>tools<\|sep\|>|</atem:function_calls>(?:\s*<\|eom\|>)?|<｜tool_call_end｜>(?:\s*<｜tool_calls_end｜>)?",
     read_invoke,
 )
+_ELEMENTS = _tagged(f"{BEFORE_TAG}<tool_call>", rf"{BEFORE_TAG}</tool_call>", read_elements)
 _GEMMA = (
     _tagged(r"<\|tool_call>", r"<tool_call\|>", read_called),
     _tagged("<start_function_call>", "<end_function_call>", read_called),
@@ -374,12 +389,12 @@ FORMATS: dict[CallStyle, tuple[CallFormat, ...]] = {
     "deepseek": (_DEEPSEEK, _INVOKES),
     "kimi": (_KIMI,),
     "harmony": (_HARMONY,),
-    "minimax": (_INVOKES,),
+    "minimax": (_INVOKES, _ELEMENTS),
     "gemma": _GEMMA,
     "pythonic": (*_PYTHON_TAGS, _PYTHON_CALLS),
     "auto": (
-        _TOOL_CALL, _FUNCTION_TAG, *_OTHERS, *_PYTHON_TAGS, _PYTHON_TAG, _INVOKES, *_GEMMA, _MISTRAL, _DEEPSEEK,
-        _KIMI, _PLAMO, _HARMONY, _OBJECTS, _PYTHON_CALLS,
+        _TOOL_CALL, _FUNCTION_TAG, *_OTHERS, *_PYTHON_TAGS, _PYTHON_TAG, _INVOKES, _ELEMENTS, *_GEMMA, _MISTRAL,
+        _DEEPSEEK, _KIMI, _PLAMO, _HARMONY, _OBJECTS, _PYTHON_CALLS,
     ),
 }  # fmt: skip
 #: Styles that take a known name before its arguments.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from roll_like.tools.base import AnyCall, MalformedCall, ToolCall
 from roll_like.tools.calls.literals import loads
 
 _DEEPEST_REFERENCE = 20
+#: An argument that was written as tags: a text, or tags within it in order.
+Element: TypeAlias = "str | list[tuple[str, Element]]"
+
 #: What may stand beside the name of a call without arguments.
 _BESIDE = {"id", "type", "index", "tool_call_id", "function"}
 
@@ -61,6 +64,14 @@ class Functions:
             bare = value.removeprefix("\n").removesuffix("\n") if lines else value
             read[key] = meaning(bare, properties.get(key), root)
         return _sound(ToolCall(name, read, ""), text)
+
+    def from_elements(self, written: str, arguments: list[tuple[str, Element]], text: str) -> AnyCall:
+        """Return a call whose arguments were written as tags within tags."""
+        name = self.name(written)
+        if not name:
+            return MalformedCall(text, "the function has no name")
+        root = self.parameters.get(name, {})
+        return _sound(ToolCall(name, _object(arguments, root, root), ""), text)
 
     def from_python(self, written: str, placed: Sequence[Any], named: Mapping[str, Any], text: str) -> AnyCall:
         """Return a call that was written as one of a Python function."""
@@ -187,6 +198,44 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> tuple[set[str], 
     if not found and schema.get("nullable") is True:
         return set(), choices
     return found, choices
+
+
+def _object(fields: Sequence[tuple[str, Element]], schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object that tags are; tags of one name are a list."""
+    options = list(_options(schema, root, 0))
+    known = {key: each for option in options for key, each in (option.get("properties") or {}).items()}
+    other = next((option["additionalProperties"] for option in options if "additionalProperties" in option), None)
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for name, _ in fields):
+        values = [value for key, value in fields if key == name]
+        inner = known.get(name, other)
+        found[name] = _meant(values[0] if len(values) == 1 else [("item", each) for each in values], inner, root)
+    return found
+
+
+def _meant(value: Element, schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return what an argument means that was written as tags."""
+    types, _ = _types(schema, root, 0)
+    if isinstance(value, str):
+        empty: Any = [] if "array" in types else {} if "object" in types else None
+        return (
+            empty if empty is not None and "string" not in types and not value.strip() else meaning(value, schema, root)
+        )
+    named_items = all(name == "item" for name, _ in value)
+    if "array" in types or (named_items and "object" not in types):
+        items = next((option["items"] for option in _options(schema, root, 0) if "items" in option), None)
+        return [_meant(each, items, root) for _, each in value]
+    return _object(value, schema, root)
+
+
+def _options(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema, what it refers to, and its alternatives."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST_REFERENCE:
+        return
+    yield schema
+    referred = [_referred(schema["$ref"], root)] if isinstance(schema.get("$ref"), str) else []
+    for each in (*referred, *(each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key) or ())):
+        yield from _options(each, root, depth + 1)
 
 
 _JSON_TYPES = {

@@ -30,6 +30,10 @@ _ESCAPES = {
 }  # fmt: skip
 
 
+class Unread(ValueError):
+    """What cannot be read as a call, with the problem."""
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not valid JSON")
 

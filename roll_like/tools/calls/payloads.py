@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from roll_like.tools.base import AnyCall, MalformedCall
+from roll_like.tools.calls.elements import INVOKE as _INVOKE_ELEMENT
+from roll_like.tools.calls.elements import read_elements
 from roll_like.tools.calls.functions import Functions, arguments_key, is_call
-from roll_like.tools.calls.literals import read_bare_mapping, read_python_call, read_value, skip_space
+from roll_like.tools.calls.literals import Unread, read_bare_mapping, read_python_call, read_value, skip_space
 
 PayloadReader: TypeAlias = Callable[[str, int, Functions], tuple[list[AnyCall], int]]
 
@@ -40,6 +42,8 @@ _INVOKE = re.compile(
     rf"""\s*(?:<(?:{_PREFIX}invoke|function)\s+name|<\|open\|>call\s+tool){_QUOTED}"""
     r"""(?:\s+index="\d*")?\s*(?:>|<\|sep\|>)"""
 )
+#: Its first parameter, JSON or its end follows, unlike in a sentence about the tag.
+FUNCTION = re.compile(r"<function=[^>\n]{0,200}>\s*(?:<parameter=|\{|</function>|</tool_call>)")
 #: Its first parameter or its end follows, unlike in XML that an answer is about.
 NAMED_FUNCTION = re.compile(rf"<function\s+name{_QUOTED}\s*>\s*(?:<param|</function>)")
 _NAMED_TAG = rf"(?:<{_PREFIX}param(?:eter)?\s+name|<\|open\|>argument\s+key)"
@@ -72,10 +76,6 @@ _CALLED = re.compile(r"\s*(?:call)?:\s*([\w.-]+)\s*(?=\{)")
 _BETWEEN = re.compile(r"\s*[,;]?\s*(?=\{)")
 _PYTHON_LIST = re.compile(r"\[\s*(?=[A-Za-z_][\w.-]*\s*\()")
 _PYTHON = re.compile(r"[A-Za-z_][\w.-]*\s*\(")
-
-
-class Unread(ValueError):
-    """What cannot be read as a call, with the problem."""
 
 
 def ended(text: str, at: int) -> int | None:
@@ -273,6 +273,14 @@ def read_keyed(text: str, at: int, functions: Functions) -> tuple[list[AnyCall],
     return [functions.from_texts(head[1], arguments, text[start:at])], at
 
 
+def called_by_name(text: str, at: int, functions: Functions) -> bool:
+    """Return whether what GLM writes names a function that there is, or has arguments; any word is a name."""
+    head = _KEYED_HEAD.match(text, at)
+    if head is None:
+        return False
+    return bool(_KEY.match(text, head.end())) or functions.name(head[1]) in functions.parameters
+
+
 def read_called(text: str, at: int, functions: Functions) -> tuple[list[AnyCall], int]:
     """Read `call:f{key:<|"|>text<|"|>,other:1}`, as Gemma 4 writes it; FunctionGemma's marks are `<escape>`."""
     head = _CALLED.match(text, at)
@@ -310,17 +318,20 @@ def read_python(text: str, at: int, functions: Functions) -> tuple[list[AnyCall]
             return calls, end
 
 
+#: How payloads begin.
+_BEGINNINGS: tuple[tuple[re.Pattern[str], PayloadReader], ...] = (
+    (re.compile("<function="), read_function),
+    (_INVOKE, read_invoke),
+    (_INVOKE_ELEMENT, read_elements),
+    (_PYTHON_LIST, read_python),
+    (_PYTHON, read_python),
+    (re.compile(r"[{\[]"), read_objects),
+    (_CALLED, read_called),
+    (_KEYED_HEAD, read_keyed),
+)
+
+
 def payload_at(text: str, at: int) -> PayloadReader | None:
     """Return what reads the payload at a place, judged by how it begins."""
     at = skip_space(text, at)
-    if text.startswith("<function=", at):
-        return read_function
-    if _INVOKE.match(text, at):
-        return read_invoke
-    if _PYTHON_LIST.match(text, at) or _PYTHON.match(text, at):
-        return read_python
-    if text.startswith(("{", "["), at):
-        return read_objects
-    if _CALLED.match(text, at):
-        return read_called
-    return read_keyed if _KEYED_HEAD.match(text, at) else None
+    return next((read for begins, read in _BEGINNINGS if begins.match(text, at)), None)
