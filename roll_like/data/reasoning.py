@@ -91,7 +91,7 @@ def split_reasoning(text: str, tags: ReasoningTags | None = THINK) -> tuple[str 
         return split_reasoning(before, replace(tags, final=""))[0], _answer(after, tags)
     found = [
         (mark.start(), mark.end(), mark.lastgroup == "open")
-        for mark in _tag_pattern(tags.open, tags.close).finditer(text)
+        for mark in tag_pattern(tags.open, tags.close).finditer(text)
         if mark.lastgroup != "quoted"
     ]
     if tags.ends_messages and tags.final:  # then a mark alone ends a message that is no reasoning, as one with a call
@@ -116,7 +116,7 @@ def _answer(text: str, tags: ReasoningTags) -> str:
 
 
 @lru_cache
-def _tag_pattern(opening: str, closing: str) -> re.Pattern[str]:
+def tag_pattern(opening: str, closing: str) -> re.Pattern[str]:
     """Return a pattern of the two tags, in groups of these names; tags that are only quoted match outside of them."""
     begin, end = re.escape(opening), re.escape(closing)
     quoted = rf"(?:{begin}[^\n]{{0,200}}?{end}|{begin}|{end})"

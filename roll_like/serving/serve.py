@@ -12,6 +12,10 @@ from roll_like.serving.trained import TrainedModel
 
 #: Module that registers the parser of tool calls; vLLM imports it.
 TOOL_PARSER = "roll_like.serving.tool_parser"
+#: Module that registers the parser of reasoning.
+REASONING_PARSER = "roll_like.serving.reasoning_parser"
+#: Options of vLLM's that take their place.
+_OTHER_REASONING, _OTHER_WINDOW = "--reasoning-parser", "--max-model-len"
 #: vLLM's setting of its key-value cache on CPU, in GiB.
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -35,11 +39,33 @@ def serve_command(model: TrainedModel, host: str, port: int, further: Sequence[s
         command += ["--tool-call-parser", "openai"]
     else:
         command += ["--tool-parser-plugin", TOOL_PARSER, "--tool-call-parser", "roll_like"]
+        command += _reasoning(model, further)
+    if model.window is not None and not _has(further, _OTHER_WINDOW):
+        # what the model computes depends on it
+        command += [_OTHER_WINDOW, str(model.window)]
     if model.sampling:
         command += ["--override-generation-config", json.dumps(dict(model.sampling))]
     if model.template_options:
         command += ["--default-chat-template-kwargs", json.dumps(dict(model.template_options))]
     return [*command, *further]
+
+
+def _reasoning(model: TrainedModel, further: Sequence[str]) -> list[str]:
+    """Return the options that divide reasoning from answers, where the model has tags that do."""
+    tags = model.reasoning
+    if (
+        tags is None or tags.around or _has(further, _OTHER_REASONING)
+    ):  # messages of several kinds: vLLM's own read them
+        return []
+    return [
+        *("--reasoning-parser-plugin", REASONING_PARSER, "--reasoning-parser", "roll_like"),
+        # what a request forces into a format is so from its first token on
+        *("--structured-outputs-config", json.dumps({"enable_in_reasoning": True})),
+    ]
+
+
+def _has(further: Sequence[str], option: str) -> bool:
+    return any(one.partition("=")[0] == option for one in further)
 
 
 def serve_environment(model: TrainedModel, environment: Mapping[str, str]) -> dict[str, str]:
@@ -58,6 +84,8 @@ def serve(model: TrainedModel, host: str, port: int, further: Sequence[str]) -> 
     refuse_used_port(host, port, command="serve")
     command = serve_command(model, host, port, further)
     print(f"{model.name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
+    if model.depends_on_window and model.window is None and not _has(further, _OTHER_WINDOW):
+        print(f"what this model computes depends on its window; --vllm={_OTHER_WINDOW}=N sets that of its training")
     if model.system_prompt is not None:
         print(f"trained with the system message: {model.system_prompt}")
     sys.stdout.flush()

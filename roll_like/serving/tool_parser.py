@@ -21,18 +21,17 @@ from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
 
 from roll_like.data.reasoning import known_tags
 from roll_like.tools.answers import openai_answer
+from roll_like.tools.streaming import AnswerStream
 from roll_like.types import THINK
 
 
 class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
-    """Reads the calls of an answer once it is complete; a stream to a request with tools sends all at its end."""
-
-    _held = ""
+    """Reads the calls of an answer once it is complete; what cannot be part of one is streamed as it comes."""
 
     @property
     def engine_based_streaming(self) -> bool:
         """Whether vLLM calls `finish_streaming` at the end of a stream; at its beginning, whether it keeps no text."""
-        return bool(self._held)
+        return self._stream.holds
 
     def __init__(self, tokenizer: Any, tools: list[Any] | None = None) -> None:
         super().__init__(tokenizer, tools)
@@ -40,6 +39,7 @@ class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
         template = str(getattr(tokenizer, "chat_template", None) or "")
         self._reasoning = known_tags(template, [str(token) for token in added]) or THINK
         self._schemas = [_schema(tool.model_dump(exclude_none=True)) for tool in self.tools]
+        self._stream = AnswerStream(self._schemas, self._reasoning)
 
     def adjust_request(self, request: Any) -> Any:
         """Keep special tokens in the text: some formats mark calls by them."""
@@ -64,23 +64,21 @@ class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
         delta_token_ids: Sequence[int],
         request: Any,
     ) -> DeltaMessage | None:
-        """Hold back what may be part of a call, which is all of an answer to a request with tools."""
+        """Hold back what may be part of a call."""
         del previous_text, current_text, previous_token_ids, current_token_ids, delta_token_ids
         if not self._reads(request):
             return DeltaMessage(content=delta_text) if delta_text else None
-        self._held += delta_text
-        return None
+        shown = self._stream.add(delta_text)
+        return DeltaMessage(content=shown) if shown else None
 
     def finish_streaming(self) -> DeltaMessage | None:
         """Return what was held back."""
-        if not self._held:
-            return None
-        content, calls = self._read(self._held)
+        content, calls = self._stream.finish()
         deltas = [
             DeltaToolCall(index=index, id=call["id"], type="function", function=DeltaFunctionCall(**call["function"]))
             for index, call in enumerate(calls)
         ]
-        return DeltaMessage(content=content or None, tool_calls=deltas)
+        return DeltaMessage(content=content or None, tool_calls=deltas) if content or deltas else None
 
     def _reads(self, request: Any) -> bool:
         return bool(self._schemas) and request.tool_choice != "none"

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roll_like.errors import ConfigError
-from roll_like.metrics.runs import find_run, read_config
+from roll_like.config.load import load_config
+from roll_like.config.run import RunConfig
+from roll_like.data.reasoning import known_tags
+from roll_like.errors import ConfigError, PluginError
+from roll_like.metrics.runs import CONFIG, find_run, read_config
 from roll_like.run.card import setting_of
 from roll_like.run.checkpoint import checkpoint_name, newest_step
+from roll_like.types import ReasoningTags
 
 #: Where a run exports its model to, in its folder.
 MODEL = "model"
 #: How tokens are drawn, by the names that the configuration, vLLM and transformers have for it.
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+#: In `config.json`, of a model whose rotary frequencies depend on the context window: `roll_like.models.rotary`.
+_LONG_ROPE = re.compile(r'"(?:rope_)?type"\s*:\s*"(?:longrope|su)"')
 #: Pipelines whose models give numbers, not texts.
 _SCORES = frozenset({"reward_model"})
 
@@ -33,6 +40,7 @@ class TrainedModel:
         sampling: `temperature`, `top_p`, `top_k` and `min_p` of the run's rollouts; empty where it did not sample.
         on_cpu: Whether the run was on CPU.
         kv_cache_gib: Key-value cache of the run's engines, where it was on CPU. GiB.
+        window: Context window of the run, in tokens; None where it is not known, or does not change what is computed.
     """
 
     directory: Path
@@ -42,13 +50,48 @@ class TrainedModel:
     sampling: Mapping[str, float] = field(default_factory=dict)
     on_cpu: bool = False
     kv_cache_gib: float | None = None
+    window: int | None = None
+
+    @property
+    def depends_on_window(self) -> bool:
+        """Whether what the model computes depends on the context window."""
+        return _depends_on_window(self.directory)
+
+    @property
+    def reasoning(self) -> ReasoningTags | None:
+        """What delimits reasoning, as its chat template or its tokenizer shows; None where they show nothing."""
+        template = self.directory / "chat_template.jinja"
+        config, tokenizer = (self._read(name) for name in ("tokenizer_config.json", "tokenizer.json"))
+        written = (
+            template.read_text(encoding="utf-8") if template.is_file() else json.dumps(config.get("chat_template"))
+        )
+        return known_tags(written, [str(token.get("content")) for token in tokenizer.get("added_tokens") or ()])
+
+    def _read(self, name: str) -> dict[str, Any]:
+        file = self.directory / name
+        return dict(json.loads(file.read_bytes())) if file.is_file() else {}
 
     @property
     def model_type(self) -> str | None:
         """What `config.json` calls its architecture; None without that file."""
-        file = self.directory / "config.json"
-        found: str | None = json.loads(file.read_bytes()).get("model_type") if file.is_file() else None
+        found: str | None = self._read("config.json").get("model_type")
         return found
+
+
+def _depends_on_window(directory: Path) -> bool:
+    file = directory / "config.json"
+    return file.is_file() and _LONG_ROPE.search(file.read_text(encoding="utf-8")) is not None
+
+
+def _window(directory: Path, folder: Path) -> int | None:
+    """Return the context window of a run, if its model depends on it and its configuration can be read from here."""
+    if not _depends_on_window(directory):
+        return None
+    try:
+        config = load_config(folder / CONFIG)
+    except (ConfigError, PluginError):  # of modules that are elsewhere
+        return None
+    return config.context_window if isinstance(config, RunConfig) else None
 
 
 def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = False) -> TrainedModel:
@@ -91,6 +134,7 @@ def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = Fa
         sampling={key: value for key in SAMPLING if (value := setting_of(config, "rollout", key)) is not None},
         on_cpu=setting_of(config, "resources", "device") == "cpu",
         kv_cache_gib=setting_of(config, "inference", "kv_cache_gib"),
+        window=_window(directory, folder),
     )
 
 

@@ -56,16 +56,17 @@ _BETWEEN = re.compile(r"(?:\s|[,;]|```(?:json|python)?)*")
 _BLANK = re.compile(rf"(?:\s|{ENDS})*")
 _EMPTY_FENCE = re.compile(r"```(?:json|python|tool_code|xml|tool_call)?\s*```")
 _TRAILING = re.compile(rf"(?:{ENDS})\s*\Z")
-#: Messages to the user, of gpt-oss, Inkling, Muse and Kimi K3.
-_WORDS = [
-    re.compile(rf"(?:{header})?{begins}(.*?)(?:{ends}|\Z)", re.DOTALL)
-    for header, begins, ends in (
-        (r"<\|start\|>assistant", r"<\|channel\|>(?:final|commentary)<\|message\|>", r"<\|end\|>|<\|return\|>"),
-        (r"<\|message_model\|>", r"<\|content_text\|>", r"<\|end_message\|>"),
-        (r"<\|start\|>assistant", r" ?\bto=user<\|message\|>", r"<\|eom\|>|<\|eot\|>"),
-        ("", r"<\|open\|>response<\|sep\|>", r"<\|close\|>response<\|sep\|>"),
-    )
-]
+#: What begins and ends messages to the user, of gpt-oss, Inkling, Muse and Kimi K3.
+_MESSAGES = (
+    (
+        r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>",
+        r"<\|end\|>|<\|return\|>",
+    ),
+    (r"(?:<\|message_model\|>)?<\|content_text\|>", r"<\|end_message\|>"),
+    (r"(?:<\|start\|>assistant)? ?\bto=user<\|message\|>", r"<\|eom\|>|<\|eot\|>"),
+    (r"<\|open\|>response<\|sep\|>", r"<\|close\|>response<\|sep\|>"),
+)
+_WORDS = [re.compile(rf"{begins}(.*?)(?:{ends}|\Z)", re.DOTALL) for begins, ends in _MESSAGES]
 
 
 def parse_tool_calls(
@@ -98,6 +99,12 @@ def parse_tool_calls(
         found = scan.plain if style == "json" else _standing_alone(text[: scan.end], scan.begin, scan.plain)
         found = _known(text[: scan.end], scan.begin, found, functions)
     return _without(text, found), _numbered(found)
+
+
+def call_beginnings(functions: Functions) -> list[str]:
+    """Return regular expressions of where calls, or what is written around them and the words, may begin."""
+    fences = r"```(?:json|python|tool_code|xml|tool_call)?\s*(?=[{\[<])"
+    return [*(each.begins for each in _formats("auto", functions)), fences, *(begins for begins, _ in _MESSAGES)]
 
 
 def _formats(style: CallStyle, functions: Functions) -> tuple[CallFormat, ...]:

@@ -21,7 +21,8 @@ def parsers(reasoning: str | None = None) -> Any:
     """What vLLM reads an answer with."""
     from vllm.parser.parser_manager import ParserManager
 
-    import roll_like.serving.tool_parser  # noqa: F401 - vLLM imports it by the name in the command
+    import roll_like.serving.reasoning_parser  # vLLM imports both by the names in the command
+    import roll_like.serving.tool_parser  # noqa: F401
 
     return ParserManager.get_parser("roll_like", reasoning, enable_auto_tools=True)
 
@@ -42,15 +43,21 @@ def read(text: str, asked: Any, reasoning: str | None = None) -> tuple[str | Non
     return content, [(call.name, json.loads(call.arguments)) for call in calls or ()]
 
 
-def streamed(text: str, asked: Any) -> tuple[list[str], list[tuple[str, Any]]]:
-    """Pieces of content and calls of an answer that comes in pieces."""
-    parser = parsers()(renderer("Qwen3").tokenizer, asked.tools)
+def deltas_of(text: str, asked: Any, reasoning: str | None = None, prompt: str = "") -> list[Any]:
+    """What is sent of an answer that comes in pieces."""
+    tokenizer = renderer("Qwen3").tokenizer
+    parser, prompt_ids = parsers(reasoning)(tokenizer, asked.tools), tokenizer.encode(prompt) or [1]
     pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
     deltas = [
-        parser.parse_delta(piece, [1], asked, [1], finished=number == len(pieces))
+        parser.parse_delta(piece, [1], asked, prompt_ids, finished=number == len(pieces))
         for number, piece in enumerate(pieces, start=1)
     ]
-    sent = [delta for delta in deltas if delta is not None]
+    return [delta for delta in deltas if delta is not None]
+
+
+def streamed(text: str, asked: Any) -> tuple[list[str], list[tuple[str, Any]]]:
+    """Pieces of content and calls of an answer that comes in pieces."""
+    sent = deltas_of(text, asked)
     calls: dict[int, list[Any]] = {}
     for call in (call for delta in sent for call in delta.tool_calls or ()):
         calls.setdefault(call.index, []).append(call.function)
@@ -71,10 +78,12 @@ def test_calls_are_read_as_in_a_run() -> None:
     assert read("Two.", request()) == ("Two.", [])
 
 
-def test_streams_send_calls_whole_and_text_without_tools_at_once() -> None:
+def test_streams_send_calls_whole_and_text_as_it_comes() -> None:
     added = [("add", {"a": 1, "b": "x"})]
     assert streamed(f"I add. {CALL}{CALL}", request()) == (["I add."], added * 2)
-    assert streamed("It is two, I think.", request()) == (["It is two, I think."], [])
+    pieces, calls = streamed("It is two, I think: 1 < 2, and so on.", request())
+    assert ("".join(pieces), calls) == ("It is two, I think: 1 < 2, and so on.", [])
+    assert len(pieces) > 3
     pieces, calls = streamed(CALL, request(tools=None))
     assert ("".join(pieces), calls) == (CALL, [])
     assert len(pieces) > 5
@@ -89,3 +98,46 @@ def test_special_tokens_that_mark_calls_stay_in_the_text() -> None:
     parser = parsers()(renderer("Qwen3").tokenizer, request().tools)
     assert not parser.adjust_request(request()).skip_special_tokens
     assert parser.adjust_request(request(tools=None)).skip_special_tokens
+
+
+def test_reasoning_is_apart_from_content_and_calls() -> None:
+    tokenizer, added = renderer("Qwen3").tokenizer, [("add", {"a": 1, "b": "x"})]
+    for text, reasoning, content, called in (
+        (f"<think>\nYes: {CALL}\n</think>\n\nI add. {CALL}", f"Yes: {CALL}", "I add.", added),
+        ("<think>Hm</think>Two.", "Hm", "Two.", []),
+        ("Two.", None, "Two.", []),
+        ("<think>Never", "Never", None, []),
+    ):
+        parser = parsers("roll_like")(tokenizer, request().tools)
+        found, said, calls = parser.parse(text, request(), enable_auto_tools=True)
+        assert (found, said) == (reasoning, content), text
+        assert [(call.name, json.loads(call.arguments)) for call in calls or ()] == called
+        sent = deltas_of(text, request(), "roll_like")
+        assert "".join(delta.reasoning or "" for delta in sent) == (reasoning or ""), text
+        assert "".join(delta.content or "" for delta in sent) == (content or ""), text
+        assert len([call for delta in sent for call in delta.tool_calls or ()]) == len(called)
+
+
+def test_the_prompt_says_whether_reasoning_has_begun_or_ended() -> None:
+    for prompt, reasoning, content in (
+        ("<|im_start|>assistant\n<think>\n", "Hm", "Two."),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "", "Hm</think>Two."),
+    ):
+        sent = deltas_of("Hm</think>Two.", request(), "roll_like", prompt)
+        assert "".join(delta.reasoning or "" for delta in sent) == reasoning
+        assert "".join(delta.content or "" for delta in sent) == content
+
+
+def test_an_answer_that_is_forced_into_a_format_has_no_reasoning() -> None:
+    forced = '[{"name": "add", "parameters": {"a": 1, "b": "x"}}]'
+    opened = "<|im_start|>assistant\n<think>\n"
+    sent = deltas_of(forced, request(tool_choice="required"), "roll_like", opened)
+    assert not any(delta.reasoning for delta in sent)
+    assert [call.function.name for delta in sent for call in delta.tool_calls or () if call.function.name] == ["add"]
+
+
+def test_reasoning_tokens_are_counted() -> None:
+    tokenizer = renderer("Qwen3").tokenizer
+    parser = parsers("roll_like")(tokenizer, None)
+    for text, count in (("<think>a b</think>Two.", 4), ("<think>a b", 3), ("Two.", 0)):
+        assert parser.count_reasoning_tokens(tokenizer.encode(text)) == count

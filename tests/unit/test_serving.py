@@ -101,6 +101,59 @@ def test_the_servers_command_and_environment(run: Path) -> None:
     assert unsampled[-7:] == ["--generation-config", "vllm", *CALLS]  # without a penalty that the model's files suggest
 
 
+def test_reasoning_is_divided_where_the_model_has_tags(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    model = TrainedModel(tmp_path, "x")
+    plain = serve_command(model, "127.0.0.1", 8001, [])
+    assert "--reasoning-parser" not in plain
+    (tmp_path / "chat_template.jinja").write_text("{{ m.content.split('</think>')[-1] }}")
+    options = [
+        *("--reasoning-parser-plugin", "roll_like.serving.reasoning_parser", "--reasoning-parser", "roll_like"),
+        *("--structured-outputs-config", '{"enable_in_reasoning": true}'),
+    ]
+    assert serve_command(model, "127.0.0.1", 8001, []) == [*plain, *options]
+    other = ["--reasoning-parser=qwen3"]
+    assert serve_command(model, "127.0.0.1", 8001, other) == [*plain, *other]
+    # messages of several kinds, which vLLM's own parser divides
+    (tmp_path / "chat_template.jinja").write_text("<|open|>think<|sep|> <|close|>think<|sep|>")
+    assert serve_command(model, "127.0.0.1", 8001, []) == plain
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"content": "[THINK]"}, {"content": "[/THINK]"}]}')
+    assert serve_command(model, "127.0.0.1", 8001, []) == [*plain, *options]
+
+
+def test_a_model_that_depends_on_its_window_gets_the_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = run / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": {"rope_type": "longrope"}}))
+    model = trained_model("sums", Path("runs"), command="serve")
+    assert model.depends_on_window
+    assert model.window is None  # the run's configuration is not one that loads
+    assert "--max-model-len" not in serve_command(model, "127.0.0.1", 8001, [])
+    (run / "config.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "pipeline": "rlvr",
+                "name": "sums",
+                "steps": 1,
+                "model": {"path": "x"},
+                "data": {"sources": [{"path": "a"}], "max_prompt_tokens": 30},
+                "rollout": {"prompts_per_step": 1, "samples_per_prompt": 2, "max_response_tokens": 12},
+                "rewards": {"use": [{"type": "exact_match"}]},
+                "resources": {
+                    "device": "cpu",
+                    "devices_per_node": 1,
+                    "device_mapping": {"training": "0", "inference": "0"},
+                },
+            }
+        )
+    )
+    model = trained_model("sums", Path("runs"), command="serve")
+    assert model.window == 42
+    assert serve_command(model, "127.0.0.1", 8001, [])[-2:] == ["--max-model-len", "42"]
+    assert serve_command(model, "127.0.0.1", 8001, ["--max-model-len=64"])[-1:] == ["--max-model-len=64"]
+    assert "42" not in serve_command(model, "127.0.0.1", 8001, ["--max-model-len=64"])
+
+
 def test_calls_of_gpt_oss_are_left_to_vllms_parser_which_takes_no_other(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
     command = serve_command(TrainedModel(tmp_path, "x"), "127.0.0.1", 8001, [])
