@@ -225,7 +225,8 @@ def read_arguments(value: Any) -> Any:
         return {} if value is None else value
     try:
         read = json.loads(value or "{}")
-        json.dumps(read, ensure_ascii=False).encode()  # what no tokenizer takes stays as it was written
+        # what no tokenizer takes stays as it was written, and numbers that no float holds
+        json.dumps(read, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return value
     return read if isinstance(read, dict) else value

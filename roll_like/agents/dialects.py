@@ -139,6 +139,8 @@ class Responses(Dialect):
         messages = [] if not body.get("instructions") else [{"role": "system", "content": body["instructions"]}]
         for index, item in enumerate(self._items(body)):
             _add(messages, self._message(item, f"input[{index}]"))
+        if messages and _only_reasons(messages[-1]):
+            messages.pop()
         chat = _renamed(body, {"max_output_tokens": "max_completion_tokens"}, self._read)
         choice = body.get("tool_choice")
         return {
@@ -166,8 +168,10 @@ class Responses(Dialect):
             output = item.get("output")
             content = output if isinstance(output, str) else _text(output, at)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-        if kind == "reasoning":  # answers of ours have none: it is left out, or in the text
-            return None
+        if kind == "reasoning":  # what follows is of the same turn; others' may be encrypted
+            parts = item.get("content") or ()
+            text = "".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part)
+            return {"role": "assistant", "content": None, "reasoning_content": text} if text else None
         raise ApiError(400, f"{at}: items of type {kind!r} are not served", param=at)
 
     @staticmethod
@@ -229,6 +233,9 @@ class Responses(Dialect):
         ended = "incomplete" if answer.finish_reason == "length" else "completed"
         items: list[dict[str, Any]] = []
         calls = answer.message.get("tool_calls") or ()
+        if reasoning := answer.message.get("reasoning_content"):
+            name, thought = answer.answer_id.replace("chatcmpl-", "rs_"), {"type": "reasoning_text", "text": reasoning}
+            items.append({"type": "reasoning", "id": name, "status": ended, "summary": [], "content": [thought]})
         if answer.message["content"] or not calls:
             part: dict[str, Any] = {"type": "output_text", "text": answer.message["content"] or "", "annotations": []}
             part["logprobs"] = [] if answer.logprobs is None else answer.logprobs["content"]
@@ -264,10 +271,17 @@ def _without_logprobs(item: Mapping[str, Any]) -> dict[str, Any]:
 def _item_events(item: Mapping[str, Any], place: int) -> Iterator[dict[str, Any]]:
     """Yield the events of one output item of a response."""
     at = {"item_id": item["id"], "output_index": place}
-    text = item["type"] == "message"
-    empty = {**item, "status": "in_progress", **({"content": []} if text else {"arguments": ""})}
+    calls = item["type"] == "function_call"
+    empty = {**item, "status": "in_progress", **({"arguments": ""} if calls else {"content": []})}
     yield {"type": "response.output_item.added", "output_index": place, "item": empty}
-    if text:
+    if item["type"] == "reasoning":
+        (part,) = item["content"]
+        at["content_index"] = 0
+        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+        yield {"type": "response.reasoning_text.delta", **at, "delta": part["text"]}
+        yield {"type": "response.reasoning_text.done", **at, "text": part["text"]}
+        yield {"type": "response.content_part.done", **at, "part": part}
+    elif not calls:
         (part,) = item["content"]
         at["content_index"] = 0
         yield {"type": "response.content_part.added", **at, "part": {**part, "text": "", "logprobs": []}}
@@ -360,6 +374,7 @@ class Messages(Dialect):
             yield {"role": message.get("role"), "content": content}
             return
         texts: list[str] = []
+        thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
         for place, block in enumerate(_listed(content, f"{at}.content")):
             kind = block.get("type") if isinstance(block, Mapping) else kind_of(block)
@@ -372,13 +387,16 @@ class Messages(Dialect):
                 result = block.get("content")
                 text = "" if result is None else _text(result, f"{at}.content[{place}]")
                 yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
-            elif kind not in ("thinking", "redacted_thinking"):
+            elif kind == "thinking":
+                thoughts.append(str(block.get("thinking") or ""))
+            elif kind != "redacted_thinking":
                 what = f"blocks of type {kind!r} are not served; the policy reads text and the results of tools"
                 raise ApiError(400, f"{at}.content[{place}]: {what}", param=at)
+        reasoning = {"reasoning_content": "".join(thoughts)} if any(thoughts) else {}
         if calls:
-            yield {"role": message.get("role"), "content": "".join(texts) or None, "tool_calls": calls}
+            yield {"role": message.get("role"), "content": "".join(texts) or None, **reasoning, "tool_calls": calls}
         elif texts or message.get("role") == "assistant":  # what was sampled may be an empty answer
-            yield {"role": message.get("role"), "content": "".join(texts)}
+            yield {"role": message.get("role"), "content": "".join(texts), **reasoning}
 
     @staticmethod
     def _tools(tools: Any) -> list[Any]:
@@ -393,9 +411,12 @@ class Messages(Dialect):
         return functions
 
     def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
-        """Return a finished message."""
-        del request
+        """Return a finished message; its reasoning where the request asks for thinking, as others expect text first."""
         blocks: list[dict[str, Any]] = []
+        thinking = request.get("thinking")
+        asked = isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive")
+        if asked and (reasoning := answer.message.get("reasoning_content")):
+            blocks.append({"type": "thinking", "thinking": reasoning, "signature": ""})
         if answer.message["content"]:
             blocks.append({"type": "text", "text": answer.message["content"]})
         for call in answer.message.get("tool_calls") or ():
@@ -434,6 +455,8 @@ class Messages(Dialect):
         for index, block in enumerate(whole["content"]):
             if block["type"] == "text":
                 empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+            elif block["type"] == "thinking":
+                empty, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
             else:
                 empty = {**block, "input": {}}
                 delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
@@ -502,7 +525,17 @@ def _add(messages: list[dict[str, Any]], message: dict[str, Any] | None) -> None
     if message is None:
         return
     last = messages[-1] if messages else {}
-    if message.get("tool_calls") and last.get("role") == "assistant":
+    if _only_reasons(last):
+        if message["role"] == "assistant":
+            last |= {**message, "reasoning_content": last["reasoning_content"] + message.get("reasoning_content", "")}
+        else:
+            messages[-1] = message
+    elif message.get("tool_calls") and last.get("role") == "assistant":
         last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
     else:
         messages.append(message)
+
+
+def _only_reasons(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is reasoning whose text or calls have not come yet."""
+    return message.get("content") is None and not message.get("tool_calls") and "reasoning_content" in message

@@ -22,7 +22,7 @@ from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, read_
 from roll_like.agents.episode import EpisodeSettings, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
 from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.reasoning import Turn, split_reasoning
+from roll_like.data.reasoning import Turn, split_turn
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import GenerateRequest, Generation
 from roll_like.rollout.router import SampleLost
@@ -381,7 +381,7 @@ def _message(
     content, calls = generation.text, list[dict[str, Any]]()
     if request.parse_calls:
         content, calls = openai_answer(content, request.tools, reasoning=tags or THINK)
-    reasoning, content = split_reasoning(content, tags) if apart else (None, content)
+    reasoning, content = split_turn(content, tags) if apart else (None, content)
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning

@@ -106,6 +106,23 @@ def split_reasoning(text: str, tags: ReasoningTags | None = THINK) -> tuple[str 
     return text[begin:start].strip("\r\n"), _answer(text[end:], tags)
 
 
+def split_turn(text: str, tags: ReasoningTags | None = THINK) -> tuple[str | None, str]:
+    """Return the reasoning of a turn, and all that it says: also what it says before the reasoning.
+
+    >>> split_turn("I look. <think>Which?</think>Two.")
+    ('Which?', 'I look. Two.')
+    """
+    marks = [] if tags is None else [*tag_pattern(tags.open, tags.close).finditer(text)]
+    first = next((mark for mark in marks if mark.lastgroup != "quoted"), None)
+    if tags is None or tags.opened or first is None or first.lastgroup != "open":
+        return split_reasoning(text, tags)
+    reasoning, answer = split_reasoning(text[first.start() :], tags)
+    before = _answer(text[: first.start()], tags)
+    if not before.strip():
+        return reasoning, answer
+    return reasoning, before + answer if answer.strip() else before.rstrip()
+
+
 def _answer(text: str, tags: ReasoningTags) -> str:
     text = text.lstrip("\r\n")
     for mark in tags.around:

@@ -13,7 +13,7 @@ from typing import Any
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser, ReasoningParserManager
 
-from roll_like.data.reasoning import after_prompt, known_tags, split_reasoning
+from roll_like.data.reasoning import after_prompt, known_tags, split_turn
 from roll_like.serving.reasoning_stream import ReasoningStream
 from roll_like.types import THINK, ReasoningTags
 
@@ -91,7 +91,7 @@ class RunReasoningParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not 
         del request
         if self.tags.opened and self._tags.close not in model_output and model_output.lstrip().startswith(_FORCED):
             return None, model_output
-        reasoning, content = split_reasoning(model_output, self.tags)
+        reasoning, content = split_turn(model_output, self.tags)
         return reasoning, content or None
 
     def extract_reasoning_streaming(

@@ -12,6 +12,7 @@ import pytest
 from fake_policy import logprobs_of
 from proxy_rig import Rig, rig
 
+from roll_like.agents.dialects import Responses
 from roll_like.types import Scored
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -397,6 +398,87 @@ async def test_options_that_a_format_has_alone_are_named_too() -> None:
             answer = await each.post("messages", {**said, "tool_choice": choice})
             assert (answer.status_code, "tool_choice" in answer.text) == (400, True)
         assert each.episode.error is None  # an agent's mistake is no failure of the machine
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_an_item_of_its_own_in_responses(stream: bool) -> None:
+    async with rig(f"I look. <think>Sum.</think>{CALL}", "<think>hm</think>It is 5.", "bye", apart=True) as each:
+
+        async def ask(items: Any) -> Any:
+            if not stream:
+                return await each.client.responses.create(model="any", input=items, tools=[FUNCTION], store=False)
+            async with each.client.responses.stream(model="any", input=items, tools=[FUNCTION], store=False) as events:
+                deltas = [event.delta async for event in events if event.type == "response.reasoning_text.delta"]
+                final = await events.get_final_response()
+                thought = [item.content[0].text for item in final.output if item.type == "reasoning" and item.content]
+                assert deltas == thought
+                return final
+
+        items: list[Any] = [{"role": "user", "content": "what is 2 + 3?"}]
+        first = await ask(items)
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+        assert first.output[0].content[0].text == "Sum."
+        assert first.output_text == "I look."
+        dumped = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in first.output]
+        items += [*dumped, {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "5"}]
+        second = await ask(items)
+        assert (second.output[0].content[0].text, second.output_text) == ("hm", "It is 5.")
+        items += [item.model_dump(exclude_none=True) for item in second.output]
+        # an item of another provider, whose text is encrypted, and one that nothing follows
+        items += [{"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "x"}]
+        items += [{"role": "user", "content": "thanks"}]
+        assert (await ask(items)).output_text == "bye"
+        scored = finished(each)
+    check_tokens(each, scored)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_have_the_reasoning_where_thinking_is_asked_for(stream: bool) -> None:
+    answers = (f"<think>Sum.</think>{CALL}", "<think>hm</think>It is 5.", "<think>hm</think>bye")
+    async with rig(*answers, apart=True) as each, anthropic_client(each) as client:
+
+        async def ask(messages: Any, **more: Any) -> Any:
+            options: Any = {"model": "any", "max_tokens": 90, "tools": [TOOL], **more}
+            if not stream:
+                return await client.messages.create(messages=messages, **options)
+            async with client.messages.stream(messages=messages, **options) as events:
+                return await events.get_final_message()
+
+        thinking: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+        messages: list[Any] = [{"role": "user", "content": "what is 2 + 3?"}]
+        first = await ask(messages, **thinking)
+        assert [block.type for block in first.content] == ["thinking", "tool_use"]
+        assert first.content[0].thinking == "Sum."
+        messages += [{"role": "assistant", "content": [block.to_dict() for block in first.content]}]
+        result = {"type": "tool_result", "tool_use_id": first.content[1].id, "content": "5"}
+        messages += [{"role": "user", "content": [result]}]
+        second = await ask(messages, **thinking)
+        assert [block.type for block in second.content] == ["thinking", "text"]
+        messages += [{"role": "assistant", "content": [block.to_dict() for block in second.content]}]
+        messages += [{"role": "user", "content": "thanks"}]
+        assert [block.to_dict() for block in (await ask(messages)).content] == [{"type": "text", "text": "bye"}]
+        scored = finished(each)
+    check_tokens(each, scored)
+
+
+def test_reasoning_that_comes_back_is_of_the_answer_that_follows_it() -> None:
+    chat = Responses().to_chat(
+        {
+            "input": [
+                {"role": "user", "content": "hi"},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "five"}]},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "unanswered"}]},
+                {"role": "user", "content": "sure?"},
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "cut"}]},
+            ]
+        }
+    )
+    assert chat["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "five", "reasoning_content": "hm"},
+        {"role": "user", "content": "sure?"},
+    ]
 
 
 async def test_an_answer_that_was_cut_says_so() -> None:

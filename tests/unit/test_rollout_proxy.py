@@ -367,6 +367,14 @@ async def test_reasoning_comes_apart_from_what_a_user_or_a_tool_is_shown() -> No
     assert scored.record[0].text.startswith("<think>\nFirst I ask.")  # what is trained on is whole
 
 
+async def test_words_before_the_reasoning_are_part_of_the_answer() -> None:
+    async with rig(f"I look. <think>First I ask.</think>{CALL}", apart=True) as one:
+        asked: list[Any] = [{"role": "user", "content": "1+1?"}]
+        answer: Any = (await one.client.chat.completions.create(model="any", messages=asked, tools=[TOOL])).choices[0]
+    assert (answer.message.content, answer.message.reasoning_content) == ("I look.", "First I ask.")
+    assert len(answer.message.tool_calls) == 1
+
+
 async def test_an_answer_may_quote_the_end_of_reasoning() -> None:
     said = "Write `</think>` at the end."
     async with rig(f"<think>hm</think>{said}", apart=True) as one:
