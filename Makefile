@@ -4,7 +4,7 @@ BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo test test-all unit chaos compatibility parallel oracle oracle-setup tokenizers torchvision verifiers tinker evaluators clients megatron gpu-check lint types imports docs site lock mlflow clean
+.PHONY: help setup demo test test-all unit chaos compatibility parallel oracle oracle-setup tokenizers torchvision verifiers tinker evaluators newest clients megatron gpu-check lint types imports docs site lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
