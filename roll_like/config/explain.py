@@ -208,8 +208,16 @@ def _misread(found: Any, path: KeyPath, root: type[BaseModel], source: Source) -
 
 def _quoted(path: KeyPath, value: Any, source: Source) -> str:
     """Return how a value that YAML reads as no text is written as one; a shell takes the outer quotes away."""
-    text = source.written.get(path, str(value))
-    return f"{dotted(path)}='\"{text}\"'" if source.place_of(path).startswith(COMMAND_LINE) else f"'{text}'"
+    text, place = source.written.get(path, str(value)), source.place_of(path)
+    if not place.startswith(COMMAND_LINE):
+        return f"'{text}'"
+    key = place.removeprefix(COMMAND_LINE).partition("=")[0].strip()
+    return f"{key}='\"{text}\"'" if _is_whole(key, path) else f"\"{text}\", and all of the value in ': {key}='…'"
+
+
+def _is_whole(key: str, path: KeyPath) -> bool:
+    """Return whether an override's key, in which numbers may stand in brackets, is that of a value."""
+    return key.replace("[", ".").replace("]", "") == ".".join(map(str, path))
 
 
 def expected_by(annotation: Any) -> str:

@@ -295,6 +295,8 @@ def _override(source: Source, override: str, beside: Sequence[str]) -> None:
     source.forget(path)
     if isinstance(value["value"], int | float):
         source.written[path] = written
+    elif isinstance(node, yaml.CollectionNode):
+        _locate(node, path, f"the override {override!r}", {}, source.written)
     source.places[path] = f"{COMMAND_LINE}{override}"
 
 

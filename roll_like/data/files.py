@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import re
 import sys
 import zlib
@@ -363,6 +364,13 @@ def _constant(name: str) -> None:
         raise ValueError(f"{name} is no number of JSON; write it as a text")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large for a number; write it as a text")
+    return number
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -372,7 +380,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_JSON = json.JSONDecoder(parse_constant=_constant, object_pairs_hook=_unique)
+_JSON = json.JSONDecoder(parse_constant=_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
 def _table(lines: Iterator[str], delimiter: str, label: str) -> Iterator[Record]:

@@ -295,9 +295,11 @@ def _present(value: Mapping[str, Any]) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     """Return what a JSON text means, and any other text as it is."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        json.dumps(found, allow_nan=False)  # templates would write Infinity for 1e400
     except (ValueError, RecursionError):
         return text
+    return found
 
 
 def _without_nulls(value: Any) -> Any:

@@ -76,6 +76,7 @@ QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
         ("rollout.stop='###'", "expected a list; write `['###']`"),
         ("name=5", "name: found 5; expected text; write it in quotes: name='\"5\"'"),
         ("name=1.10", "name: found 1.1; expected text; write it in quotes: name='\"1.10\"'"),
+        ("rollout.stop=[x, yes]", 'rollout.stop.1: found true; expected text; write it in quotes: "yes", and all of'),
         ("name=1e5 # no", "name: YAML reads # no as a comment, which leaves 1e5\n"),
         ("name=run #3", "name: YAML reads #3 as a comment, which leaves run\n"),
         ("data.sources=[] # none", "put all of it in quotes: data.sources='\"[] # none\"'"),

@@ -357,6 +357,7 @@ def test_files_without_rows(name: str, tmp_path: Path, renderer: Renderer) -> No
         ("a.jsonl", '{"a": {"b": 1, "b": 2}}\n', "a.jsonl:1: an object has the key 'b' twice"),
         ("a.json", '[{"a": 1},\n\n {"a": 1, "a": 2}]', "a.json:3: an object has the key 'a' twice"),
         ("a.jsonl", '{"a": 1}\n{"a": -Infinity}\n', "a.jsonl:2: -Infinity is no number of JSON"),
+        ("a.jsonl", '{"a": 1e308}\n{"a": -1e400}\n', "a.jsonl:2: -1e400 is too large for a number"),
         ("a.jsonl", '{"a": 1}\n{"a": ' + "[" * 200_000, "a.jsonl:2: the value is nested too deeply"),
         ("a.json", '[{"a": 1},\n{"a": ' + "[" * 200_000, "a.json:2: the value is nested too deeply"),
         ("a.jsonl", '{"a": 1}\n7\n', "a.jsonl:2: expected a JSON object, found int"),
@@ -392,11 +393,10 @@ def test_what_is_wrong_in_a_file_is_named(name: str, data: str | bytes, message:
 
 
 def test_what_python_writes_for_nothing(tmp_path: Path, renderer: Renderer) -> None:
-    file = write(tmp_path / "a.jsonl", '{"prompt": "q", "answer": NaN, "score": 1e999}\n')
-    assert rows(file)[0][0] == {"prompt": "q", "answer": None, "score": float("inf")}
-    for field in ("answer", "score"):
-        with pytest.raises(DataError, match=rf"a\.jsonl:1: expected a text or a number in '{field}'"):
-            load_tasks([DataSource(path=str(file), answer_field=field)], renderer, 99)
+    file = write(tmp_path / "a.jsonl", '{"prompt": "q", "answer": NaN}\n')
+    assert rows(file)[0][0] == {"prompt": "q", "answer": None}
+    with pytest.raises(DataError, match=r"a\.jsonl:1: expected a text or a number in 'answer'"):
+        load_tasks([DataSource(path=str(file), answer_field="answer")], renderer, 99)
 
 
 HALF = '{"prompt": "a", "completion": "b"}\n{"prompt": "x \\ud83d", "completion": "b"}\n'

@@ -211,6 +211,7 @@ def test_what_is_no_object_and_what_is_no_text() -> None:
         ("[1]", "[1]"),
         ("not json", "not json"),
         ('{"a": "\\ud83d"}', '{"a": "\\ud83d"}'),  # no tokenizer takes that
+        ('{"a": 1e400}', '{"a": 1e400}'),  # a template would write Infinity
     ],
 )
 def test_arguments_of_a_call(written: Any, expected: Any) -> None:
