@@ -15,7 +15,7 @@ def test_every_head_is_rotated(neox: bool) -> None:
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
     from vllm.platforms import current_platform
 
-    from roll_like.inference.vllm.rotary import forward_cpu
+    from roll_like.inference.vllm.cpu_kernels import forward_cpu
 
     if not current_platform.is_cpu():
         pytest.skip("vLLM for GPUs")

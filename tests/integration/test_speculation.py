@@ -293,7 +293,7 @@ def sampler() -> Iterator[None]:
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
 
-    from roll_like.inference.vllm.speculative import check_guesses_as_sampled
+    from roll_like.inference.vllm.cpu_kernels import check_guesses_as_sampled
 
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()

@@ -33,6 +33,7 @@ from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import STOPPING, WeightSyncError
 from roll_like.inference.vllm.adapters import HeldAdapters, compute_adapters_on_cpu
 from roll_like.inference.vllm.arguments import ADAPTER_ID
+from roll_like.inference.vllm.cpu_kernels import check_guesses_as_sampled, rotate_every_head
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.vllm.int8 import Int8Linear
 from roll_like.inference.vllm.kept import tell_kept_tokens
@@ -45,8 +46,6 @@ from roll_like.inference.vllm.places import (
     plain_parameter,
     shares_in_order,
 )
-from roll_like.inference.vllm.rotary import rotate_every_head
-from roll_like.inference.vllm.speculative import check_guesses_as_sampled
 from roll_like.inference.vllm.states import (
     ChangedOnLoad,
     convolution,
