@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -217,6 +218,8 @@ class ClusterHandle(Generic[W]):
                 cause.add_note(f"raised by {where}:\n{error}")
                 return cause
             return WorkerError(f"{where} raised {type(cause).__name__}: {cause}\n{error}")
+        if isinstance(error, RayActorError) and error.actor_init_failed:
+            return WorkerDied(f"{where}: it could not start: {_constructor_error(str(error))}")
         if isinstance(error, _DEATHS):
             return WorkerDied(
                 f"{where}: its process is gone ({' '.join(str(error).split())[:600]})",
@@ -224,6 +227,15 @@ class ClusterHandle(Generic[W]):
                 "inference.max_running, or give the run more memory",
             )
         return WorkerError(f"{where}: {type(error).__name__}: {error}")
+
+
+def _constructor_error(text: str) -> str:
+    """Return what a worker's constructor raised, without the traceback that Ray puts before it."""
+    lines = text.rstrip().splitlines()
+    begins = [
+        number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)
+    ]
+    return "\n".join(lines[begins[-1] :] if begins else lines[-1:])
 
 
 def _cause(refs: Sequence[Any], failed: int, error: RayError) -> tuple[int, RayError]:

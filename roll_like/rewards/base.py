@@ -246,6 +246,12 @@ def register_reward(name: str) -> Callable[[Any], Any]:
                     f"reward {name!r}: the settings {plugin.Config.__qualname__} are not a RewardConfig",
                     fix=f"write `class {plugin.Config.__name__}(RewardConfig)`",
                 )
+            for method in ("start", "close", "check_row", "cases"):
+                if inspect.iscoroutinefunction(getattr(plugin, method)):
+                    raise PluginError(
+                        f"reward {name!r}: `{method}` is async, and only `score` is awaited",
+                        fix=f"write `def {method}`; make what needs an event loop, such as an HTTP session, in `score`",
+                    )
             REWARDS.register(name)(plugin)
         elif callable(plugin):
             REWARDS.register(name)(reward_class(plugin))

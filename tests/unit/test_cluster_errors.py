@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, WorkerCrashedError
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError, WorkerCrashedError
 
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.cluster import python_path
@@ -76,3 +76,21 @@ def test_workers_import_what_the_driver_imports(monkeypatch: pytest.MonkeyPatch,
     own, *others = python_path().split(os.pathsep)
     assert (Path(own) / "roll_like").is_dir()
     assert others == [str(beside)]
+
+
+def test_a_worker_that_could_not_be_made_says_why(cluster: Cluster[Worker]) -> None:
+    """Not that its process is gone, with the first 600 characters of two tracebacks."""
+    text = (
+        "The actor died because of an error raised in its creation task, ray::RewardWorker.__init__() (pid=8, ip=1)\n"
+        '  File "futures/_base.py", line 449, in result\n    return self.__get_result()\n'
+        "KeyError: 'an earlier one'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        '  File "worker.py", line 46, in __init__\n    self._scorer = Scorer()\n'
+        "roll_like.errors.PluginError: unknown reward 'letters'\n  fix: correct the name"
+    )
+    explained = cluster._explain(RayActorError("7", text, actor_init_failed=True), 0, Worker.close)
+    assert isinstance(explained, WorkerDied)
+    assert explained.fix is None
+    assert explained.message == (
+        "training worker 0 in close: it could not start: roll_like.errors.PluginError: unknown reward 'letters'\n"
+        "  fix: correct the name"
+    )

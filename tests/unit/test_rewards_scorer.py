@@ -486,3 +486,13 @@ def test_a_reward_is_started_once_and_one_that_cannot_says_why(add: Add) -> None
     assert score(make_group("a"), RewardConfig(type=name)).samples[0].reward == 1.0
     with pytest.raises(RewardError, match=r"'broken' cannot start.*(?s:.*)no model"):
         score(make_group("a"), RewardConfig(type=name, name="broken"))
+
+
+def test_only_score_is_awaited() -> None:
+    class Opens(Reward):
+        async def start(self) -> None:  # type: ignore[override]
+            self.session = 1
+
+    with pytest.raises(PluginError, match="`start` is async, and only `score` is awaited") as refused:
+        register_reward("opens_a_session")(Opens)
+    assert "in `score`" in str(refused.value)
