@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import yaml
 
-from roll_like.config.base import ConfigModel, PipelineConfig
+from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig
+from roll_like.config.named import NamedConfig
 from roll_like.config.source import Source, read_source
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, PluginError, describe_error, shortened
-from roll_like.registry import PIPELINES
+from roll_like.registry import PIPELINES, REGISTRIES, Registry
+
+NamedConfigT = TypeVar("NamedConfigT", bound=NamedConfig)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConfig:
@@ -55,6 +58,64 @@ def import_plugins(modules: object) -> None:
     for module in modules if isinstance(modules, list | tuple) else ():
         if isinstance(module, str):
             _import(module)
+
+
+def importing_plugins(config: NamedConfigT) -> NamedConfigT:
+    """Return the configuration with an `import` of every module whose plugins a program had registered by itself.
+
+    Workers are other processes: they know the plugins that they import. Those of `__main__`, a notebook, are sent.
+    """
+    modules = {plugin.__module__ for _, _, plugin in _plugins(config)}
+    others = sorted(one for one in modules if one != "__main__" and one.partition(".")[0] not in _OWN)
+    missing = tuple(one for one in others if one not in config.import_)
+    return config.model_copy(update={"import_": (*config.import_, *missing)}) if missing else config
+
+
+#: A plugin that is sent to another process: the entry-point group of its registry, its name, and itself.
+SentPlugin: TypeAlias = tuple[str, str, Any]
+
+
+def notebook_plugins(config: ConfigModel) -> tuple[SentPlugin, ...]:
+    """Return the plugins of a configuration that are defined in `__main__`: other processes cannot import them.
+
+    cloudpickle, as Ray uses it, sends what `__main__` defines by value.
+    """
+    return tuple(
+        (registry.group, name, plugin) for registry, name, plugin in _plugins(config) if plugin.__module__ == "__main__"
+    )
+
+
+def register_sent(plugins: Sequence[SentPlugin]) -> None:
+    """Register what `notebook_plugins` found, in the process that it was sent to."""
+    registries = {registry.group: registry for registry in REGISTRIES}
+    for group, name, plugin in plugins:
+        registries[group].register(name)(plugin)
+
+
+#: Packages whose plugins every process finds through entry points.
+_OWN = ("roll_like", "pipelines", "rewards", "envs")
+
+
+def _plugin_sections(value: Any) -> Iterator[PluginConfig]:
+    if isinstance(value, PluginConfig):
+        yield value
+    if isinstance(value, ConfigModel):
+        value = [getattr(value, name) for name in type(value).model_fields]
+    elif isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for part in value:
+        yield from _plugin_sections(part)
+
+
+def _plugins(config: ConfigModel) -> Iterator[tuple[Registry[Any], str, Any]]:
+    for section in _plugin_sections(config):
+        for registry in REGISTRIES:
+            if section.type in registry.names():
+                plugin = registry.get(section.type)
+                if isinstance(section, getattr(plugin, "Config", ())):
+                    yield registry, section.type, plugin
 
 
 def _import(module: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from roll_like.config.load import SentPlugin
 from roll_like.config.model import ModelTask, Precision
 from roll_like.config.run import ALWAYS_SHARED
 from roll_like.config.training import TrainerConfig
@@ -219,6 +220,7 @@ class RankSpec(Generic[StepT]):
         window: Longest sequence of the run, in tokens.
         frozen: Whether the model is not trained; then it has neither optimizer nor adapters.
         imports: Modules to import first; they register plugins.
+        plugins: Plugins that no module can be imported for (`notebook_plugins`).
         float32_head: Whether a language model's output layer computes in float32.
     """
 
@@ -233,6 +235,7 @@ class RankSpec(Generic[StepT]):
     window: int
     frozen: bool = False
     imports: tuple[str, ...] = ()
+    plugins: tuple[SentPlugin, ...] = ()
     float32_head: bool = False
 
 

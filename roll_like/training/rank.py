@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.progress import PROGRESS, shared_phase
-from roll_like.config.load import import_plugins
+from roll_like.config.load import import_plugins, register_sent
 from roll_like.config.model import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
 from roll_like.inference.plugin import ADAPTERS_KEY
@@ -130,6 +130,7 @@ class TrainingRank:
         spec, section = self._spec, self._objective.section
         seed_everything(spec.seed)
         import_plugins(spec.imports)
+        register_sent(spec.plugins)
         if spec.device == "cpu":
             torch.set_num_threads(spec.threads)
         # its gradients with a mask can be NaN (pytorch#196678), and torch would take it; long sequences ask by name

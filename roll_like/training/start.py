@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
+from roll_like.config.load import notebook_plugins
 from roll_like.config.resources import DeviceRange
 from roll_like.config.run import RunConfig
 from roll_like.config.training import TrainerConfig
@@ -48,6 +49,7 @@ def rank_spec(
         window=config.context_window,
         frozen=total_updates is None,
         imports=config.import_,
+        plugins=notebook_plugins(config),
         float32_head=config.model.head_dtype == "float32",
     )
 

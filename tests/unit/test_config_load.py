@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from config_files import MINIMAL, changed, write
 
+from roll_like import LOSSES, LossInputs, PluginConfig, PolicyLoss, TokenLosses
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.config.load import dump_config, load_config
+from roll_like.config.load import dump_config, importing_plugins, load_config, notebook_plugins, register_sent
 from roll_like.errors import ConfigError, PluginError
 from roll_like.registry import REWARDS
 
@@ -389,3 +392,40 @@ def test_overrides_that_the_shell_has_split(minimal: Path) -> None:
     for parts in (["steps=3", f"{lr}=", "1e-5"], [lr, "=1e-5"], [lr, "=", "1e-5", "steps=3"], [f"{lr} = 1e-5"]):
         assert f"without blanks around `=`\n  fix: write {lr}=1e-5" in refused(minimal, *parts), parts
     assert "fix: write for example steps=10" in refused(minimal, "steps")
+
+
+def test_workers_import_what_a_program_registered(
+    minimal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script imports a module with a reward itself: workers are other processes, and have to import it too."""
+    (tmp_path / "rewards_of_a_script.py").write_text(
+        "from roll_like import register_reward\n\n"
+        "@register_reward('of_a_script')\ndef of_a_script(completion):\n    return 0.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("rewards_of_a_script")
+    config = load(minimal, "rewards.use=[of_a_script, {type: format, tags: [think]}]")
+    assert importing_plugins(config).import_ == ("rewards_of_a_script",)
+    named = config.model_copy(update={"import_": ("json", "rewards_of_a_script")})
+    assert importing_plugins(named) is named
+    assert importing_plugins(load(minimal)).import_ == ()
+
+
+def test_plugins_of_a_notebook_are_sent_to_workers(minimal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cell(PolicyLoss):
+        class Config(PluginConfig):
+            type: Literal["of_a_cell"] = "of_a_cell"
+
+        def __call__(self, inputs: LossInputs) -> TokenLosses:
+            return TokenLosses(-inputs.logprobs_N, {})
+
+    Cell.__module__ = "__main__"
+    monkeypatch.setitem(LOSSES._plugins, "of_a_cell", Cell)
+    config = load(minimal, "algorithm.loss=of_a_cell")
+    assert importing_plugins(config).import_ == ()
+    sent = notebook_plugins(config)
+    assert sent == (("roll_like.losses", "of_a_cell", Cell),)
+    del LOSSES._plugins["of_a_cell"]  # as in another process
+    register_sent(sent)
+    assert LOSSES.get("of_a_cell") is Cell
+    assert notebook_plugins(load(minimal)) == ()
