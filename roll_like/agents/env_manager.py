@@ -240,7 +240,7 @@ class _EpisodeRunner:
             return [await manager.programs.play(spec, settings)]
         environment = manager.environments.open(spec)
         try:
-            return [await play(environment, manager.engines, manager.renderer, settings)]
+            return await play(environment, manager.engines, manager.renderer, settings)
         finally:
             await environment.close()
 

@@ -129,11 +129,13 @@ class Started:
         messages: The beginning of the conversation, system message included.
         tools: Function schemas for the chat template.
         state: Key of the state that the first turn acts in.
+        agent: Who takes the first turn; empty in an environment of one agent.
     """
 
     messages: Sequence[ChatMessage]
     tools: Sequence[Mapping[str, Any]]
     state: str
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,8 @@ class Stepped:
         fresh: Whether the next turn is shown these messages alone, as the beginning of a conversation.
         tool_calls: What the turn called, as in `TurnRecord`.
         invalid: Whether there was no action in the turn.
+        agent: Who takes the next turn, and is shown the messages; empty in an environment of one agent.
+        rewards: What the turn earned other agents.
     """
 
     messages: Sequence[ChatMessage]
@@ -161,6 +165,8 @@ class Stepped:
     fresh: bool = False
     tool_calls: Sequence[Mapping[str, Any]] = ()
     invalid: bool = False
+    agent: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 class Environment(Protocol):
@@ -246,8 +252,62 @@ class EpisodeSettings:
         )
 
 
-async def play(environment: Environment, generator: Router, renderer: Renderer, settings: EpisodeSettings) -> Scored:
-    """Play one episode to its end and return it with its reward.
+@dataclass(kw_only=True)
+class _Seat:
+    """One agent's side of an episode: what it was shown, and its turns. Most episodes have one agent."""
+
+    renderer: Renderer
+    tools: Sequence[Mapping[str, Any]]
+    first: tuple[Message, ...] = ()
+    first_prompt: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    shown: Sequence[ChatMessage] = ()
+    conversations: list[Conversation] = field(default_factory=list)  # more than one if the environment starts new ones
+    turns: list[TurnRecord] = field(default_factory=list)
+    owed: float = 0.0  # what others' turns earned it before its first one
+
+    def show(self, messages: Sequence[ChatMessage], *, fresh: bool) -> IntArray:
+        """Return the prompt of the next turn."""
+        self.shown = messages
+        if self.conversations and not fresh:
+            return self.conversations[-1].observe(messages)
+        self.conversations.append(Conversation(self.renderer))
+        prompt_ids = self.conversations[-1].start(messages, self.tools)
+        if len(self.conversations) == 1:
+            self.first, self.first_prompt = started_messages(messages), prompt_ids
+        return prompt_ids
+
+    def earn(self, reward: float) -> None:
+        """Add what another agent's turn earned it to its own last turn, or to its first."""
+        if self.turns:
+            self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+        else:
+            self.owed += reward
+
+    def scored(self, settings: EpisodeSettings, agent: str, stop: StopReason, *, success: bool | None) -> Scored:
+        """Return its turns as a trajectory with its rewards."""
+        segments: list[Segmented] = []
+        first = 0
+        for one in self.conversations:
+            segments += one.segments(range(first, first + one.turns))
+            first += one.turns
+        messages = [message for one in self.conversations for message in one.messages]
+        sample = scored_episode(
+            replace(settings.task, messages=self.first, prompt_ids=self.first_prompt),
+            settings.sample_index,
+            segments,
+            self.turns,
+            text="\n".join(str(one.get("content") or "") for one in messages if one["role"] == "assistant"),
+            stop=stop,
+            details={"cuts": float(sum(one.cuts for one in self.conversations))},
+            success=success,
+        )
+        return replace(sample, agent=agent)
+
+
+async def play(
+    environment: Environment, generator: Router, renderer: Renderer, settings: EpisodeSettings
+) -> list[Scored]:
+    """Play one episode to its end and return it with its reward: a sample for each agent that took a turn.
 
     Args:
         environment: Not yet reset.
@@ -259,22 +319,21 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
     """
     limits = settings.limits
     started = await environment.reset(settings.seed)
-    conversations = [Conversation(renderer)]  # more than one if the environment starts new ones
-    prompt_ids = first_prompt = conversations[0].start(started.messages, started.tools)
+    seat = _Seat(renderer=renderer, tools=started.tools)
+    seats, state, success, stop, number = {started.agent: seat}, started.state, None, StopReason.LENGTH, 0
+    prompt_ids = seat.show(started.messages, fresh=True)
     if len(prompt_ids) >= limits.tokens:
         raise EnvError(
             f"the first prompt has {len(prompt_ids)} tokens, and a conversation {limits.tokens} at most, so no turn "
             "could be taken",
             fix="raise rollout.max_episode_tokens, or shorten the prompt",
         )
-    turns: list[TurnRecord] = []
-    shown, state, success, stop = started.messages, started.state, None, StopReason.LENGTH
-    while len(turns) < limits.turns and len(prompt_ids) < limits.tokens:
-        began, tags = time.time(), conversations[-1].reasoning
-        request = settings.request(len(turns), prompt_ids)
+    while number < limits.turns and len(prompt_ids) < limits.tokens:
+        began, tags = time.time(), seat.conversations[-1].reasoning
+        request = settings.request(number, prompt_ids)
         generation = await generator.generate(request, settings.affinity_key, settings.urgent)
-        sampled = time.time()
-        conversations[-1].sampled(
+        sampled, number = time.time(), number + 1
+        seat.conversations[-1].sampled(
             generation.token_ids,
             generation.logprobs,
             generation.segments,
@@ -282,13 +341,13 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
             kept=generation.kept,
         )
         stepped = await environment.step(Turn(generation.text, tags))
-        turns.append(
+        seat.turns.append(
             TurnRecord(
-                shown=tuple(shown),
+                shown=tuple(seat.shown),
                 text=generation.text,
                 tokens=len(generation.token_ids),
                 prompt_tokens=len(prompt_ids),
-                reward=float(stepped.reward),
+                reward=float(stepped.reward) + (0.0 if seat.turns else seat.owed),
                 state=state,
                 tool_calls=tuple(stepped.tool_calls),
                 invalid=stepped.invalid,
@@ -298,36 +357,19 @@ async def play(environment: Environment, generator: Router, renderer: Renderer, 
                 reasoning=tags,
             )
         )
-        shown, state = stepped.messages, stepped.state
+        for agent, reward in stepped.rewards.items():
+            seats.setdefault(agent, _Seat(renderer=renderer, tools=started.tools)).earn(reward)
+        seat, state = seats.setdefault(stepped.agent, _Seat(renderer=renderer, tools=started.tools)), stepped.state
         if stepped.terminated or stepped.truncated:
-            success = stepped.success
+            seat.shown, success = stepped.messages, stepped.success
             # of a turn that was cut the environment has seen a part: like a single answer that was cut
             whole = stepped.terminated and generation.stop_reason is not StopReason.LENGTH
             stop = StopReason.STOP if whole else StopReason.LENGTH
             break
-        if stepped.fresh:
-            conversations.append(Conversation(renderer))
-            prompt_ids = conversations[-1].start(stepped.messages, started.tools)
-        else:
-            prompt_ids = conversations[-1].observe(stepped.messages)
-    if turns:
-        turns[-1] = replace(turns[-1], after=tuple(shown))
-    segments: list[Segmented] = []
-    first = 0
-    for one in conversations:
-        segments += one.segments(range(first, first + one.turns))
-        first += one.turns
-    messages = [message for one in conversations for message in one.messages]
-    return scored_episode(
-        replace(settings.task, messages=started_messages(started.messages), prompt_ids=first_prompt),
-        settings.sample_index,
-        segments,
-        turns,
-        text="\n".join(str(one.get("content") or "") for one in messages if one["role"] == "assistant"),
-        stop=stop,
-        details={"cuts": float(sum(one.cuts for one in conversations))},
-        success=success,
-    )
+        prompt_ids = seat.show(stepped.messages, fresh=stepped.fresh)
+    if seat.turns:
+        seat.turns[-1] = replace(seat.turns[-1], after=tuple(seat.shown))
+    return [one.scored(settings, agent, stop, success=success) for agent, one in seats.items() if one.turns]
 
 
 def started_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:

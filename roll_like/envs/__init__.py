@@ -15,6 +15,9 @@ What a policy is shown, and what a run reads besides:
     info["success"]        bool, at the end of an episode
     info["state"]          key of the state, for credit by step; default: the observation
     info["invalid_action"] True: the answer held no action, optional
+    env.agents             names, in an environment of several agents
+    info["agent"]          which of them takes the next turn; default: the same one, in the beginning the first
+    info["rewards"]        what a turn earned the others, by name; optional
     info["tool_calls"]     what the turn called: list of mappings with name, arguments, result, error; optional
 """
 
@@ -25,7 +28,7 @@ from roll_like.envs.probes import EnvFinding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make_env, registered
 from roll_like.envs.rows import TaskRows, field_of, prompt_messages, read_task_rows
-from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of
+from roll_like.envs.scripts import agents_of, examples, scripted_action, system_prompt_of, tools_of
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.envs.wrappers import AnsiText, DiscreteActions, ScaledReward, Success, TextWrapper, TokenLimit, TurnLimit
 
@@ -46,6 +49,7 @@ __all__ = [
     "TokenLimit",
     "Turn",
     "TurnLimit",
+    "agents_of",
     "answer_of",
     "check_env",
     "examples",

@@ -20,6 +20,7 @@ from roll_like.envs.returns import (
     INFO_FLAGS,
     RESET,
     STEP,
+    info_agent,
     info_flag,
     info_tool_calls,
     returned,
@@ -27,7 +28,7 @@ from roll_like.envs.returns import (
     turn_flag,
     turn_reward,
 )
-from roll_like.envs.scripts import system_prompt_of, tools_of
+from roll_like.envs.scripts import agents_of, system_prompt_of, tools_of
 from roll_like.envs.wrappers import AnyEnv, Info
 from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
 
@@ -245,6 +246,7 @@ def _check_shown(env: AnyEnv, method: str, observation: Any, info: Any, found: E
         return
     found.read("messages", shown_messages, "", info)
     found.read("tool_calls", info_tool_calls, info)
+    found.read("agent", info_agent, info, agents_of(env))
     for name in INFO_FLAGS:
         found.read("info", info_flag, info, name)
 

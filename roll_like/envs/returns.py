@@ -111,3 +111,36 @@ def info_tool_calls(info: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     raise EnvError(
         f'info["tool_calls"] is {str(calls)[:80]}', fix="give a list of mappings with name, arguments, result, error"
     )
+
+
+def info_agent(info: Mapping[str, Any], agents: Sequence[str]) -> str | None:
+    """Return who takes the next turn, in an environment of several agents; None where `info` does not say.
+
+    Raises:
+        EnvError: It is none of the environment's agents.
+    """
+    agent = info.get("agent")
+    if agent is None or agent in agents:
+        return agent
+    if not agents:
+        raise EnvError(
+            f'info["agent"] is {agent!r}, and the environment has no `agents`',
+            fix=f"set its attribute agents = ({agent!r}, …)",
+        )
+    raise EnvError(f'info["agent"] is {agent!r}', fix=f"give one of the environment's agents: {', '.join(agents)}")
+
+
+def info_rewards(info: Mapping[str, Any], agents: Sequence[str], acted: str) -> dict[str, float]:
+    """Return what a turn earned the agents that did not take it.
+
+    Raises:
+        EnvError: They are no finite numbers of other agents.
+    """
+    rewards = info.get("rewards") or {}
+    others = [agent for agent in agents if agent != acted]
+    if not isinstance(rewards, Mapping) or not set(rewards) <= set(others):
+        raise EnvError(
+            f'info["rewards"] is {str(rewards)[:80]}; expected a reward by agent, of {", ".join(others) or "nobody"}',
+            fix="return the reward of the agent that acted as `reward`",
+        )
+    return {agent: turn_reward(reward) for agent, reward in rewards.items()}

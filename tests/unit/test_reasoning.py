@@ -448,7 +448,7 @@ class _Told:
 async def test_an_episode_tells_its_environment_that_the_prompt_opened_the_reasoning() -> None:
     render = renderer("opens reasoning")
     env = _Told()
-    episode = await play(env, FakePolicy(render, ["a wall</think>left", "a door"]), render, episode_settings())
+    (episode,) = await play(env, FakePolicy(render, ["a wall</think>left", "a door"]), render, episode_settings())
     assert env.given == ["a wall</think>left", "a door"]  # all that was written
     assert [answer_of(text) for text in env.given] == ["left", ""]
     made = to_completion(episode.trajectory)

@@ -64,6 +64,12 @@ class Local:
 
 
 def played(env_id: str, words: Sequence[str], *, turns: int = 10, **kwargs: Any) -> Scored:
+    (sample,) = parts(env_id, words, turns=turns, **kwargs)
+    return sample
+
+
+def parts(env_id: str, words: Sequence[str], *, turns: int = 10, **kwargs: Any) -> list[Scored]:
+    """Play an episode of any number of agents."""
     spec = EnvironmentSpec(name="one", env_id=env_id, kwargs=kwargs)
     return asyncio.run(
         play(
