@@ -74,8 +74,10 @@ from roll_like.inference.interface import Generation as Generation
 from roll_like.inference.interface import InferenceEngine as InferenceEngine
 from roll_like.inference.plugin import EnginePlugin as EnginePlugin
 from roll_like.inference.vllm.config import VLLMConfig as VLLMConfig
+from roll_like.metrics.callbacks import Callback as Callback
 from roll_like.metrics.trackers import Tracker as Tracker
 from roll_like.registry import ADVANTAGES as ADVANTAGES
+from roll_like.registry import CALLBACKS as CALLBACKS
 from roll_like.registry import CURRICULA as CURRICULA
 from roll_like.registry import DISTILLATION_LOSSES as DISTILLATION_LOSSES
 from roll_like.registry import INFERENCE_ENGINES as INFERENCE_ENGINES
@@ -111,6 +113,7 @@ from roll_like.types import PolicySample as PolicySample
 from roll_like.types import RunResult as RunResult
 from roll_like.types import Scored as Scored
 from roll_like.types import StopReason as StopReason
+from roll_like.types import StopRun as StopRun
 from roll_like.types import Task as Task
 from roll_like.types import Trajectory as Trajectory
 from roll_like.values import Max as Max

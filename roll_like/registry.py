@@ -1,4 +1,4 @@
-"""Named plugins: pipelines, rewards, advantage estimators, losses, inference engines, training backends, trackers.
+"""Named plugins: pipelines, rewards, estimators, losses, inference engines, training backends, trackers, callbacks.
 
 A plugin registers itself with a decorator (`@register_reward("name")`) when its module is imported. Modules are found
 through an entry-point group of an installed package, built-in pipelines, rewards, engines and training backends
@@ -181,6 +181,9 @@ TRACKERS: Registry[Any] = Registry(
     "metrics tracker",
     group="roll_like.trackers",
     builtins=tuple(f"roll_like.metrics.{module}" for module in ("trackers", "prometheus", "dashboards")),
+)
+CALLBACKS: Registry[Any] = Registry(
+    "callback", group="roll_like.callbacks", builtins=("roll_like.metrics.callbacks",), setting="`callbacks: [{}]`"
 )
 
 #: Every registry of this module.

@@ -559,9 +559,19 @@ class RunSummary(Protocol):
         """The content of `summary.json`."""
 
 
+class StopRun(Exception):
+    """Raised by a callback: the step under way is the run's last one. It is evaluated and exported like any other.
+
+    Args:
+        why: What is shown, and kept in `events.jsonl`.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """What a notebook or a script does while a run goes on; an error that one raises ends the run.
+    """What a notebook or a script does while a run goes on; `StopRun` ends the run early, another error fails it.
+
+    Callbacks of YAML files are plugins: `roll_like.metrics.callbacks.Callback`.
 
     Attributes:
         on_step: Called after each training step with its number, from 1, and its figures.

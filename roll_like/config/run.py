@@ -24,7 +24,7 @@ from roll_like.config.named import NamedConfig
 from roll_like.config.resources import ResourcesConfig, RolePlan
 from roll_like.config.training import TrainerConfig, TrainingConfig
 from roll_like.errors import ConfigError
-from roll_like.registry import TRACKERS
+from roll_like.registry import CALLBACKS, TRACKERS
 
 if TYPE_CHECKING:
     from roll_like.types import Callbacks, CheckReport, RunResult
@@ -171,6 +171,9 @@ class RunConfig(NamedConfig, PipelineConfig):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     guards: GuardsConfig = Field(default_factory=GuardsConfig)
+    callbacks: tuple[Annotated[PluginConfig, PluginSetting(CALLBACKS)], ...] = Field(
+        default=(), description="What is done after each step and evaluation: `stop_when`, or a registered one."
+    )
     profile: ProfileConfig = Field(default_factory=ProfileConfig)
 
     if TYPE_CHECKING:  # declared by each pipeline, with more in them, among its own keys

@@ -320,6 +320,11 @@ def without_smaller_passes(names: Iterable[str]) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
+def is_listed(name: str) -> bool:
+    """Return whether the table has a row for exactly this metric, and not only for its kind."""
+    return name in _EXACT
+
+
 def metric_info(name: str) -> MetricInfo:
     """Return what is known of a metric; one that is not in the table gets its own name as label.
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from roll_like.check import Report, refuse_errors
 from roll_like.cluster import ResourceManager
+from roll_like.config.load import importing_plugins
 from roll_like.config.run import RunConfig
 from roll_like.errors import RollLikeError
 from roll_like.metrics.summary import Summary, write_summary
@@ -106,7 +107,7 @@ class Pipeline(ABC, Generic[ConfigT]):
                 refuse_errors(cls.check(config))
             download_models(config)  # their files say the rest
             refuse_errors(cls.check(config))
-        config, stopped = settled(as_begun(cls.with_steps(config), resume)), False
+        config, stopped = importing_plugins(settled(as_begun(cls.with_steps(config), resume))), False
         with running(config, resume, began=began, callbacks=callbacks) as run:
             state = run.state
             with state.interruptible():
@@ -151,7 +152,7 @@ class Pipeline(ABC, Generic[ConfigT]):
     @classmethod
     def measure(cls, config: ConfigT, model: str) -> Evaluated:
         """Return the same metrics, not reduced, and the scored answers where some were sampled."""
-        measured = config.evaluating(model)
+        measured = importing_plugins(config.evaluating(model))
         with measuring(measured) as (resources, stack):
             evaluator = cls.start_evaluator(measured, resources, stack)
             assert evaluator is not None, "there is an evaluation"

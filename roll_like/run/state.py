@@ -18,6 +18,7 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.metrics import files
+from roll_like.metrics.callbacks import CallbackList
 from roll_like.metrics.guards import Guards, NothingLearned, skipped_updates
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.rollouts import RolloutKind
@@ -99,7 +100,8 @@ class RunState:
         #: What `config.yaml` says: rows that Python gave are files there.
         self.config = config
         self._signal = signal
-        self._callbacks = callbacks or Callbacks()
+        self._callbacks = CallbackList(config.callbacks, callbacks)
+        self._ends = False  # a callback wants no further step
         self._store = store
         self._snapshots = snapshots
         self._resumed = resumed
@@ -216,6 +218,8 @@ class RunState:
         self.metrics.started()
         self._profiler.expect(self.reached + 1, self.config.total_steps)
         for step in range(self.finished, self.config.total_steps):
+            if self._ends and not self.replaying:
+                break
             if self._signal.requested:
                 raise StopRequested
             if not self.replaying:
@@ -253,9 +257,14 @@ class RunState:
             self._show(self._sampled)
         self._sampled = []
         self._watch(values)
-        if self._callbacks.on_step is not None:
-            self._callbacks.on_step(self.finished, values)
+        self._end_after(self._callbacks.on_step(self.finished, values))
         return values
+
+    def _end_after(self, why: str | None) -> None:
+        """End the run after the last finished step, if a callback wants that."""
+        if why is not None and not self._ends:
+            self._ends = True
+            self.metrics.warn(f"a callback ends the run after step {self.finished}: {why}")
 
     def _watch(self, values: Mapping[str, float]) -> None:
         """Warn of updates that a step did not have, and of what guards find in its figures.
@@ -337,7 +346,8 @@ class RunState:
 
     def evaluate(self, evaluator: Evaluates | None) -> None:
         """Evaluate the current weights if that is due after the steps that are finished."""
-        if evaluator is None or not evaluator.due(self.finished, self.config.total_steps):
+        total = self.finished if self._ends else self.config.total_steps
+        if evaluator is None or not evaluator.due(self.finished, total):
             return
         if self.finished in self._evaluated_steps():  # a resumed run did it before it was killed
             return
@@ -351,8 +361,7 @@ class RunState:
         if collected is not None:
             self._show(collected.groups, kind="eval")
         self._score = evaluator.score(values)
-        if self._callbacks.on_evaluation is not None:
-            self._callbacks.on_evaluation(self.finished, values)
+        self._end_after(self._callbacks.on_evaluation(self.finished, values))
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Let SIGTERM cut this block short."""

@@ -88,7 +88,7 @@ def sections(annotation: Any) -> Iterator[type[ConfigModel]]:
 
 
 def test_the_root_exports_what_users_write_against_and_no_more() -> None:
-    assert len(PUBLIC) <= 120
+    assert len(PUBLIC) <= 125
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTED))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +16,14 @@ from tests_support import group, task
 from roll_like.cluster import Hang
 from roll_like.cluster.spans import SPANS
 from roll_like.config.run import GuardsConfig, ProfileConfig
-from roll_like.errors import CheckpointError, DiskFullError, GuardError
+from roll_like.errors import CheckpointError, ConfigError, DiskFullError, GuardError, PluginError
+from roll_like.metrics.callbacks import StopWhen
 from roll_like.metrics.profiles import read_profiles
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore, read_checkpoint
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunState
+from roll_like.types import Callbacks, StopRun
 from roll_like.values import Mean, Metrics, Sum, merge, reduce
 
 
@@ -93,6 +95,8 @@ def make(
     history: Sequence[dict[str, float]] = (),
     memory: Path | None = None,
     resumed: Checkpoint | None = None,
+    stop_when: Sequence[dict[str, Any]] = (),
+    given: Callbacks | None = None,
     **checkpoint: Any,
 ) -> tuple[RunState, Any]:
     metrics: Any = FakeMetrics()
@@ -103,6 +107,7 @@ def make(
         checkpoint=SimpleNamespace(**settings),
         guards=GuardsConfig(**(guards or {})),
         profile=ProfileConfig(steps=profiled),
+        callbacks=tuple(StopWhen.Config(**one) for one in stop_when),
     )
     store = CheckpointStore(tmp_path, keep=99, keep_best=False, warn=print)
     state = RunState(
@@ -113,6 +118,7 @@ def make(
         store=store,
         snapshots=Snapshots(memory, store, durable=True, warn=print),
         resumed=resumed,
+        callbacks=given,
     )
     return state, metrics
 
@@ -346,3 +352,78 @@ def test_an_unhealthy_step_is_on_disk_and_not_in_memory(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "memory").iterdir()] == ["step_000002"]
     assert read_checkpoint(tmp_path / "run" / "step_000002").healthy
     assert not read_checkpoint(tmp_path / "run" / "step_000003").healthy
+
+
+LOSSES = [0.0, 1.0, 2.0, 0.5, 3.0, 4.0, 5.0]
+
+
+def logged_until_the_end(state: RunState) -> list[int]:
+    finished = []
+    for step in state.steps():
+        state.log(step, {"train/loss": Mean(LOSSES[step])})
+        finished.append(state.finished)
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("bound", "last"),
+    [
+        ({"above": 1.5}, 3),
+        ({"above": 1.5, "patience": 2}, 6),
+        ({"above": 9, "below": 0.25}, 1),
+        ({"above": 5.0}, 7),  # not above: the run comes to its own end
+    ],
+)
+def test_a_metric_beyond_its_bound_ends_the_run_after_the_step(tmp_path: Path, bound: Any, last: int) -> None:
+    state, metrics = make(tmp_path, 7, stop_when=[{"metric": "train/loss", **bound}], at_end=True)
+    assert logged_until_the_end(state) == list(range(1, last + 1))
+    assert written(tmp_path) == [f"step_{last:06d}"]
+    assert len(metrics.warnings) == (last < 7)
+    if last == 3:
+        assert metrics.warnings == ["a callback ends the run after step 3: train/loss is 2, above 1.5"]
+
+
+def test_a_function_ends_the_run_and_the_last_step_is_evaluated(tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Evaluator:
+        def due(self, finished: int, total: int) -> bool:
+            asked.append((finished, total))
+            return False
+
+    def twice(step: int, figures: Mapping[str, float]) -> None:
+        if figures["train/loss"] == 1.0:
+            raise StopRun
+
+    state, metrics = make(tmp_path, 7, given=Callbacks(on_step=twice))
+    for step in state.steps():
+        state.log(step, {"train/loss": Mean(LOSSES[step])})
+        state.evaluate(Evaluator())  # type: ignore[arg-type]
+    assert asked == [(1, 7), (2, 2)]
+    assert metrics.warnings == ["a callback ends the run after step 2: a callback raised StopRun"]
+
+
+def test_a_metric_that_is_not_there_is_named_with_what_it_may_be(tmp_path: Path) -> None:
+    state, _ = make(tmp_path, 7, stop_when=[{"metric": "train/los", "above": 1}])
+    with pytest.raises(ConfigError, match="no metric 'train/los' in step 1; did you mean 'train/loss'"):
+        run(state)
+    state, _ = make(tmp_path / "2", 7, stop_when=[{"metric": "train/kl", "above": 1}])
+    assert logged_until_the_end(state) == [*range(1, 8)]  # it exists: a step may lack it
+
+
+def test_callbacks_of_a_configuration_are_named_when_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StopWhen, "on_step", lambda *_: 1 / 0)
+    state, _ = make(tmp_path, 7, stop_when=[{"metric": "train/loss", "above": 1}])
+    with pytest.raises(PluginError, match="the callback 'stop_when' failed after step 1: ZeroDivisionError"):
+        run(state)
+
+
+def test_metrics_of_evaluations_are_looked_at_after_evaluations(tmp_path: Path) -> None:
+    del tmp_path
+    callback = StopWhen(StopWhen.Config(metric="eval/avg", above=0.5))
+    callback.on_step(1, {"train/loss": 1.0})
+    callback.on_evaluation(1, {"eval/avg": 0.5})
+    with pytest.raises(StopRun, match=r"eval/avg is 0.6, above 0.5"):
+        callback.on_evaluation(2, {"eval/avg": 0.6})
+    with pytest.raises(ValueError, match="set above, below, or both"):
+        StopWhen.Config(metric="eval/avg")

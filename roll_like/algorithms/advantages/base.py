@@ -168,7 +168,7 @@ class AdvantageEstimator(Algorithm, ABC):
         raise EngineError(f"{type(self).__name__} asks no policy, but was given a {type(policy).__name__}")
 
     def learn(self) -> Metrics:
-        """Train the estimator's own model, if any, on the groups of the last `assign`; return its metrics."""
+        """Train the estimator's own model, if any, on the groups of the last `assign`; return what is to be logged."""
         return {}
 
     def state(self) -> dict[str, Any]:
