@@ -11,6 +11,7 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 from __future__ import annotations
 
 import inspect
+import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -622,12 +623,28 @@ class RunResult:
     evaluations: Sequence[tuple[int, Mapping[str, float]]]
     stopped: bool
 
-    def frame(self, kind: Literal["steps", "evaluations"] = "steps") -> DataFrame:
-        """Return a table with a row for each training step or evaluation, and a column for each metric."""
+    def frame(self, kind: Literal["steps", "evaluations", "rollouts"] = "steps") -> DataFrame:
+        """Return a table with a row for each training step or evaluation, and a column for each metric.
+
+        With `rollouts` it has a row for each recorded sample of training, with its prompt, text and rewards.
+
+        Raises:
+            ConfigError: There is no such table.
+        """
         from pandas import DataFrame, Index
 
+        if kind == "rollouts":
+            files = sorted((self.directory / "rollouts").glob("step_*.jsonl"))
+            lines = [
+                (int(file.stem.removeprefix("step_")), line)
+                for file in files
+                for line in file.read_bytes().splitlines()
+            ]
+            return DataFrame([{"step": step, **json.loads(line)} for step, line in lines])
         if kind == "steps":
             return DataFrame(list(self.metrics), index=Index(range(1, len(self.metrics) + 1), name="step"))
+        if kind != "evaluations":
+            raise ConfigError(f"there is no table {kind!r}", fix="ask for steps, evaluations or rollouts")
         steps = Index([step for step, _ in self.evaluations], name="step")
         return DataFrame([values for _, values in self.evaluations], index=steps)
 

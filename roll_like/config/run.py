@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -281,6 +282,18 @@ class RunConfig(NamedConfig, PipelineConfig):
         called = {} if callbacks is None else {"callbacks": callbacks}  # a pipeline of others may not know them
         result: RunResult = self.pipeline_class().launch(self, resume=resume, **called)
         return result
+
+    def evaluate(self, model: str | Path | None = None) -> dict[str, float]:
+        """Measure a model by the section `evaluation`, without training, as `roll-like eval` does.
+
+        Args:
+            model: Directory, hub id or GGUF file of the model to measure, such as a run's `model/`; default: `model`.
+
+        Raises:
+            ConfigError: There is no `evaluation` section.
+        """
+        figures: dict[str, float] = self.pipeline_class().evaluate(self, str(model or self.model.path))
+        return figures
 
     def __repr__(self) -> str:
         """Return what tells one configuration from another; `dump_config` writes all of it."""

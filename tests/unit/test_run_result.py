@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,30 @@ def test_metrics_as_a_table() -> None:
     assert steps["train/grad_norm"].isna().tolist() == [True, True]
     assert result().frame("evaluations")["eval/avg"].to_dict() == {0: 0.25, 2: 0.5}
     assert result(metrics=[], evaluations=[]).frame().empty
+
+
+def test_recorded_samples_as_a_table(tmp_path: Path) -> None:
+    (folder := tmp_path / "rollouts").mkdir()
+    row = {"prompt": "6 × 7?", "text": "42\u2028", "reward": 1.0, "rewards": {"math": 1.0}}
+    for step, count in ((1, 2), (10, 1)):
+        lines = [json.dumps(row, ensure_ascii=False) + "\n"] * count
+        (folder / f"step_{step:06d}.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "eval_000000.jsonl").write_text(json.dumps(row) + "\n")
+    table = result(directory=tmp_path).frame("rollouts")
+    assert table["step"].tolist() == [1, 1, 10]
+    assert table["text"].tolist() == ["42\u2028"] * 3
+    assert result(directory=tmp_path / "none").frame("rollouts").empty
+    with pytest.raises(ConfigError, match="no table 'samples'"):
+        result().frame("samples")  # type: ignore[arg-type]
+
+
+def test_a_configuration_evaluates_any_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    pipeline = SimpleNamespace(evaluate=lambda _, model: asked.append(model) or {"eval/avg": 0.5})
+    monkeypatch.setattr(RLVRConfig, "pipeline_class", lambda _: pipeline)
+    config = RLVRConfig(**MINIMAL)
+    assert config.evaluate(Path("runs/one/model")) == config.evaluate() == {"eval/avg": 0.5}
+    assert asked == ["runs/one/model", "org/model"]
 
 
 @pytest.mark.parametrize("name", ["on_step", "on_evaluation"])
