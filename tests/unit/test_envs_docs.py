@@ -34,7 +34,7 @@ def test_the_pages_code_runs(block: str) -> None:
 
 
 def test_the_pages_environment_is_right_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = (block for block in BLOCKS if "class " in block)
+    (block,) = (block for block in BLOCKS if "class HigherLower" in block)
     written = [line for line in block.partition("\n\n\n")[2].partition("\n\n\n")[0].splitlines() if line]
     assert len(written) <= 30
     (tmp_path / "my_envs.py").write_text(block)
@@ -46,6 +46,25 @@ def test_the_pages_environment_is_right_and_short(tmp_path: Path, monkeypatch: p
         sys.modules.pop("my_envs", None)
     assert report.findings == ()
     assert report.figures["scripted: success rate"] == 1.0
+
+
+def test_the_pages_game_of_two_agents_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = (block for block in BLOCKS if "class Nim" in block)
+    (tmp_path / "my_game.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        importlib.import_module("my_game")
+        assert check_env("mine/Nim-v0").ok
+        env = gymnasium.make("mine/Nim-v0", disable_env_checker=True)
+        left, player = int(env.reset(seed=1)[0].split()[0]), 0
+        while left > 0:
+            left, player = left - 1, 1 - player
+            _, reward, ended, _, info = env.step("<action>1</action>")
+            assert info["agent"] == ("first", "second")[player]
+            assert (reward, ended) == (float(left == 0), left == 0)
+        assert info["rewards"] == {("first", "second")[player]: -1.0}
+    finally:
+        sys.modules.pop("my_game", None)
 
 
 def test_every_environment_and_option_is_listed() -> None:
