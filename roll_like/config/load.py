@@ -14,12 +14,12 @@ from typing import Any, TypeAlias, TypeVar
 import yaml
 
 from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig
-from roll_like.config.named import NamedConfig
+from roll_like.config.run import RunConfig
 from roll_like.config.source import Source, read_source
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, PluginError, describe_error, shortened
 from roll_like.registry import PIPELINES, REGISTRIES, Registry
 
-NamedConfigT = TypeVar("NamedConfigT", bound=NamedConfig)
+RunConfigT = TypeVar("RunConfigT", bound=RunConfig)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConfig:
@@ -60,7 +60,7 @@ def import_plugins(modules: object) -> None:
             _import(module)
 
 
-def importing_plugins(config: NamedConfigT) -> NamedConfigT:
+def importing_plugins(config: RunConfigT) -> RunConfigT:
     """Return the configuration with an `import` of every module whose plugins a program had registered by itself.
 
     Workers are other processes: they know the plugins that they import. Those of `__main__`, a notebook, are sent.

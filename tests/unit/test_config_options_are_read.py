@@ -13,6 +13,7 @@ from typing_extensions import get_protocol_members, is_protocol
 from roll_like.config.base import PluginConfig
 from roll_like.registry import (
     ADVANTAGES,
+    CALLBACKS,
     DISTILLATION_LOSSES,
     INFERENCE_ENGINES,
     LOSSES,
@@ -56,6 +57,7 @@ def config_classes() -> list[type[BaseModel]]:
         REWARDS,
         INFERENCE_ENGINES,
         TRACKERS,
+        CALLBACKS,
     ):
         for name in registry.names():
             if registry.origin(name).startswith("roll_like."):

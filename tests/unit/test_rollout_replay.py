@@ -177,7 +177,11 @@ def test_a_run_without_groups_has_none_to_record(tmp_path: Path) -> None:
     state = state_of(
         tmp_path,
         SimpleNamespace(
-            total_steps=1, checkpoint=SimpleNamespace(every_minutes=0), guards=GuardsConfig(), profile=ProfileConfig()
+            total_steps=1,
+            checkpoint=SimpleNamespace(every_minutes=0),
+            guards=GuardsConfig(),
+            profile=ProfileConfig(),
+            callbacks=(),
         ),
     )
     state.log(0, {})
