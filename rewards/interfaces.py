@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from roll_like import Completion, RewardResult
-from roll_like.data.fields import value_at
 from roll_like.errors import RewardError
 from roll_like.types import StopReason
 
@@ -212,10 +211,8 @@ INTERFACES: Mapping[str, type[Interface]] = {
 
 def _ground_truth(completion: Completion) -> Any:
     """Return what verl's rows hold, which may be a list or a mapping; else the reference answer."""
-    try:
-        return value_at(completion.metadata, "reward_model.ground_truth")
-    except (LookupError, TypeError):
-        return completion.answer
+    held = completion.metadata.get("reward_model")
+    return held["ground_truth"] if isinstance(held, Mapping) and "ground_truth" in held else completion.answer
 
 
 def _last(completion: Completion) -> str:
