@@ -283,7 +283,15 @@ class BenchmarkUse(ConfigModel):
     @property
     def sampling(self) -> BenchmarkSampling:
         """How answers are sampled."""
-        given = self.model_dump(include=set(BenchmarkSampling.model_fields), exclude_none=True)
+        changed = {
+            "samples_per_prompt": self.samples_per_prompt,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "max_response_tokens": self.max_response_tokens,
+        }
+        given = {key: value for key, value in changed.items() if value is not None}
         return self.benchmark.sampling.model_copy(update=given)
 
     @property

@@ -172,8 +172,14 @@ class ResourcesConfig(ConfigModel):
 
     def own_devices(self, role: str) -> DeviceRange | None:
         """Return the devices that `device_mapping` gives a role; None where it shares those of another."""
-        devices: DeviceRange | None = getattr(self.device_mapping, role)
-        return devices
+        mapping = self.device_mapping
+        return {
+            "training": mapping.training,
+            "inference": mapping.inference,
+            "reference": mapping.reference,
+            "judge": mapping.judge,
+            "critic": mapping.critic,
+        }[role]
 
     def devices_of(self, role: str) -> DeviceRange:
         """Return the devices of a role of `device_mapping`: its own, or those that it shares."""
