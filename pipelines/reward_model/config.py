@@ -1,14 +1,14 @@
-"""The configuration of `pipeline: reward_model`: a model learns to score whole conversations from pairs."""
+"""The configuration of `pipeline: reward_model`: a model learns to score conversations, from pairs or from scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from roll_like.config.base import ConfigModel, PositiveInt, Violation
-from roll_like.config.data import PairSource, RowLimits
+from roll_like.config.data import ConversationSource, PairSource, RowLimits
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelTask
 from roll_like.config.named import NAME_PATTERN
@@ -26,28 +26,65 @@ class ScoredPairSource(PairSource):
     )
 
 
-class ScoredPairData(RowLimits):
-    """What the training of a reward model reads."""
+class ScoredAnswerSource(ConversationSource):
+    """Conversations, the last answer of which has a score."""
 
-    sources: Annotated[tuple[ScoredPairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+    score_field: str = Field(
+        default="score",
+        description="Field with the score: a number, for the loss `bce` from 0 to 1. true and false count as 1 and 0.",
+    )
+
+
+class WholeConversations(RowLimits):
+    """How long conversations may be that are scored as a whole."""
+
     max_tokens: PositiveInt = Field(default=1024, description="Longest conversation, prompt included. Tokens.")
     too_long: Literal["skip", "refuse"] = Field(
         default="skip",
-        description="Conversations over the limit: leave their pair out and count it, or stop. They are not cut: the "
+        description="Conversations over the limit: leave their row out and count it, or stop. They are not cut: the "
         "score is read at the end.",
     )
 
 
-class RewardModelDataConfig(ScoredPairData):
-    """What the model learns from, and how much of it in a step."""
+class ScoredPairData(WholeConversations):
+    """What training on pairs reads."""
 
+    sources: Annotated[tuple[ScoredPairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+
+
+class ScoredAnswerData(WholeConversations):
+    """What training on single answers reads."""
+
+    sources: Annotated[tuple[ScoredAnswerSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+
+
+class RewardModelDataConfig(ScoredPairData):
+    """Pairs of answers, of which one is preferred."""
+
+    type: Literal["pairs"] = Field(default="pairs", description="Rows with two answers to one prompt.")
     pairs_per_step: PositiveInt = Field(description="Pairs of one step, which is one optimizer update.")
     shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
 
 
-class RewardModelAlgorithmConfig(ConfigModel):
-    """How pairs become a gradient: the Bradley-Terry loss −log σ(score of chosen − score of rejected − margin)."""
+class ScoredAnswerDataConfig(ScoredAnswerData):
+    """Single answers, each with a score: right or wrong, or a rating."""
 
+    type: Literal["scores"] = Field(default="scores", description="Rows with a prompt, one answer and its score.")
+    samples_per_step: PositiveInt = Field(description="Answers of one step, which is one optimizer update.")
+    shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
+
+
+class RewardModelAlgorithmConfig(ConfigModel):
+    """How pairs, or scores, become a gradient."""
+
+    common: ClassVar[tuple[str, ...]] = ("loss",)
+
+    loss: Literal["bradley_terry", "bce", "mse"] = Field(
+        default="bradley_terry",
+        description="`bradley_terry`, of pairs: −log σ(score of chosen − score of rejected − margin). Of single "
+        "answers (`data.type: scores`): `bce`, the cross-entropy of σ(score) with the given score, which is 0, 1 or "
+        "between; `mse`, the square of the difference from the given score.",
+    )
     label_smoothing: float = Field(
         default=0.0, ge=0, le=0.5, description="Share of pairs that are taken to be the wrong way round."
     )
@@ -61,6 +98,34 @@ class RewardModelAlgorithmConfig(ConfigModel):
 class RewardModelEvaluationConfig(RowsEvaluationConfig[ScoredPairSource]):
     """How progress is measured: on pairs that are not trained on."""
 
+    type: Literal["pairs"] = Field(default="pairs", description="Rows with two answers to one prompt.")
+
+
+class ScoredAnswerEvaluationConfig(RowsEvaluationConfig[ScoredAnswerSource]):
+    """How progress is measured: on single answers that are not trained on."""
+
+    type: Literal["scores"] = Field(default="scores", description="Rows with a prompt, one answer and its score.")
+
+
+def _rows_type(value: Any) -> str | None:
+    """Return which rows a section is of; pairs where it does not say."""
+    kind = value.get("type", "pairs") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+_BY_ROWS = Discriminator(
+    _rows_type,
+    custom_error_type="rule",
+    custom_error_message="expected a section with `type: pairs` (the default) or `type: scores`",
+)
+ScoredRows = Annotated[
+    Annotated[RewardModelDataConfig, Tag("pairs")] | Annotated[ScoredAnswerDataConfig, Tag("scores")], _BY_ROWS
+]
+ScoredEvaluation = Annotated[
+    Annotated[RewardModelEvaluationConfig, Tag("pairs")] | Annotated[ScoredAnswerEvaluationConfig, Tag("scores")],
+    _BY_ROWS,
+]
+
 
 @PIPELINES.register("reward_model")
 class RewardModelRunConfig(OfflineRunConfig):
@@ -71,21 +136,61 @@ class RewardModelRunConfig(OfflineRunConfig):
 
     pipeline: Literal["reward_model"] = Field(default="reward_model", description="This pipeline.")
     name: str = Field(default="reward_model", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    data: RewardModelDataConfig
+    data: ScoredRows = Field(description="What the model learns from, and how much of it in a step.")
     algorithm: RewardModelAlgorithmConfig = Field(
-        default_factory=RewardModelAlgorithmConfig, description="How pairs become a gradient."
+        default_factory=RewardModelAlgorithmConfig, description="How pairs, or scores, become a gradient."
     )
-    evaluation: RewardModelEvaluationConfig | None = Field(
-        default=None, description="How progress is measured, on pairs that are not trained on; none by default."
+    evaluation: ScoredEvaluation | None = Field(
+        default=None, description="How progress is measured, on rows that are not trained on; none by default."
     )
 
     def violations(self) -> Iterator[Violation]:
         yield from super().violations()
         longest, terms = self.longest_sample, self.longest_sample_terms
-        yield from self.training.budget_violations("training", longest, terms, pairs=True)
+        yield from self.training.budget_violations("training", longest, terms, pairs=self.data.type == "pairs")
+        yield from self._row_violations()
         for name in self.training.changed("logprob_chunk_tokens", "logprob_chunk_vocab"):
             yield Violation(
                 ("training", name),
                 "a reward model has one output, a score, and computes no logits that could be cut into chunks; remove "
                 "it (max_tokens_per_micro_batch bounds the memory of a forward pass)",
             )
+
+    def _row_violations(self) -> Iterator[Violation]:
+        """Yield a loss, options and an evaluation that do not fit the rows."""
+        rows, loss = self.data.type, self.algorithm.loss
+        if rows == "pairs" and loss != "bradley_terry":
+            yield Violation(
+                ("algorithm", "loss"),
+                f"{loss!r} learns from answers that have a score each, and rows of data.type = pairs have none; set "
+                "data.type: scores, or loss: bradley_terry",
+            )
+        if rows == "scores" and loss == "bradley_terry":
+            yield Violation(
+                ("algorithm", "loss"),
+                "'bradley_terry' compares two answers to one prompt, and rows of data.type = scores have one each; set "
+                "bce for scores from 0 to 1 (right or wrong), or mse for ratings",
+            )
+        if rows == "scores":
+            for name, instead in (
+                ("label_smoothing", "write soft scores into the rows (0.95 for 1, 0.05 for 0)"),
+                ("center_coefficient", "scores are centred by those of the rows"),
+            ):
+                if getattr(self.algorithm, name):
+                    yield Violation(
+                        ("algorithm", name), f"it is of pairs, and data.type is scores; remove it: {instead}"
+                    )
+        if self.evaluation is not None and self.evaluation.type != rows:
+            yield Violation(
+                ("evaluation", "type"),
+                f"a model that learns from data.type = {rows} is measured on rows of the same kind; set type: {rows}",
+            )
+
+    @property
+    def evaluated_rows(self) -> ScoredPairData | ScoredAnswerData | None:
+        """What the evaluation reads: its sources, with the limits of `data`; nothing without an evaluation."""
+        if self.evaluation is None:
+            return None
+        limits = {name: getattr(self.data, name) for name in WholeConversations.model_fields}
+        rows = ScoredPairData if self.evaluation.type == "pairs" else ScoredAnswerData
+        return rows.model_validate({**limits, "sources": self.evaluation.sources})

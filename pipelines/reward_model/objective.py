@@ -1,4 +1,4 @@
-"""What a reward model learns: which of two conversations should score higher."""
+"""What a reward model learns: which of two conversations should score higher, or the score of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from roll_like.config.model import ModelTask
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.models.classifier import HEAD, load_classifier
-from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update, computed
+from roll_like.training.interface import BatchT, Engine, Objective, RankModel, RankSpec, StepT, Update, computed
 from roll_like.training.language_model import loads_late, prepared
+from roll_like.training.layout import MicroBatch
 from roll_like.training.pairs import PairBatch, pair_batches
 from roll_like.training.policy import RowModule
 from roll_like.types import FloatArray, IntArray, Pair, TrainingSample
@@ -26,8 +27,8 @@ from roll_like.values import Metrics, merge
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelObjective(Objective[Sequence[Pair], PairBatch]):
-    """Scores the preferred conversation of a pair higher: the Bradley-Terry loss.
+class ScoreObjective(Objective[StepT, BatchT]):
+    """A loss on the scores of whole conversations.
 
     Attributes:
         settings: The `training` section.
@@ -57,6 +58,22 @@ class RewardModelObjective(Objective[Sequence[Pair], PairBatch]):
         """Return the Hugging Face model."""
         return module.classifier
 
+    def forward(self, model: RankModel, batch: BatchT) -> FloatArray:
+        """Return the score of every conversation, in the order of the batch's sequences, shape [R]."""
+        scores_R: FloatArray = self.scores(model, batch).cpu().numpy()
+        return scores_R
+
+    def scores(self, model: RankModel, batch: MicroBatch) -> Tensor:
+        """Return the score of every conversation, in the order of the batch's sequences, shape [R]."""
+        scores_N: Tensor = model(batch)
+        # one target a conversation
+        return scores_N[torch.from_numpy(np.argsort(batch.sample_ids)).to(model.device)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelObjective(ScoreObjective[Sequence[Pair], PairBatch]):
+    """Scores the preferred conversation of a pair higher: the Bradley-Terry loss."""
+
     def updates(self, step: Sequence[Pair], engine: Engine) -> Iterator[Update[PairBatch]]:
         """Yield one optimizer step.
 
@@ -69,9 +86,7 @@ class RewardModelObjective(Objective[Sequence[Pair], PairBatch]):
 
     def loss(self, model: RankModel, batch: PairBatch, shared: FloatArray) -> tuple[Tensor, Metrics]:
         """Return a micro-batch's share of the loss; `shared` has the margin of each pair of the step."""
-        scores_N: Tensor = model(batch)
-        # one target a conversation: in the order of the batch's sequences
-        scores_R = scores_N[torch.from_numpy(np.argsort(batch.sample_ids)).to(model.device)]
+        scores_R = self.scores(model, batch)
         chosen, rejected = (torch.from_numpy(side).long().to(model.device) for side in (batch.chosen, batch.rejected))
         pairs = ScoredPairs(
             chosen_P=scores_R[chosen],
@@ -149,12 +164,17 @@ def score_targets(pairs: Sequence[Pair], pad_token_id: int) -> list[Pair]:
     """
     read = []
     for index, pair in enumerate(pairs):
-        chosen, rejected = (_until_padding(each.token_ids, pad_token_id, pair.origin) for each in pair.sequences)
+        chosen, rejected = (_until_padding(each, pad_token_id) for each in pair.sequences)
         shortest = min(len(chosen), len(rejected))
         differ = np.flatnonzero(chosen[:shortest] != rejected[:shortest])
         shared = int(differ[0]) if len(differ) else shortest
         read.append(Pair(chosen=_read(chosen, str(index), shared), rejected=_read(rejected, str(index), shared)))
     return read
+
+
+def answer_targets(answers: Sequence[TrainingSample], pad_token_id: int) -> list[TrainingSample]:
+    """Return single conversations as `score_targets` returns those of pairs; arguments and errors are the same."""
+    return [_read(_until_padding(each, pad_token_id), str(index), 0) for index, each in enumerate(answers)]
 
 
 def _read(tokens: IntArray, group_id: str, shared: int) -> TrainingSample:
@@ -166,10 +186,12 @@ def _read(tokens: IntArray, group_id: str, shared: int) -> TrainingSample:
     )
 
 
-def _until_padding(token_ids: IntArray, pad_token_id: int, origin: str) -> IntArray:
+def _until_padding(conversation: TrainingSample, pad_token_id: int) -> IntArray:
+    token_ids = conversation.token_ids
     places = np.flatnonzero(token_ids != pad_token_id)
     if not len(places):
         raise EngineError(
-            f"{origin}: a conversation holds nothing but the padding token {pad_token_id}", fix="correct the row"
+            f"{conversation.origin}: a conversation holds nothing but the padding token {pad_token_id}",
+            fix="correct the row",
         )
     return token_ids[: places[-1] + 1]

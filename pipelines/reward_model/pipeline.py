@@ -1,14 +1,18 @@
-"""Training of a reward model: score preferred answers higher than others."""
+"""Training of a reward model: score preferred answers higher than others, or each answer as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
-from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
-from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
+from roll_like.builtin.pipelines.reward_model.answer_objective import ScoredAnswerObjective
+from roll_like.builtin.pipelines.reward_model.check import score_findings
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig, ScoredPairData
+from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective, ScoreObjective
+from roll_like.builtin.pipelines.reward_model.scored_answers import ScoredAnswer, load_scored_answers
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.check import Report
 from roll_like.check.findings import failed
@@ -28,56 +32,68 @@ from roll_like.training.engine import TrainingEngine
 from roll_like.types import Pair
 from roll_like.values import Metrics
 
+#: What is learned from.
+ScoredItem: TypeAlias = Pair | ScoredAnswer
 
-class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, Pair, Sequence[Pair]]):
-    """Given pairs of conversations; each step scores what was chosen a little higher than what was not."""
+
+class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredItem, Sequence[Any]]):
+    """Given scored conversations; each step brings the model's scores a little closer to what was said of them."""
 
     position: ClassVar[str] = "pairs"
 
     @classmethod
-    def load(cls, config: RewardModelRunConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[Pair]:  # noqa: ARG003
-        """Return the pairs of `rows`."""
-        return load_scored_pairs(rows, renderer, section=section)
+    def load(cls, config: RewardModelRunConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[Any]:
+        """Return the pairs, or the single answers, of `rows`."""
+        if isinstance(rows, ScoredPairData):
+            return load_scored_pairs(rows, renderer, section=section)
+        return load_scored_answers(rows, renderer, loss=config.algorithm.loss, section=section)
 
     @classmethod
     def findings(
         cls, config: RewardModelRunConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
-    ) -> Findings[Pair]:
-        """Yield what is wrong with the model to start from and with pairs; tell the report what became of rows."""
+    ) -> Findings[ScoredItem]:
+        """Yield what is wrong with the model to start from and with rows; tell the report what became of these."""
         model = localised(config.model, "model.path", []) if shape is not None else None
         if model is not None:
             try:
                 check_outputs(resolve_model(model).path, trust_remote_code=model.trust_remote_code)
             except RollLikeError as error:
                 yield failed("model.path", error)
-        return (yield from super().findings(config, renderer, shape, report))
+        loaded = yield from super().findings(config, renderer, shape, report)
+        yield from score_findings(config, loaded)
+        return loaded
 
     @classmethod
-    def objective(cls, config: RewardModelRunConfig) -> RewardModelObjective:
-        """Return the Bradley-Terry loss, of a language model or a reward model to start from."""
+    def objective(cls, config: RewardModelRunConfig) -> ScoreObjective[Any, Any]:
+        """Return the loss, of a language model or a reward model to start from."""
         shape = load_model_config(resolve_model(config.model).path, trust_remote_code=config.model.trust_remote_code)
-        return RewardModelObjective(
+        of_rows: type[ScoreObjective[Any, Any]] = (
+            RewardModelObjective if config.data.type == "pairs" else ScoredAnswerObjective
+        )
+        return of_rows(
             settings=config.training,
             algorithm=config.algorithm,
             pad_token_id=pad_token_id(shape, load_tokenizer(config.model)),
         )
 
-    def batch(self, samples: Sequence[Pair]) -> Sequence[Pair]:
-        """Return a step's pairs."""
+    def batch(self, samples: Sequence[ScoredItem]) -> Sequence[ScoredItem]:
+        """Return a step's pairs, or its answers."""
         return samples
 
-    def figures(self, samples: Sequence[Pair]) -> Metrics:
+    def figures(self, samples: Sequence[ScoredItem]) -> Metrics:
         """Return how many conversations a step has, and how long they are."""
-        lengths = [len(each) for pair in samples for each in pair.sequences]
+        lengths = [len(each) for sample in samples for each in sample.sequences]
         return length_metrics(lengths, trained=sum(lengths))  # all of their tokens are read
 
     @classmethod
-    def evaluation_of(cls, config: RewardModelRunConfig, trainer: TrainingEngine[Sequence[Pair]]) -> Evaluation | None:
-        """Return what measures how often the right conversation scores higher; None without an evaluation."""
-        pairs = cls.evaluated_on(config)
-        if config.evaluation is None or pairs is None:
+    def evaluation_of(cls, config: RewardModelRunConfig, trainer: TrainingEngine[Sequence[Any]]) -> Evaluation | None:
+        """Return what measures the scores of other conversations; None without an evaluation."""
+        rows = cls.evaluated_on(config)
+        if config.evaluation is None or rows is None:
             return None
-        return pair_evaluation(config.evaluation, partial(trainer.measure, pairs.samples))
+        measured = pair_evaluation(config.evaluation, partial(trainer.measure, rows.samples))
+        # how well single answers are ordered; ratings are to be met as they are
+        return measured if config.data.type == "pairs" else replace(measured, best=("eval/auc", "-eval/loss"))
 
     @classmethod
     def start_evaluator(

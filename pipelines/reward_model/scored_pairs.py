@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,24 +41,13 @@ class ScoredPairReader(PairReader):
 
     def pieces(self, renderer: Renderer, found: ConversationRow) -> list[Piece]:
         """Return the text of a conversation, in one piece."""
-        require_words(found.messages, found.assistant_turns())
-        last = found.messages[-1]["role"]
-        if last != "assistant":
-            raise BadRow(
-                Problem.NO_ASSISTANT,
-                f"the last message is of {last!r}, expected the assistant's, which is what is scored",
-                fix="take what comes after the assistant's last message out of the row",
-            )
-        text = render(renderer, found.messages, found.tools)
-        require_tools(renderer, found.messages, found.tools)
-        require_written(renderer, found.messages, len(found.messages) - 1, found.tools, text)
-        return [Piece(text, False)]
+        return whole_conversation(renderer, found)
 
     def pair(self, row: Row, chosen: TrainingSample, rejected: TrainingSample) -> Pair:
         """Return both conversations with their margin."""
         if np.array_equal(chosen.token_ids, rejected.token_ids):
             raise identical()
-        return self.join([_read_at_its_end(chosen), _read_at_its_end(rejected)], _margin(row, self.source, self.key))
+        return self.join([read_at_its_end(chosen), read_at_its_end(rejected)], _margin(row, self.source, self.key))
 
     def value(self, sample: Pair) -> float:
         """Return the margin, which is kept beside the conversations."""
@@ -68,8 +58,38 @@ class ScoredPairReader(PairReader):
         return Pair(chosen=parts[0], rejected=parts[1], margin=value)
 
 
-def _read_at_its_end(sample: TrainingSample) -> TrainingSample:
+def whole_conversation(renderer: Renderer, found: ConversationRow) -> list[Piece]:
+    """Return the text of a conversation, in one piece.
+
+    Raises:
+        BadRow: It is empty, does not end with the assistant's message, or the chat template does not write all of it.
+    """
+    require_words(found.messages, found.assistant_turns())
+    last = found.messages[-1]["role"]
+    if last != "assistant":
+        raise BadRow(
+            Problem.NO_ASSISTANT,
+            f"the last message is of {last!r}, expected the assistant's, which is what is scored",
+            fix="take what comes after the assistant's last message out of the row",
+        )
+    text = render(renderer, found.messages, found.tools)
+    require_tools(renderer, found.messages, found.tools)
+    require_written(renderer, found.messages, len(found.messages) - 1, found.tools, text)
+    return [Piece(text, False)]
+
+
+def read_at_its_end(sample: TrainingSample) -> TrainingSample:
+    """Return a conversation whose last token is trained."""
     return replace(sample, loss_mask=np.arange(len(sample)) == len(sample) - 1)
+
+
+def number_in_field(value: Any) -> float | None:
+    """Return the number that a field holds, also as a text of a table; None where it holds something else."""
+    with suppress(ValueError, TypeError, OverflowError):
+        if not isinstance(value, bool | None):
+            number = float(value)
+            return number if math.isfinite(number) else None
+    return None
 
 
 def _margin(row: Row, source: ScoredPairSource, key: str) -> float:
@@ -77,11 +97,9 @@ def _margin(row: Row, source: ScoredPairSource, key: str) -> float:
         return 0.0
     require_fields(row, {source.margin_field: f"{key}.margin_field"})
     value = row.fields[source.margin_field]
-    if isinstance(value, str):  # of a table
-        with suppress(ValueError):
-            value = float(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
-        return float(value)
+    margin = number_in_field(value)
+    if margin is not None and margin >= 0:
+        return margin
     raise DataError(
         f"{row.origin}: expected a number of at least 0 in {source.margin_field!r}, found {short(value)}",
         fix=f"correct the row, or {key}.margin_field",

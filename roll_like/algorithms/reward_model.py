@@ -1,21 +1,28 @@
-"""The loss of a reward model, from the scores of chosen and rejected responses.
+"""The losses of a reward model, from the scores of chosen and rejected responses or of single answers.
 
 In the model of Bradley and Terry (1952), the response with score a is preferred to that with score b with probability
 σ(a − b). A reward model is trained on the likelihood of the preferences that people had (Ouyang et al. 2022,
-arXiv:2203.02155, equation 1).
+arXiv:2203.02155, equation 1). A verifier, or outcome reward model, learns from single answers whether they are right
+(Cobbe et al. 2021, arXiv:2110.14168): σ(a) is the probability that the answer with score a is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roll_like.algorithms.base import item_metrics, refuse_bad_values
 from roll_like.algorithms.preference.base import widened
 from roll_like.algorithms.preference.objective import share_above
+from roll_like.types import FloatArray
 from roll_like.values import Metric
+
+_DIVERGED = "lower training.optimizer.lr, or set model.dtype: bfloat16 where it is float16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +85,12 @@ def reward_model_objective(
     Raises:
         EngineError: A score is infinite or NaN.
     """
-    fix = "lower training.optimizer.lr, or set model.dtype: bfloat16 where it is float16"
     refuse_bad_values(
         "pair",
-        {"scores of chosen responses": (pairs.chosen_P, fix), "scores of rejected responses": (pairs.rejected_P, fix)},
+        {
+            "scores of chosen responses": (pairs.chosen_P, _DIVERGED),
+            "scores of rejected responses": (pairs.rejected_P, _DIVERGED),
+        },
     )
     chosen_P, rejected_P = widened(pairs.chosen_P), widened(pairs.rejected_P)
     losses_P = bradley_terry_loss(chosen_P, rejected_P, pairs.margins_P, label_smoothing=label_smoothing)
@@ -99,3 +108,101 @@ def reward_model_objective(
     }
     of_pairs = {name: (figure_P, counted_P) for name, figure_P in figures.items()}
     return objective, item_metrics({"train/loss": objective, **sums}, of_pairs, {"preference/pairs": counted_P})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredAnswers:
+    """The answers of one micro-batch, shape [S] each.
+
+    Attributes:
+        scores_S: Score of each answer by the model, with gradient.
+        labels_S: The score that it was given; of `bce` from 0 to 1.
+        weights_S: Weight of each answer in the sum: 1/(answers of the optimizer step, over all micro-batches and
+            ranks). 0 marks filler, as in `ScoredPairs`.
+    """
+
+    scores_S: Tensor
+    labels_S: Tensor
+    weights_S: Tensor
+
+
+def bce_loss(scores_S: Tensor, labels_S: Tensor) -> Tensor:
+    """Return −y·log σ(s) − (1 − y)·log σ(−s), shape [S]; y is a share of answers that are right, or 0 or 1.
+
+    >>> bce_loss(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.25])).tolist()
+    [0.6931471824645996, 0.6931471824645996]
+
+    Args:
+        scores_S: s, the model's scores.
+        labels_S: y.
+    """
+    return -labels_S * logsigmoid(scores_S) - (1 - labels_S) * logsigmoid(-scores_S)
+
+
+def mse_loss(scores_S: Tensor, labels_S: Tensor) -> Tensor:
+    """Return (s − y)², shape [S]; the arguments are those of `bce_loss`, and y any number."""
+    return (scores_S - labels_S).square()
+
+
+def scored_answers_objective(answers: ScoredAnswers, *, loss: str) -> tuple[Tensor, dict[str, Metric]]:
+    """Return Σ_i w_i·ℓ_i, and its metrics; what is said of `reward_model_objective` holds here too.
+
+    Args:
+        loss: `bce` or `mse`.
+
+    Raises:
+        EngineError: A score is infinite or NaN.
+    """
+    refuse_bad_values("answer", {"scores": (answers.scores_S, _DIVERGED)})
+    scores_S, labels_S = widened(answers.scores_S), answers.labels_S
+    losses_S = (bce_loss if loss == "bce" else mse_loss)(scores_S, labels_S)
+    objective = (answers.weights_S * losses_S).sum()
+    counted_S = answers.weights_S != 0
+    predicted_S = scores_S.sigmoid() if loss == "bce" else scores_S
+    figures = {
+        "preference/error": ((predicted_S - labels_S).abs(), counted_S),
+        "preference/score": (scores_S, counted_S),
+    }
+    if loss == "bce":
+        right_S, wrong_S = counted_S & (labels_S > 0.5), counted_S & (labels_S < 0.5)
+        above_S = share_above(scores_S, torch.zeros_like(scores_S))
+        figures |= {
+            "preference/accuracy": (torch.where(labels_S > 0.5, above_S, 1 - above_S), right_S | wrong_S),
+            "preference/score_chosen": (scores_S, right_S),
+            "preference/score_rejected": (scores_S, wrong_S),
+        }
+    sums = {"train/loss": objective, "train/preference_loss": objective}
+    return objective, item_metrics(sums, figures, {"preference/samples": counted_S})
+
+
+def area_under_curve(scores_S: FloatArray, labels_S: FloatArray) -> float | None:
+    """Return the probability that an answer labelled above ½ scores higher than one labelled below; ties count half.
+
+    This is the area under the ROC curve. Answers labelled ½ are left out. None where one of both kinds is missing.
+
+    >>> area_under_curve(np.array([0.1, 0.4, 0.4, 0.9]), np.array([0, 0, 1, 1]))
+    0.875
+    """
+    ranks_S, right_S = _ranks(scores_S[labels_S != 0.5]), labels_S[labels_S != 0.5] > 0.5
+    right, wrong = int(right_S.sum()), int((~right_S).sum())
+    if not right or not wrong:
+        return None
+    return float((ranks_S[right_S].sum() - right * (right + 1) / 2) / (right * wrong))
+
+
+def rank_correlation(scores_S: FloatArray, labels_S: FloatArray) -> float | None:
+    """Return Spearman's rank correlation of scores and labels; None where all scores, or all labels, are equal.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))
+    0.5
+    """
+    both = [ranks - ranks.mean() for ranks in map(_ranks, (scores_S, labels_S))]
+    spread = float(np.sqrt(np.square(both[0]).sum() * np.square(both[1]).sum()))
+    return float(both[0] @ both[1]) / spread if spread else None
+
+
+def _ranks(values_S: FloatArray) -> npt.NDArray[np.float64]:
+    """Return the place of each value in their order, counted from 1; equal values share the mean of their places."""
+    _, place_S, counts = np.unique(values_S, return_inverse=True, return_counts=True)
+    ranks_S: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[place_S]
+    return ranks_S

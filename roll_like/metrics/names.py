@@ -105,10 +105,13 @@ preference/reward_chosen | – | chosen | Mean implicit reward of chosen, or des
 preference/reward_rejected | – | rejected | The same of rejected, or undesirable, ones.
 preference/reward_margin | – | margin | Mean difference of the rewards of a pair, or of both kinds.
 preference/margin | – | margin | Mean difference of a reward model's scores of a pair.
-preference/score_chosen | – | chosen | Mean score of chosen responses by a reward model.
-preference/score_rejected | – | rejected | The same of rejected ones.
+preference/score_chosen | – | chosen | Mean score of chosen responses by a reward model; of single answers, of those \
+labelled above ½.
+preference/score_rejected | – | rejected | The same of rejected ones, or of those labelled below ½.
+preference/score | – | score | Mean score of single answers by a reward model.
+preference/error | – | error | Mean distance of a reward model's score from the given one; with `bce`, of σ(score).
 preference/accuracy | share | accuracy | Share of pairs whose chosen response has the higher reward (of samples: on \
-its side of the baseline); ties ½.
+its side of the baseline, or of ½); ties ½.
 preference/pair_accuracy | share | pair accuracy | Share of pairs whose chosen answer has the higher reward, if a \
 loss on single samples is measured on pairs.
 preference/logprob_chosen | nats | logprob chosen | Mean log-probability of chosen responses, summed up.
@@ -118,6 +121,10 @@ preference/length_rejected | tokens | length rejected | The same of rejected one
 preference/baseline | – | baseline | KL baseline of `kto`, scaled by β.
 preference/pairs | pairs | pairs | Pairs that the step trained on.
 preference/samples | samples | samples | Unpaired samples that the step trained on.
+preference/auc | share | AUC | Probability that an answer labelled above ½ scores higher than one labelled below; \
+ties ½.
+preference/rank_correlation | – | rank correlation | Spearman's correlation of a reward model's scores with the given \
+ones.
 preference/<name> | – | <name> | A further figure of preference training.
 iteration/number | – | iteration | Which iteration of sampled pairs the step begins, counted from 1.
 iteration/steps | steps | steps | Steps that the iteration lasts.
@@ -205,13 +212,19 @@ eval/failures | samples | eval failures | Answers of the evaluation that infrast
 eval/incomplete_tasks | tasks | incomplete | Tasks with fewer than k scored samples; pass@j and maj@k omit them.
 eval/truncated | share | eval truncated | Share of the evaluation's responses that the token limit cut.
 eval/accuracy | share | eval accuracy | Share of the evaluation's pairs whose chosen answer is preferred (of samples: \
-on its side of the baseline).
+on its side of the baseline, or of ½).
 eval/pair_accuracy | share | eval pair accuracy | Share of the evaluation's pairs whose chosen answer is preferred, \
 by a loss on single samples.
 eval/reward_margin | – | eval margin | Mean difference of the implicit rewards of the evaluation's pairs, or \
 desirable and undesirable samples.
 eval/baseline | – | eval baseline | KL baseline of `kto` over the evaluation's answers, scaled by β.
 eval/margin | – | eval margin | Mean difference of a reward model's scores of the evaluation's pairs.
+eval/auc | share | eval AUC | Probability that an answer of the evaluation labelled above ½ scores higher than one \
+labelled below; ties ½.
+eval/rank_correlation | – | eval rank correlation | Spearman's correlation of scores with the given ones in the \
+evaluation.
+eval/error | – | eval error | Mean distance of a reward model's score from the given one in the evaluation; with \
+`bce`, of σ(score).
 eval/loss | nats/token | eval loss | Mean negative log-likelihood of the evaluation's answers, or its preference loss.
 eval/perplexity | – | eval perplexity | Its exponential.
 eval/tokens | tokens | eval tokens | Tokens of the evaluation's answers.

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from hygiene import nothing_left
 from reward_support import completion
-from run_config import evaluated, exported, kill_run, losses, read_lines, run_here, write_reward_model_run
+from run_config import (
+    evaluated,
+    exported,
+    kill_run,
+    losses,
+    read_lines,
+    run_here,
+    scored_rows,
+    write_reward_model_run,
+)
 
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 
@@ -31,7 +40,7 @@ def test_a_reward_model_is_learned_and_one_that_was_killed_goes_on(tmp_path: Pat
         folder.mkdir()
     epochs = {"steps": None, "epochs": 4}  # 4 × 20 pairs, 8 a step
     with nothing_left():
-        config = write_reward_model_run(whole, tiny_model, **epochs, checkpoint={"export": True})
+        config = write_reward_model_run(whole, tiny_model, **epochs, checkpoint={"every": 10, "export": True})
         code, output = run_here(config, curves=True)
     assert code == 0, output
     run = whole / "runs" / "tiny"
@@ -72,5 +81,60 @@ def test_a_short_run_prefers_what_was_chosen(tmp_path: Path, tiny_model: Path) -
     before, after = read_lines(run / "evaluations.jsonl")
     assert after["eval/loss"] < before["eval/loss"]
     assert after["eval/margin"] > before["eval/margin"]
+    good, bad = scores(run / "model")
+    assert good > bad
+
+
+def write_scores_run(directory: Path, model_path: Path, **changes: Any) -> Path:
+    """The same answers, each with the score 1 or 0."""
+    write_reward_model_run(directory, model_path)
+    return write_reward_model_run(directory, model_path, **scored_rows(directory), **changes)
+
+
+@pytest.mark.slow
+def test_scores_are_learned_from_single_answers_and_a_run_that_was_killed_goes_on(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    epochs = {"steps": None, "epochs": 16}  # 16 × 40 answers, 16 a step
+    config = write_scores_run(whole, tiny_model, **epochs, checkpoint={"export": True})
+    with nothing_left():
+        code, output = run_here(config, curves=True)
+    assert code == 0, output
+    run = whole / "runs" / "tiny"
+    lines, (before, after) = read_lines(run / "metrics.jsonl"), read_lines(run / "evaluations.jsonl")
+    assert len(lines) == 40
+    assert losses(run)[0] == pytest.approx(0.6931, abs=0.02)  # log 2: scores begin near 0
+    assert lines[-1]["preference/accuracy"] > 0.9
+    assert lines[0]["preference/samples"] == 16
+    assert after["eval/auc"] > max(before["eval/auc"], 0.75)  # of words that are not trained on
+    assert after["eval/loss"] < before["eval/loss"] - 0.05
+    assert after["eval/error"] < before["eval/error"]
+    good, bad = scores(run / "model")
+    assert good > 0 > bad  # on either side of σ = ½
+    alone = evaluated(config, run / "model")
+    assert alone["eval/auc"] == pytest.approx(after["eval/auc"])
+    assert alone["eval/loss"] == pytest.approx(after["eval/loss"], rel=1e-3)
+
+    config = write_scores_run(halves, tiny_model, **epochs)
+    with nothing_left():
+        kill_run(config, "step  4/40")
+    code, output = run_here(config, "--resume")
+    assert code == 0, output
+    assert losses(halves / "runs" / "tiny") == pytest.approx(losses(run), rel=1e-3)
+
+
+def test_a_short_run_on_scores_tells_right_from_wrong(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_scores_run(tmp_path, tiny_model, steps=4, checkpoint={"at_end": False, "export": True})
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    assert losses(run)[0] == pytest.approx(0.6931, abs=0.02)
+    before, after = read_lines(run / "evaluations.jsonl")
+    assert after["eval/loss"] < before["eval/loss"]
+    assert after["eval/error"] < before["eval/error"]
     good, bad = scores(run / "model")
     assert good > bad

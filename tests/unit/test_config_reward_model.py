@@ -40,9 +40,9 @@ def config(**changes: Any) -> RewardModelRunConfig:
             "training.workers",
             "one step has 1 pairs, fewer than 2 workers",
         ),
-        ({"data__too_long": "cut"}, "data.too_long", "Input should be 'skip' or 'refuse'"),
+        ({"data__too_long": "cut"}, "data.pairs.too_long", "Input should be 'skip' or 'refuse'"),
         ({"algorithm": {"label_smoothing": 0.7}}, "algorithm.label_smoothing", "less than or equal to 0.5"),
-        ({"algorithm": {"loss": "dpo"}}, "algorithm.loss", "Extra inputs"),
+        ({"algorithm": {"loss": "dpo"}}, "algorithm.loss", "Input should be 'bradley_terry', 'bce' or 'mse'"),
         ({"reference": {}}, "reference", "Extra inputs"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
-from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
+from roll_like.builtin.pipelines.reward_model.config import ScoredAnswerData, ScoredPairData
+from roll_like.builtin.pipelines.reward_model.scored_answers import load_scored_answers
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
@@ -161,6 +163,9 @@ def test_every_kind_of_sample_comes_back_as_it_was(tmp_path: Path, render: Rende
     loads = {
         load_pairs: PairData(sources=[{"path": str(file)}], cache_dir=cache),
         load_scored_pairs: ScoredPairData(sources=[{"path": str(file), "margin_field": "lead"}], cache_dir=cache),
+        partial(load_scored_answers, loss="mse"): ScoredAnswerData(
+            sources=[{"path": str(file), "score_field": "lead"}], cache_dir=cache
+        ),
         load_labelled: LabelledData(sources=[{"path": str(file)}], cache_dir=cache),
     }
     for load, data in loads.items():

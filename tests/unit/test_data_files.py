@@ -18,7 +18,8 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
-from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
+from roll_like.builtin.pipelines.reward_model.config import ScoredAnswerData, ScoredPairData
+from roll_like.builtin.pipelines.reward_model.scored_answers import load_scored_answers
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.config.data import ConversationData, DataSource, PairData
 from roll_like.data import files
@@ -210,6 +211,10 @@ def test_tables_for_every_kind_of_row(renderer: Renderer, tmp_path: Path) -> Non
         ScoredPairData(sources=[{"path": str(file), "margin_field": "margin"}], max_tokens=99), renderer
     )
     assert [pair.margin for pair in scored.sources[0].items] == [0.5, 1.0]
+    for field, scores in (("margin", [0.5, 1.0]), ("label", [1.0, 0.0])):
+        rows = ScoredAnswerData(sources=[{"path": str(file), "score_field": field}], max_tokens=99)
+        answers = load_scored_answers(rows, renderer, loss="bce").sources[0].items
+        assert [answer.score for answer in answers] == scores
 
 
 #: Without the time, so that the tests are called the same in every process.

@@ -18,7 +18,7 @@ from tiny_model import make_tiny_tokenizer
 from roll_like.builtin.pipelines.distill.config import DistillationDataConfig
 from roll_like.builtin.pipelines.dpo.config import LabelledDataConfig, PreferenceDataConfig
 from roll_like.builtin.pipelines.online_dpo.config import PairEvaluationConfig
-from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
+from roll_like.builtin.pipelines.reward_model.config import ScoredAnswerDataConfig, ScoredPairData
 from roll_like.builtin.pipelines.sft.config import SFTConfig, SFTDataConfig, SFTEvaluationConfig
 from roll_like.config.base import ConfigModel
 from roll_like.config.data import ConversationData, DataConfig, DataSource
@@ -43,6 +43,7 @@ SECTIONS: dict[Any, dict[str, Any]] = {
     LabelledDataConfig: {"samples_per_step": 1},
     PairEvaluationConfig: {},
     ScoredPairData: {},
+    ScoredAnswerDataConfig: {"samples_per_step": 1},
     DistillationDataConfig: {"samples_per_step": 1},
 }
 

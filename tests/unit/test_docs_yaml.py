@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like import make_env
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
+from roll_like.builtin.pipelines.reward_model.scored_answers import load_scored_answers
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
 from roll_like.config.load import load_config
 from roll_like.config.source import read_source
@@ -144,6 +145,7 @@ LOADERS: dict[str, Callable[[Any, Renderer], Any]] = {
     "pairs": load_pairs,
     "labels": load_labelled,
     "reward_model": load_scored_pairs,
+    "scores": partial(load_scored_answers, loss="bce"),
 }
 
 

@@ -7,6 +7,7 @@ import json
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from chat_templates import renderer
@@ -18,6 +19,7 @@ from roll_like.data.pairs import load_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "data"
+SCORES = ("relevance_scores_train", "relevance_scores_eval")
 NAMES = ("pairs_train", "pairs_eval", "sft_train", "sft_eval", "relevance_train", "relevance_eval")
 
 
@@ -64,7 +66,7 @@ def test_the_same_arguments_write_the_same_bytes(script: ModuleType, cache: Path
         folder = tmp_path / str(number)
         folder.mkdir()
         script.main(["--cache", str(cache), "--out", str(folder), "--seed", seed])
-        written[number] = [(folder / f"{name}.jsonl").read_bytes() for name in NAMES]
+        written[number] = [(folder / f"{name}.jsonl").read_bytes() for name in (*NAMES, *SCORES)]
     assert written[0] == written[1]
     assert written[0] != written[2]
 
@@ -102,8 +104,18 @@ def test_wrong_answers_are_right_ones_of_other_goals() -> None:
         assert all(row["rejected"] != row["chosen"] and right[row["rejected"]] != row["prompt"] for row in rows)
 
 
+def test_single_answers_are_one_of_each_pair() -> None:
+    for name in SCORES:
+        pairs = rows_of(FOLDER / f"{name.replace('_scores', '')}.jsonl")
+        rows: list[Any] = rows_of(FOLDER / f"{name}.jsonl")
+        sides = ["chosen" if row["score"] else "rejected" for row in rows]
+        assert [row["prompt"] for row in rows] == [pair["prompt"] for pair in pairs]
+        assert [row["completion"] for row in rows] == [pair[side] for pair, side in zip(pairs, sides, strict=True)]
+        assert abs(sides.count("chosen") - sides.count("rejected")) <= 1
+
+
 def test_the_files_are_small() -> None:
-    assert sum((FOLDER / f"{name}.jsonl").stat().st_size for name in NAMES) < 600_000
+    assert sum((FOLDER / f"{name}.jsonl").stat().st_size for name in (*NAMES, *SCORES)) < 600_000
     counts = {name: len(rows_of(FOLDER / f"{name}.jsonl")) for name in NAMES}
     assert min(counts["pairs_train"], counts["sft_train"], counts["relevance_train"]) >= 300
     assert min(counts["pairs_eval"], counts["sft_eval"], counts["relevance_eval"]) >= 100
