@@ -175,12 +175,19 @@ def write_reward_model_run(directory: Path, model_path: Path, **changes: Any) ->
 
 
 def scored_rows(directory: Path) -> dict[str, Any]:
-    """Write the pairs of `write_dpo_run` as single answers with the scores 1 and 0; return the sections that differ."""
+    """Write the pairs of `write_dpo_run` as single answers, wrong ones in capitals; return the sections that differ."""
     sections: dict[str, Any] = {}
     for part, section in (("train", "data"), ("eval", "evaluation")):
         pairs = read_lines(directory / f"{part}.jsonl")
-        sides = [(pair, side) for pair in pairs for side in ("chosen", "rejected")]
-        rows = [{"prompt": pair["prompt"], "completion": pair[side], "score": side == "chosen"} for pair, side in sides]
+        answers = [(pair, right) for pair in pairs for right in (True, False)]
+        rows = [
+            {
+                "prompt": pair["prompt"],
+                "completion": pair["chosen"] if right else pair["rejected"].upper(),
+                "score": right,
+            }
+            for pair, right in answers
+        ]
         path = directory / f"scores_{part}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         sections[section] = {"type": "scores", "sources": [{"path": str(path)}]}

@@ -25,10 +25,10 @@ from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfi
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
-def scores(model: Path) -> list[float]:
+def scores(model: Path, bad: str = "aetaetaet") -> list[float]:
     """Of an answer of the kind that is chosen, and of one that is not."""
     reward = RewardModel(RewardModelConfig(path=str(model)))
-    answers = [completion(text, prompt="Say tea 2 times") for text in ("teatea", "aetaetaet")]
+    answers = [completion(text, prompt="Say tea 2 times") for text in ("teatea", bad)]
     results: Any = reward.score(answers)
     return [result.value for result in results]
 
@@ -86,7 +86,7 @@ def test_a_short_run_prefers_what_was_chosen(tmp_path: Path, tiny_model: Path) -
 
 
 def write_scores_run(directory: Path, model_path: Path, **changes: Any) -> Path:
-    """The same answers, each with the score 1 or 0."""
+    """The same on single answers, each with the score 1 or 0."""
     write_reward_model_run(directory, model_path)
     return write_reward_model_run(directory, model_path, **scored_rows(directory), **changes)
 
@@ -112,7 +112,7 @@ def test_scores_are_learned_from_single_answers_and_a_run_that_was_killed_goes_o
     assert after["eval/auc"] > max(before["eval/auc"], 0.75)  # of words that are not trained on
     assert after["eval/loss"] < before["eval/loss"] - 0.05
     assert after["eval/error"] < before["eval/error"]
-    good, bad = scores(run / "model")
+    good, bad = scores(run / "model", bad="AETAETAET")
     assert good > 0 > bad  # on either side of σ = ½
     alone = evaluated(config, run / "model")
     assert alone["eval/auc"] == pytest.approx(after["eval/auc"])
@@ -136,5 +136,5 @@ def test_a_short_run_on_scores_tells_right_from_wrong(tmp_path: Path, tiny_model
     before, after = read_lines(run / "evaluations.jsonl")
     assert after["eval/loss"] < before["eval/loss"]
     assert after["eval/error"] < before["eval/error"]
-    good, bad = scores(run / "model")
+    good, bad = scores(run / "model", bad="AETAETAET")
     assert good > bad

@@ -163,7 +163,7 @@ def test_a_step_is_the_mean_over_its_answers_however_it_is_laid_out(
     engine: Any = PlainEngine(objective, ScoreModule(ours), layout)
     (update,) = objective.updates(answers, engine)
     value, figures = engine.loss(update)
-    value.backward()
+    torch.autograd.backward(value)
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
     assert figures["preference/samples"] == 3
     found = dict(ours.named_parameters())
