@@ -563,8 +563,7 @@ class RunSummary(Protocol):
 class StopRun(Exception):
     """Raised by a callback: the step under way is the run's last one. It is evaluated and exported like any other.
 
-    Args:
-        why: What is shown, and kept in `events.jsonl`.
+    Its text is shown, and kept in `events.jsonl`.
     """
 
 

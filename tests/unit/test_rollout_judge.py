@@ -126,9 +126,9 @@ async def test_nobody_waits_for_a_server_that_cannot_be_replaced(monkeypatch: py
     keeper, _ = keeper_of(servers)
     (thread,) = set(threading.enumerate()) - before
     servers.ends[0].set()
+    thread.join(LIMIT)  # its error belongs to this test
     assert not await keeper.died_since(0)
     assert await asyncio.wait_for(keeper.ready(), LIMIT) == 1
-    thread.join(LIMIT)  # its error belongs to this test
 
 
 async def test_servers_end_with_the_run() -> None:
