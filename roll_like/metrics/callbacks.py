@@ -27,11 +27,13 @@ from roll_like.metrics.names import is_listed
 from roll_like.registry import CALLBACKS, did_you_mean
 from roll_like.types import Callbacks, StopRun
 
+History = Sequence[tuple[int, Mapping[str, float]]]
+
 
 class Callback(Algorithm):
     """Base of callbacks: what happens after a step, and after an evaluation; nothing, unless it is overridden.
 
-    It runs in the driver, between steps. A resumed run makes a new one, which is called for new steps only.
+    It runs in the driver, between steps. A resumed run makes a new one, which is told of what was before.
 
     Args:
         config: An instance of its `Config`.
@@ -50,6 +52,9 @@ class Callback(Algorithm):
         Raises:
             StopRun: The run ends after this evaluation.
         """
+
+    def on_resume(self, steps: History, evaluations: History) -> None:
+        """Take the figures of the steps and evaluations before a resumption, in order, with their numbers of steps."""
 
 
 @CALLBACKS.register("stop_when")
@@ -85,6 +90,18 @@ class StopWhen(Callback):
         if self.config.metric.startswith("eval/"):
             self._look(f"the evaluation after {step} steps", figures)
 
+    def on_resume(self, steps: History, evaluations: History) -> None:
+        """Count what was beyond the bound in a row."""
+        before = evaluations if self.config.metric.startswith("eval/") else steps
+        for _, figures in before:
+            if self.config.metric in figures:
+                self._count(figures[self.config.metric])
+
+    def _count(self, value: float) -> None:
+        above, below = self.config.above, self.config.below
+        beyond = (above is not None and value > above) or (below is not None and value < below)
+        self._beyond = self._beyond + 1 if beyond else 0
+
     def _look(self, when: str, figures: Mapping[str, float]) -> None:
         name, above, below = self.config.metric, self.config.above, self.config.below
         if name not in figures:
@@ -95,8 +112,7 @@ class StopWhen(Callback):
                 fix="correct `metric` of the callback stop_when",
             )
         value = figures[name]
-        beyond = (above is not None and value > above) or (below is not None and value < below)
-        self._beyond = self._beyond + 1 if beyond else 0
+        self._count(value)
         if self._beyond >= self.config.patience:
             bounds = {"above": above, "below": below}
             said = " or ".join(f"{side} {bound:g}" for side, bound in bounds.items() if bound is not None)
@@ -113,9 +129,19 @@ class CallbackList:
 
     def __init__(self, configs: Sequence[PluginConfig], given: Callbacks | None) -> None:
         made = [(config.type, CALLBACKS.get(config.type)(config)) for config in configs]
+        self._made = [one for _, one in made]
         given = given or Callbacks()
         self._on_step = [*((name, one.on_step) for name, one in made), (None, given.on_step)]
         self._on_evaluation = [*((name, one.on_evaluation) for name, one in made), (None, given.on_evaluation)]
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return any(function is not None for _, function in (*self._on_step, *self._on_evaluation))
+
+    def on_resume(self, steps: History, evaluations: History) -> None:
+        """Tell those of the configuration what was before."""
+        for one in self._made:
+            one.on_resume(steps, evaluations)
 
     def on_step(self, step: int, figures: Mapping[str, float]) -> str | None:
         """Call all; return why the run is to end, or None.

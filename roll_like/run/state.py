@@ -101,7 +101,8 @@ class RunState:
         self.config = config
         self._signal = signal
         self._callbacks = CallbackList(config.callbacks, callbacks)
-        self._ends = False  # a callback wants no further step
+        #: Whether a callback wants no further step: it may have said so before a resumption.
+        self._ends = bool(self._callbacks) and self.first_step in _ended_early(directory)
         self._store = store
         self._snapshots = snapshots
         self._resumed = resumed
@@ -117,6 +118,8 @@ class RunState:
         self._nothing_learned = NothingLearned()
         for _, values in metrics.history:  # of the steps before a resumption; they were warned of then
             self._guards.check(values)
+        if resumed:
+            self._callbacks.on_resume(metrics.history, metrics.evaluations)
         self._score: float | None = None
         self._noted: list[Metrics] = []
         self._health: list[Metrics] = []  # of workers that hung or were replaced; other threads add to it
@@ -264,6 +267,7 @@ class RunState:
         """End the run after the last finished step, if a callback wants that."""
         if why is not None and not self._ends:
             self._ends = True
+            self.metrics.event("early_end", finished=self.finished, why=why)
             self.metrics.warn(f"a callback ends the run after step {self.finished}: {why}")
 
     def _watch(self, values: Mapping[str, float]) -> None:
@@ -471,6 +475,13 @@ class RunState:
 
     def _states(self) -> dict[str, Any]:
         return {"metrics": self.metrics.state(), **{name: part.state() for name, part in self._parts.items()}}
+
+
+def _ended_early(directory: Path) -> set[int]:
+    """Return the steps after which callbacks have ended the run."""
+    return {
+        int(event["finished"]) for event in files.read_jsonl(directory / files.EVENTS) if event["kind"] == "early_end"
+    }
 
 
 def _listed(names: Collection[str]) -> str:

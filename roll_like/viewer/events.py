@@ -56,6 +56,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "recovery": _recovery,
     "profile": _profile,
     "rewind": lambda event: f"went back from step {event['step']} to the checkpoint of step {event['to']}",
+    "early_end": lambda event: f"a callback ended the run after step {event['finished']}: {event['why']}",
     "end": _end,
 }
 

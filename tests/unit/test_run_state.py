@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ class FakeMetrics:
         self.warnings: list[str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.history: list[tuple[int, dict[str, float]]] = []
+        self.evaluations: list[tuple[int, dict[str, float]]] = []
         self.console = SimpleNamespace(print=print)
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
@@ -401,6 +403,26 @@ def test_a_function_ends_the_run_and_the_last_step_is_evaluated(tmp_path: Path) 
         state.evaluate(Evaluator())  # type: ignore[arg-type]
     assert asked == [(1, 7), (2, 2)]
     assert metrics.warnings == ["a callback ends the run after step 2: a callback raised StopRun"]
+
+
+def test_a_run_that_a_callback_has_ended_stays_ended_when_it_is_resumed(tmp_path: Path) -> None:
+    bound = [{"metric": "train/loss", "above": 1.5}]
+    state, metrics = make(tmp_path, 7, stop_when=bound, at_end=True)
+    assert logged_until_the_end(state) == [1, 2, 3]
+    (kind, content) = metrics.events[-1]
+    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": kind, **content}) + "\n")
+    (checkpoint,) = tmp_path.glob("step_*")
+    for callbacks, steps in ((bound, []), ([], [4, 5, 6, 7])):
+        state, _ = make(tmp_path, 7, stop_when=callbacks, resumed=read_checkpoint(checkpoint))
+        assert logged_until_the_end(state) == steps
+
+
+def test_patience_counts_on_after_a_resumption(tmp_path: Path) -> None:
+    history = [{"train/loss": loss} for loss in LOSSES[:5]]
+    resumed: Any = SimpleNamespace(step=5, path=tmp_path, state={"metrics": {}})
+    bound = [{"metric": "train/loss", "above": 1.5, "patience": 2}]
+    state, _ = make(tmp_path, 7, stop_when=bound, resumed=resumed, history=history)
+    assert logged_until_the_end(state) == [6]
 
 
 def test_a_metric_that_is_not_there_is_named_with_what_it_may_be(tmp_path: Path) -> None:
