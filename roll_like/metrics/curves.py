@@ -257,9 +257,17 @@ def smoothed(values: Sequence[float]) -> list[float]:
     Of fewer than six steps each stays as it is: such a window would be most of the run.
     """
     radius = max(1, len(values) // 16) if len(values) >= 6 else 0
-    around = (values[max(0, index - radius) : index + radius + 1] for index in range(len(values)))
-    finite = ([value for value in window if math.isfinite(value)] for window in around)
-    return [math.fsum(window) / len(window) if window else math.nan for window in finite]
+    sums, counts = [0.0], [0]
+    for value in values:
+        finite = math.isfinite(value)
+        sums.append(sums[-1] + (value if finite else 0.0))
+        counts.append(counts[-1] + finite)
+    found = []
+    for index in range(len(values)):
+        first, last = max(0, index - radius), min(len(values), index + radius + 1)
+        count = counts[last] - counts[first]
+        found.append((sums[last] - sums[first]) / count if count else math.nan)
+    return found
 
 
 def thinned(line: Line) -> Line:
