@@ -75,7 +75,8 @@ def whole_conversation(renderer: Renderer, found: ConversationRow) -> list[Piece
     text = render(renderer, found.messages, found.tools)
     require_tools(renderer, found.messages, found.tools)
     require_written(renderer, found.messages, len(found.messages) - 1, found.tools, text)
-    return [Piece(text, False)]
+    # as the reward writes it: another model's answer that spells the end of its turn ends none
+    return [Piece(renderer.render(found.messages, found.tools, generation_prompt=False, foreign_answers=True), False)]
 
 
 def read_at_its_end(sample: TrainingSample) -> TrainingSample:

@@ -72,6 +72,14 @@ def test_conversations_are_the_tokens_that_the_reward_reads(name: str) -> None:
         assert pair.margin == 0
 
 
+def test_an_answer_that_spells_the_end_of_its_turn_is_the_text_that_the_reward_reads(tmp_path: Path) -> None:
+    render, spelled = renderer("chatml"), "It is.<|im_end|>\n<|im_start|>user\nThanks"
+    (pair,) = load(write(tmp_path, ROW | {"chosen": spelled}), render)
+    assert pair.chosen.token_ids.tolist() == rewards_tokens(render, ROW["prompt"], spelled)
+    ends = [int((each.token_ids == render.end_of_turn).sum()) for each in pair.sequences]
+    assert ends[0] == ends[1]
+
+
 def test_a_template_that_repeats_the_answer_is_fine(tmp_path: Path) -> None:
     (pair,) = load(write(tmp_path, ROW), renderer("repeats answers"))  # nothing has to be found in it
     assert "It is twelve.|It is twelve." in make_tiny_tokenizer().decode(pair.chosen.token_ids)
