@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
@@ -232,10 +231,10 @@ class ClusterHandle(Generic[W]):
 def _constructor_error(text: str) -> str:
     """Return what a worker's constructor raised, without the traceback that Ray puts before it."""
     lines = text.rstrip().splitlines()
-    begins = [
-        number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)
-    ]
-    return "\n".join(lines[begins[-1] :] if begins else lines[-1:])
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    # after the last frame and its source comes the error, of one line or several
+    after = [number for number in range(frames[-1] + 1, len(lines)) if lines[number][:1].strip()] if frames else []
+    return "\n".join(lines[after[0] :] if after else lines[-1:])
 
 
 def _cause(refs: Sequence[Any], failed: int, error: RayError) -> tuple[int, RayError]:

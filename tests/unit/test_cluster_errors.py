@@ -78,6 +78,13 @@ def test_workers_import_what_the_driver_imports(monkeypatch: pytest.MonkeyPatch,
     assert others == [str(beside)]
 
 
+@pytest.mark.parametrize("error", ["mod.SampleLost: the file is away\n  fix: do so\n  and so", "KeyError: 'x'"])
+def test_an_error_of_any_name_is_told_whole(cluster: Cluster[Worker], error: str) -> None:
+    text = f'died of ray::W.__init__()\n  File "w.py", line 4, in __init__\n    self.a = b()\n    ^^^\n{error}'
+    explained = cluster._explain(RayActorError("7", text, actor_init_failed=True), 0, Worker.close)
+    assert explained.message == f"training worker 0 in close: it could not start: {error}"
+
+
 def test_a_worker_that_could_not_be_made_says_why(cluster: Cluster[Worker]) -> None:
     """Not that its process is gone, with the first 600 characters of two tracebacks."""
     text = (

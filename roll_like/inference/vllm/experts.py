@@ -52,7 +52,7 @@ def repack_experts() -> None:
 
 
 class ExpertLayers:
-    """What the fingerprints of a model's experts are of, by the names that a checkpoint has for them.
+    """The numbers of a model's experts that fingerprints are made of, by the names of a checkpoint.
 
     Args:
         model: vLLM's.
