@@ -21,7 +21,7 @@ LARGE, SMALL, TINY = (1536, 28, 12, 8960), (896, 24, 14, 4864), (64, 2, 4, 128)
 SHAPES = {"large": LARGE, "small": SMALL, "tiny": TINY}
 #: Qwen3-0.6B as it is published, its vocabulary too: prime-rl measures its trainer with it.
 QWEN3 = "qwen3-0.6b"
-#: 128 small experts in each of 8 layers; Qwen3-30B-A3B has 48 such layers. Its 3,146 tensors show what a sync costs for each.
+#: 128 small experts in each of 8 layers; Qwen3-30B-A3B has 48 of them. 3,146 tensors show what a sync costs for each.
 EXPERTS = "experts"
 #: Longest row of a benchmark.
 CONTEXT = 65_536
