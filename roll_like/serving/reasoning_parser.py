@@ -6,6 +6,7 @@ tags that the chat template or the tokenizer shows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,9 @@ from roll_like.data.reasoning import after_prompt, known_tags, split_turn
 from roll_like.serving.reasoning_stream import ReasoningStream
 from roll_like.types import THINK, ReasoningTags
 
-#: How what is forced into a format begins: such an answer has no reasoning, also where the prompt opens it.
-_FORCED = ("{", "[")
-#: Tokens that hold any tag.
+#: How JSON objects and lists of them or of texts begin, and what may still become that.
+_JSON, _PERHAPS_JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[{"\]])'), re.compile(r"\s*(?:[{\[]\s*)?\Z")
+#: More tokens than any tag has: so many are decoded where a tag is looked for.
 _TAG_TOKENS = 64
 
 
@@ -38,6 +39,7 @@ class RunReasoningParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not 
         self._stream: ReasoningStream | None = None
         self._opened: bool | None = None
         self._plain = False
+        self._held = ""
 
     @property
     def tags(self) -> ReasoningTags:
@@ -62,7 +64,7 @@ class RunReasoningParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not 
         self._opened = self._opens(self._end_of(prompt_token_ids))
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Return whether a prompt has closed the reasoning: templates do so where it is turned off."""
+        """Return whether a prompt ends with the closing tag, as templates write it where reasoning is turned off."""
         return self._end_of(input_ids).rstrip().endswith(self._tags.close)
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
@@ -87,9 +89,15 @@ class RunReasoningParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not 
         return ids.index(close) + 1 if close in ids else len(ids)
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        """Return the reasoning and the answer of a whole response."""
-        del request
-        if self.tags.opened and self._tags.close not in model_output and model_output.lstrip().startswith(_FORCED):
+        """Return the reasoning and the answer of a whole response.
+
+        What a request forces into a format has no reasoning, also where the prompt opens it.
+        """
+        if (
+            self.tags.opened
+            and _forces(request)
+            and (self._tags.close not in model_output or _JSON.match(model_output))
+        ):
             return None, model_output
         reasoning, content = split_turn(model_output, self.tags)
         return reasoning, content or None
@@ -103,17 +111,28 @@ class RunReasoningParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not 
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
     ) -> DeltaMessage | None:
-        """Return what a piece adds to the reasoning, and to the answer where it ends."""
-        del previous_text, previous_token_ids, current_token_ids, delta_token_ids
-        tags = self.tags
+        """Return what a piece adds to the reasoning, and to the answer where it ends.
+
+        vLLM shows the request only to another instance. So what begins as JSON, where the prompt opens the reasoning,
+        counts as forced into that format.
+        """
+        del previous_text, current_text, previous_token_ids, current_token_ids, delta_token_ids
+        self._held += delta_text
         if self._stream is None:
-            self._plain = tags.opened and current_text.lstrip().startswith(_FORCED)
-            self._stream = ReasoningStream(tags)
-        return _delta(*(("", delta_text) if self._plain else self._stream.add(delta_text)))
+            if self.tags.opened and _PERHAPS_JSON.match(self._held):
+                return None
+            self._stream = ReasoningStream(self.tags)
+            self._plain = self.tags.opened and _JSON.match(self._held) is not None
+        piece, self._held = self._held, ""
+        return _delta(*(("", piece) if self._plain else self._stream.add(piece)))
 
     def finish_streaming(self) -> DeltaMessage | None:
         """Return what was held back."""
-        return None if self._stream is None or self._plain else _delta(*self._stream.finish())
+        if self._plain:
+            return None
+        stream = self._stream or ReasoningStream(self.tags)
+        shown, rest = stream.add(self._held), stream.finish()
+        return _delta(shown[0] + rest[0], shown[1] + rest[1])
 
     def _opens(self, prompt: str) -> bool:
         tags = after_prompt(self._tags, prompt)
@@ -121,6 +140,12 @@ class RunReasoningParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not 
 
     def _end_of(self, token_ids: Sequence[int]) -> str:
         return str(self.model_tokenizer.decode(list(token_ids[-_TAG_TOKENS:]), skip_special_tokens=False))
+
+
+def _forces(request: Any) -> bool:
+    """Return whether a request forces the answer into a format: a schema, a pattern, or a call."""
+    choice, formats = getattr(request, "tool_choice", None), getattr(request, "extract_structured_outputs", None)
+    return choice not in (None, "auto", "none") or (formats is not None and formats() is not None)
 
 
 def _delta(reasoning: str, content: str) -> DeltaMessage | None:

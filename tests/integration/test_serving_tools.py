@@ -43,11 +43,11 @@ def read(text: str, asked: Any, reasoning: str | None = None) -> tuple[str | Non
     return content, [(call.name, json.loads(call.arguments)) for call in calls or ()]
 
 
-def deltas_of(text: str, asked: Any, reasoning: str | None = None, prompt: str = "") -> list[Any]:
+def deltas_of(text: str, asked: Any, reasoning: str | None = None, prompt: str = "", size: int = 7) -> list[Any]:
     """What is sent of an answer that comes in pieces."""
     tokenizer = renderer("Qwen3").tokenizer
     parser, prompt_ids = parsers(reasoning)(tokenizer, asked.tools), tokenizer.encode(prompt) or [1]
-    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
     deltas = [
         parser.parse_delta(piece, [1], asked, prompt_ids, finished=number == len(pieces))
         for number, piece in enumerate(pieces, start=1)
@@ -100,11 +100,16 @@ def test_special_tokens_that_mark_calls_stay_in_the_text() -> None:
     assert parser.adjust_request(request(tools=None)).skip_special_tokens
 
 
-def test_reasoning_is_apart_from_content_and_calls() -> None:
+SIZES = pytest.mark.parametrize("size", [1, 4, 7, 1000])
+
+
+@SIZES
+def test_reasoning_is_apart_from_content_and_calls(size: int) -> None:
     tokenizer, added = renderer("Qwen3").tokenizer, [("add", {"a": 1, "b": "x"})]
     for text, reasoning, content, called in (
         (f"<think>\nYes: {CALL}\n</think>\n\nI add. {CALL}", f"Yes: {CALL}", "I add.", added),
         ("<think>Hm</think>Two.", "Hm", "Two.", []),
+        ("<think>\nHm\n</think>\n\nTwo.", "Hm", "Two.", []),
         ("Two.", None, "Two.", []),
         ("<think>Never", "Never", None, []),
     ):
@@ -112,28 +117,54 @@ def test_reasoning_is_apart_from_content_and_calls() -> None:
         found, said, calls = parser.parse(text, request(), enable_auto_tools=True)
         assert (found, said) == (reasoning, content), text
         assert [(call.name, json.loads(call.arguments)) for call in calls or ()] == called
-        sent = deltas_of(text, request(), "roll_like")
+        sent = deltas_of(text, request(), "roll_like", size=size)
         assert "".join(delta.reasoning or "" for delta in sent) == (reasoning or ""), text
         assert "".join(delta.content or "" for delta in sent) == (content or ""), text
         assert len([call for delta in sent for call in delta.tool_calls or ()]) == len(called)
+        if not called:
+            sent = deltas_of(text, request(tools=None), "roll_like", size=size)
+            assert "".join(delta.content or "" for delta in sent) == (content or ""), text
 
 
-def test_the_prompt_says_whether_reasoning_has_begun_or_ended() -> None:
-    for prompt, reasoning, content in (
-        ("<|im_start|>assistant\n<think>\n", "Hm", "Two."),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "", "Hm</think>Two."),
+OPENED = "<|im_start|>assistant\n<think>\n"
+
+
+@SIZES
+def test_the_prompt_says_whether_reasoning_has_begun_or_ended(size: int) -> None:
+    for prompt, text, reasoning, content in (
+        (OPENED, "Hm</think>Two.", "Hm", "Two."),
+        (OPENED, "[Step 1] hm\n</think>\n\nTwo.", "[Step 1] hm", "Two."),
+        (OPENED, "{x} is a set</think>Two.", "{x} is a set", "Two."),
+        (OPENED, "[", "[", ""),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Hm</think>Two.", "", "Hm</think>Two."),
     ):
-        sent = deltas_of("Hm</think>Two.", request(), "roll_like", prompt)
+        sent = deltas_of(text, request(), "roll_like", prompt, size)
         assert "".join(delta.reasoning or "" for delta in sent) == reasoning
         assert "".join(delta.content or "" for delta in sent) == content
 
 
-def test_an_answer_that_is_forced_into_a_format_has_no_reasoning() -> None:
+@SIZES
+def test_an_answer_that_is_forced_into_a_format_has_no_reasoning(size: int) -> None:
     forced = '[{"name": "add", "parameters": {"a": 1, "b": "x"}}]'
-    opened = "<|im_start|>assistant\n<think>\n"
-    sent = deltas_of(forced, request(tool_choice="required"), "roll_like", opened)
+    sent = deltas_of(forced, request(tool_choice="required"), "roll_like", OPENED, size)
     assert not any(delta.reasoning for delta in sent)
     assert [call.function.name for delta in sent for call in delta.tool_calls or () if call.function.name] == ["add"]
+
+
+def test_only_what_a_request_forces_is_an_answer_without_reasoning() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    for more, text, expected in (
+        ({}, "[Step 1] hm", ("[Step 1] hm", None)),
+        ({"response_format": {"type": "text"}}, "{x} hm</think>Two", ("{x} hm", "Two")),
+        ({"response_format": schema}, '{"a": "</think>"}', (None, '{"a": "</think>"}')),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes", (None, "yes")),
+        ({"tool_choice": "required"}, '[{"name": "add"}]', (None, '[{"name": "add"}]')),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, '{"a": 1}', (None, '{"a": 1}')),
+    ):
+        asked = request(**more)
+        parser = parsers("roll_like")(renderer("Qwen3").tokenizer, asked.tools).reasoning_parser
+        parser.adjust_initial_state_from_prompt(renderer("Qwen3").tokenizer.encode(OPENED))
+        assert parser.extract_reasoning(text, asked) == expected, text
 
 
 def test_reasoning_tokens_are_counted() -> None:

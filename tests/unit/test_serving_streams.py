@@ -55,6 +55,7 @@ def test_text_is_sent_as_long_as_it_cannot_be_a_call(text: str, at_once: str, si
         "{open}\nhm\n\n{close}\n\nTwo.", "{open}hm{close}Two", "Two.", "", "{open}", "{open}hm",
         "  {open}a<b{close}x\n",
         "{open}\nI write `{close}` and \"{close}\" here.\n{close}Two", "{open}hm `{close}", "<b> it", "{open}a\nb\n",
+        "{open}\nI write `{open}x{close}` first, and ``{open}x{close}``. ok{close}Answer", "{open}a `{open}b{close} c",
         "{open}{close}Ok", "{open}hm{close}It ends with {close}",
     ],
 )  # fmt: skip
@@ -75,3 +76,9 @@ def test_reasoning_is_sent_before_it_ends() -> None:
     assert [stream.add(piece) for piece in ("<thi", "nk>One", " two </", "b>", "\n</think>", "\n\nThree")] == [
         ("", ""), ("One", ""), (" two ", ""), ("</b>", ""), ("", ""), ("", "Three"),
     ]  # fmt: skip
+
+
+def test_reasoning_has_ended_once_the_line_breaks_after_it_are_over() -> None:
+    stream = ReasoningStream(THINK)
+    ended = [(stream.add(piece)[1], stream.ended) for piece in ("<think>Hm</think>", "\n", "\nTwo", ".\n")]
+    assert ended == [("", False), ("", False), ("Two", True), (".\n", True)]
