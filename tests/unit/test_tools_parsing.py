@@ -176,11 +176,27 @@ def test_tags_that_do_not_fit_say_why(inner: str, problem: str) -> None:
     assert problem in call.problem
 
 
+def test_a_tools_own_tag_in_a_line_is_a_call_where_nothing_goes_on() -> None:
+    tools = [{"function": {"name": "get_time"}}, {"function": {"name": "add"}}]
+    for end in ("", "\n", "</function>", "<|im_end|>"):
+        found = parse_tool_calls(f"Let me look. <function=get_time>{end}", tools=tools)
+        assert found == ("Let me look.", [ToolCall("get_time", {})])
+    text = "Let me call <function=add>a=1</function>"
+    rest, (broken,) = parse_tool_calls(text, tools=tools)
+    assert rest == "Let me call"
+    assert isinstance(broken, MalformedCall)
+    assert "expected <parameter=name> or </function>" in broken.problem
+    for unknown in (text, "Let me look. <function=get_time>"):
+        assert parse_tool_calls(unknown) == (unknown, [])
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "Use <function=x> to call it.",
-        "The tag is <function=add>",
+        "The tag is <function=x>",
+        "The tags are <function=add> and </function>, I think.",
+        "Use <function=add> first.",
         "Write <tool_calls> and </tool_calls> around a list.",
         "It stands between <tool_call> and </tool_call>.",
         "Between <tool_call>and</tool_call>, I mean.",

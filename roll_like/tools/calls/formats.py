@@ -15,6 +15,7 @@ from roll_like.tools.calls.literals import Unread, read_value, skip_space
 from roll_like.tools.calls.payloads import (
     ENDS,
     FUNCTION,
+    FUNCTION_HEAD,
     NAMED_FUNCTION,
     PayloadReader,
     called_by_name,
@@ -166,12 +167,17 @@ _PYTHON_TAGS = (
 # ---- single formats ----------------------------------------------------------------------------
 
 
+_TO_FUNCTION_END = re.compile(r"(?s:(?!<function=).)*?</function>")
+
+
 def _function(text: str, opened: re.Match[str], functions: Functions) -> Found | None:
     """`<function=f>…</function>` or `<function name="f">…` without a tag around it; `</tool_call>` may be left."""
     named = "name" in opened[0]
     if named and NAMED_FUNCTION.match(text, opened.start()) is None:
         return None
-    if not named and FUNCTION.match(text, opened.start()) is None and _BEGINS_APART.match(text, opened.start()) is None:
+    if not named and not (
+        _BEGINS_APART.match(text, opened.start()) or _calls_function(text, opened.start(), functions)
+    ):
         return None  # the tag stands in a sentence
     read = read_invoke if named else read_function
     try:
@@ -180,6 +186,19 @@ def _function(text: str, opened: re.Match[str], functions: Functions) -> Found |
         return _broken(text, opened.start(), opened.end(), "</tool_call>", "<tool_call>|<function", str(error))
     stray = re.compile(r"\s*</tool_call>").match(text, end)
     return Found(opened.start(), stray.end() if stray else end, calls)
+
+
+def _calls_function(text: str, at: int, functions: Functions) -> bool:
+    """Return whether what follows `<function=f>` shows a call; of a tool, the end of the turn or a closing tag does."""
+    if FUNCTION.match(text, at) is not None:
+        return True
+    head = FUNCTION_HEAD.match(text, at)
+    if head is None or functions.name(head[1].strip("\"' ")) not in functions.parameters:
+        return False
+    if ended(text, head.end()) is not None:
+        return True
+    closed = _TO_FUNCTION_END.match(text, head.end())
+    return closed is not None and _GOES_ON.match(text, closed.end()) is None
 
 
 _MISTRAL_NAME = re.compile(r"\s*([\w./-]+)\s*(?:\[CALL_ID\]\s*([\w-]+)\s*)?(?:\[ARGS\])?\s*(?=[{\[]|\Z)")

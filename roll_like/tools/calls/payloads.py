@@ -26,7 +26,7 @@ ENDS = (
 )
 _ENDED = re.compile(rf"\s*(?:{ENDS}|\Z)")
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]{0,200})>")
+FUNCTION_HEAD = re.compile(r"\s*<function=([^>\n]{0,200})>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{0,200})>")
 _NEXT_PARAMETER = re.compile(r"<parameter=([^>\n]{0,200})>")
 _END_OF_VALUE = re.compile(
@@ -126,7 +126,7 @@ def read_plain_objects(text: str, at: int, functions: Functions) -> tuple[list[A
 
 def read_function(text: str, at: int, functions: Functions) -> tuple[list[AnyCall], int]:
     """Read `<function=name>` with `<parameter=key>` tags, as Qwen3-Coder writes it, or with JSON, as Llama 3.1 does."""
-    head = _FUNCTION.match(text, at)
+    head = FUNCTION_HEAD.match(text, at)
     if head is None:
         raise Unread("expected <function=name>")
     start, name, at = at, head[1].strip().strip("\"'"), head.end()
