@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +17,7 @@ TOOL_PARSER = "roll_like.serving.tool_parser"
 REASONING_PARSER = "roll_like.serving.reasoning_parser"
 #: Options of vLLM's that take their place.
 _OTHER_REASONING, _OTHER_WINDOW = "--reasoning-parser", "--max-model-len"
+_STRUCTURED_OUTPUTS = "--structured-outputs-config"
 #: vLLM's setting of its key-value cache on CPU, in GiB.
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -60,12 +62,13 @@ def _reasoning(model: TrainedModel, further: Sequence[str]) -> list[str]:
     return [
         *("--reasoning-parser-plugin", REASONING_PARSER, "--reasoning-parser", "roll_like"),
         # what a request forces into a format is so from its first token on
-        *("--structured-outputs-config", json.dumps({"enable_in_reasoning": True})),
+        *(_STRUCTURED_OUTPUTS, json.dumps({"enable_in_reasoning": True})),
     ]
 
 
 def _has(further: Sequence[str], option: str) -> bool:
-    return any(one.partition("=")[0] == option for one in further)
+    """Return whether an option, or a key of it, is among the further ones; vLLM takes underscores in names too."""
+    return any(re.split("[=.]", one)[0].replace("_", "-") == option for one in further)
 
 
 def serve_environment(model: TrainedModel, environment: Mapping[str, str]) -> dict[str, str]:
@@ -86,6 +89,9 @@ def serve(model: TrainedModel, host: str, port: int, further: Sequence[str]) -> 
     print(f"{model.name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
     if model.depends_on_window and model.window is None and not _has(further, _OTHER_WINDOW):
         print(f"what this model computes depends on its window; --vllm={_OTHER_WINDOW}=N sets that of its training")
+    if REASONING_PARSER in command and _has(further, _STRUCTURED_OUTPUTS):
+        hint = "without enable_in_reasoning: true, what a request forces into a format comes after reasoning"
+        print(f"{_STRUCTURED_OUTPUTS} takes the place of this command's own; {hint}")
     if model.system_prompt is not None:
         print(f"trained with the system message: {model.system_prompt}")
     sys.stdout.flush()

@@ -30,7 +30,10 @@ class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
 
     @property
     def engine_based_streaming(self) -> bool:
-        """Whether vLLM calls `finish_streaming` at the end of a stream; at its beginning, whether it keeps no text."""
+        """Whether any text has come: then vLLM calls `finish_streaming` at the end of a stream.
+
+        When vLLM asks first, there is none. So it keeps the text of a stream, out of which it reads forced calls.
+        """
         return self._stream.holds
 
     def __init__(self, tokenizer: Any, tools: list[Any] | None = None) -> None:

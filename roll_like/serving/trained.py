@@ -63,7 +63,9 @@ class TrainedModel:
         template = self.directory / "chat_template.jinja"
         config, tokenizer = (self._read(name) for name in ("tokenizer_config.json", "tokenizer.json"))
         written = (
-            template.read_text(encoding="utf-8") if template.is_file() else json.dumps(config.get("chat_template"))
+            template.read_text(encoding="utf-8")
+            if template.is_file()
+            else json.dumps(config.get("chat_template"), ensure_ascii=False)
         )
         return known_tags(written, [str(token.get("content")) for token in tokenizer.get("added_tokens") or ()])
 

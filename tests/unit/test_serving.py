@@ -112,14 +112,21 @@ def test_reasoning_is_divided_where_the_model_has_tags(tmp_path: Path) -> None:
         *("--structured-outputs-config", '{"enable_in_reasoning": true}'),
     ]
     assert serve_command(model, "127.0.0.1", 8001, []) == [*plain, *options]
-    other = ["--reasoning-parser=qwen3"]
-    assert serve_command(model, "127.0.0.1", 8001, other) == [*plain, *other]
+    for other in (["--reasoning-parser=qwen3"], ["--reasoning_parser", "qwen3"]):
+        assert serve_command(model, "127.0.0.1", 8001, other) == [*plain, *other]
     # messages of several kinds, which vLLM's own parser divides
     (tmp_path / "chat_template.jinja").write_text("<|open|>think<|sep|> <|close|>think<|sep|>")
     assert serve_command(model, "127.0.0.1", 8001, []) == plain
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"content": "[THINK]"}, {"content": "[/THINK]"}]}')
     assert serve_command(model, "127.0.0.1", 8001, []) == [*plain, *options]
+
+
+def test_tags_of_other_characters_are_found_in_the_tokenizers_configuration(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "\\u25c1think\\u25b7 \\u25c1/think\\u25b7"}')
+    tags = TrainedModel(tmp_path, "x").reasoning
+    assert tags is not None
+    assert (tags.open, tags.close) == ("◁think▷", "◁/think▷")
 
 
 def test_a_model_that_depends_on_its_window_gets_the_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +158,8 @@ def test_a_model_that_depends_on_its_window_gets_the_runs(run: Path, capsys: pyt
     assert model.window == 42
     assert serve_command(model, "127.0.0.1", 8001, [])[-2:] == ["--max-model-len", "42"]
     assert serve_command(model, "127.0.0.1", 8001, ["--max-model-len=64"])[-1:] == ["--max-model-len=64"]
-    assert "42" not in serve_command(model, "127.0.0.1", 8001, ["--max-model-len=64"])
+    for other in ("--max-model-len=64", "--max_model_len=64"):
+        assert "42" not in serve_command(model, "127.0.0.1", 8001, [other])
 
 
 def test_calls_of_gpt_oss_are_left_to_vllms_parser_which_takes_no_other(tmp_path: Path) -> None:
@@ -173,6 +181,19 @@ def test_the_command_becomes_the_server(
     printed = capsys.readouterr().out
     assert "sums at http://127.0.0.1:8002/v1" in printed
     assert "trained with the system message: Be short." in printed
+
+
+def test_own_options_of_structured_outputs_are_told_what_they_replace(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: None)
+    monkeypatch.setattr(serve, "refuse_used_port", lambda *_, **__: None)
+    (run / "model" / "chat_template.jinja").write_text("{{ m.content.split('</think>')[-1] }}")
+    for option in ("--structured_outputs_config.backend=xgrammar", '--structured-outputs-config={"backend": "auto"}'):
+        assert cli.main(["serve", "sums", f"--vllm={option}"]) == 0
+        assert "without enable_in_reasoning: true" in capsys.readouterr().out
+    assert cli.main(["serve", "sums"]) == 0
+    assert "enable_in_reasoning" not in capsys.readouterr().out
 
 
 def test_a_port_in_use_is_refused_before_vllm_starts(
