@@ -54,7 +54,7 @@ class StopReason(StrEnum):
     """Why a trajectory ended."""
 
     STOP = "stop"  # the policy ended it: end-of-sequence or a stop string
-    LENGTH = "length"  # the token limit cut it
+    LENGTH = "length"  # a limit cut it
     ABORTED = "aborted"  # the scheduler took it back; its tokens so far are kept
 
 

@@ -96,6 +96,12 @@ class AgentPrograms:
             raise ConfigError(f"the program {spec.name!r} has an environment, and there is nothing to host it")
         async with _closing(self._environments.open(environment_spec)) as environment:
             started = await environment.reset(settings.seed)
+            if started.agent:
+                raise EnvError(
+                    f"the environment {environment_spec.env_id!r} has several agents; only one that scores a single "
+                    "answer can score a program",
+                    fix="take another `id`, or remove `program`, so that the policy plays all of them",
+                )
             async with _closing(self._open(spec, settings, started.messages)) as episode:
                 await self._run(spec, episode)
                 if episode.error is None and episode.turns:

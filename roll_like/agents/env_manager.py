@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -172,9 +172,8 @@ class _EpisodeRunner:
             self._manager.engines.forget(self._names(group))
         parts = [part for episode in kept[:wanted] for part in episode]
         parts.sort(key=lambda part: (part.agent, part.trajectory.sample_index))
-        begun = parts[0].trajectory.task if parts else task
-        # one task object for the whole group
-        samples = tuple(replace(part, trajectory=replace(part.trajectory, task=begun)) for part in parts)
+        samples = _with_shared_tasks(parts)
+        begun = samples[0].trajectory.task if samples else task
         played = Group(task=begun, samples=samples, failures=tuple(failures))
         if stopped or self._manager.rewards is None:
             return played
@@ -248,6 +247,20 @@ class _EpisodeRunner:
         """Return what the episodes of a group are called; also the affinity keys of their turns."""
         count = self._plan.episodes_per_group + self._plan.redundant
         return [f"{self._serial}-{group}-{index}" for index in range(count)]
+
+
+def _with_shared_tasks(parts: Iterable[Scored]) -> tuple[Scored, ...]:
+    """Return samples of which those that began alike have the same task object; a rollout's file writes it once.
+
+    Agents of an episode begin differently, and what one is shown first may be another's answer.
+    """
+    begun: dict[tuple[str, bytes], Task] = {}
+    samples = []
+    for part in parts:
+        task = part.trajectory.task
+        task = begun.setdefault((repr(task.messages), task.prompt_ids.tobytes()), task)
+        samples.append(replace(part, trajectory=replace(part.trajectory, task=task)))
+    return tuple(samples)
 
 
 async def _stopped(tasks: Collection[asyncio.Task[Played | Failure]]) -> None:

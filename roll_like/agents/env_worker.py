@@ -22,11 +22,11 @@ from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.worker_restarts import PoolRestarts, RestartCallback, to_stderr
 from roll_like.config.load import import_plugins
 from roll_like.content.unicode import whole_text, whole_texts
-from roll_like.envs import TaskRows, agents_of, make_env, system_prompt_of, tools_of
+from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
 from roll_like.envs.returns import (
     RESET,
     STEP,
-    info_agent,
+    Seats,
     info_flag,
     info_rewards,
     info_tool_calls,
@@ -152,9 +152,7 @@ class HostedEnvironment:
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self._env = make_env(spec.env_id, **dict(spec.kwargs))
-        self._agents = agents_of(self._env)
-        self._seated: set[str] = set()  # those that were shown something
-        self._agent = ""  # takes the next turn
+        self._seats = Seats()
 
     @property
     def rows(self) -> TaskRows | None:
@@ -166,17 +164,16 @@ class HostedEnvironment:
         """Begin an episode."""
         observation, info = returned("reset", self._env.reset(seed=seed), RESET)
         messages = self._messages(observation, info, begins=True)
-        self._agent = info_agent(info, self._agents) or next(iter(self._agents), "")
-        self._seated = {self._agent}
-        return Started(messages=messages, tools=tools_of(self._env), state=_state(observation, info), agent=self._agent)
+        self._seats.reset(self._env, info)
+        return Started(
+            messages=messages, tools=tools_of(self._env), state=_state(observation, info), agent=self._seats.agent
+        )
 
     def step(self, text: str) -> Stepped:
         """Take the policy's turn."""
         observation, reward, terminated, truncated, info = returned("step", self._env.step(text), STEP)
-        rewards = info_rewards(info, self._agents, self._agent)
-        self._agent = info_agent(info, self._agents) or self._agent
-        fresh = bool(info_flag(info, "fresh")) or self._agent not in self._seated
-        self._seated.add(self._agent)
+        rewards = info_rewards(info, self._seats.agents, self._seats.agent)
+        fresh = self._seats.step(info) or bool(info_flag(info, "fresh"))
         return Stepped(
             messages=self._messages(observation, info, begins=fresh),
             reward=turn_reward(reward),
@@ -187,7 +184,7 @@ class HostedEnvironment:
             fresh=fresh,
             tool_calls=tuple(map(whole_texts, info_tool_calls(info))),
             invalid=bool(info_flag(info, "invalid_action")),
-            agent=self._agent,
+            agent=self._seats.agent,
             rewards=rewards,
         )
 

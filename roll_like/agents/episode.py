@@ -264,6 +264,7 @@ class _Seat:
     conversations: list[Conversation] = field(default_factory=list)  # more than one if the environment starts new ones
     turns: list[TurnRecord] = field(default_factory=list)
     owed: float = 0.0  # what others' turns earned it before its first one
+    cut: bool = False  # whether the token limit cut its last turn
 
     def show(self, messages: Sequence[ChatMessage], *, fresh: bool) -> IntArray:
         """Return the prompt of the next turn."""
@@ -297,7 +298,7 @@ class _Seat:
             segments,
             self.turns,
             text="\n".join(str(one.get("content") or "") for one in messages if one["role"] == "assistant"),
-            stop=stop,
+            stop=StopReason.LENGTH if self.cut else stop,
             details={"cuts": float(sum(one.cuts for one in self.conversations))},
             success=success,
         )
@@ -340,6 +341,8 @@ async def play(
             routes=generation.routes,
             kept=generation.kept,
         )
+        # of a turn that was cut the environment sees a part: like a single answer that was cut
+        seat.cut = generation.stop_reason is StopReason.LENGTH
         stepped = await environment.step(Turn(generation.text, tags))
         seat.turns.append(
             TurnRecord(
@@ -362,9 +365,7 @@ async def play(
         seat, state = seats.setdefault(stepped.agent, _Seat(renderer=renderer, tools=started.tools)), stepped.state
         if stepped.terminated or stepped.truncated:
             seat.shown, success = stepped.messages, stepped.success
-            # of a turn that was cut the environment has seen a part: like a single answer that was cut
-            whole = stepped.terminated and generation.stop_reason is not StopReason.LENGTH
-            stop = StopReason.STOP if whole else StopReason.LENGTH
+            stop = StopReason.STOP if stepped.terminated else StopReason.LENGTH
             break
         prompt_ids = seat.show(stepped.messages, fresh=stepped.fresh)
     if seat.turns:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from roll_like.config.rewards import RETURN
 from roll_like.rollout.reward_pools import RewardPools, summed
-from roll_like.types import Group, Scored
+from roll_like.types import Group, Scored, by_agent
 
 
 class EpisodeRewards:
@@ -24,19 +25,27 @@ class EpisodeRewards:
     async def add(self, group: Group[Scored]) -> Group[Scored]:
         """Return a group with the sums; episodes that a reward could not score are in its failures.
 
-        Waits for the reward workers, where a reward scores the group's task.
+        Waits for the reward workers, where a reward scores the group's task. Each agent's samples are scored as a group
+        of their own.
         """
+        parts = await asyncio.gather(*map(self._add, by_agent([group])))
+        return replace(
+            group,
+            samples=tuple(sample for part in parts for sample in part.samples),
+            failures=tuple(failure for part in parts for failure in part.failures),
+        )
+
+    async def _add(self, group: Group[Scored]) -> Group[Scored]:
         if not group.samples:
             return group
         if not self._scorer.scores(group.task):
             return replace(group, samples=tuple(with_rewards(one, None, self._weight) for one in group.samples))
-        trajectories = tuple(one.trajectory for one in group.samples)
+        # numbered anew: an agent may have several samples of an episode
+        trajectories = tuple(replace(one.trajectory, sample_index=at) for at, one in enumerate(group.samples))
         scored = await self._scorer.score(Group(task=group.task, samples=trajectories, failures=group.failures))
         found = {one.trajectory.sample_index: one for one in scored.samples}
         samples = tuple(
-            with_rewards(one, found[one.trajectory.sample_index], self._weight)
-            for one in group.samples
-            if one.trajectory.sample_index in found
+            with_rewards(one, found[at], self._weight) for at, one in enumerate(group.samples) if at in found
         )
         return replace(group, samples=samples, failures=scored.failures)
 

@@ -175,12 +175,12 @@ class OverlongConfig(ConfigModel):
 
 
 class TruncatedConfig(ConfigModel):
-    """What a response that the token limit cut is worth, whatever it says."""
+    """Reward of responses that were cut."""
 
     factor: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="Multiply its reward by this; 0: such a response gets nothing."
     )
-    reward: float | None = Field(default=None, allow_inf_nan=False, description="Or give it this reward.")
+    reward: float | None = Field(default=None, allow_inf_nan=False, description="Replaces its reward by this one.")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -207,7 +207,9 @@ class RewardShapingConfig(ConfigModel):
     """What happens to rewards before advantages, in this order."""
 
     truncated: TruncatedConfig | None = Field(
-        default=None, description="Reward of responses that were cut at the limit; as scored by default."
+        default=None,
+        description="Reward of responses that were cut: by the token limit, episodes also by `rollout.max_turns` or "
+        "the environment (`truncated`); as scored by default.",
     )
     overlong: OverlongConfig | None = Field(
         default=None, description="Soft punishment near the limit; none by default."
@@ -236,7 +238,11 @@ class DifficultyConfig(ConfigModel):
 class MaskConfig(ConfigModel):
     """Which samples are scored and compared, but not trained on."""
 
-    truncated: bool = Field(default=False, description="Leave out responses that were cut at the limit.")
+    truncated: bool = Field(
+        default=False,
+        description="Leave out responses that were cut: by the token limit, episodes also by `rollout.max_turns` or "
+        "the environment (`truncated`).",
+    )
     difficulty: DifficultyConfig | None = Field(
         default=None, description="Leave out groups outside of a band; none by default."
     )

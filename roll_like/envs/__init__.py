@@ -27,8 +27,9 @@ from roll_like.envs.check import EnvReport, check_env
 from roll_like.envs.probes import EnvFinding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make_env, registered
+from roll_like.envs.returns import agents_of
 from roll_like.envs.rows import TaskRows, field_of, prompt_messages, read_task_rows
-from roll_like.envs.scripts import agents_of, examples, scripted_action, system_prompt_of, tools_of
+from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.envs.wrappers import AnsiText, DiscreteActions, ScaledReward, Success, TextWrapper, TokenLimit, TurnLimit
 

@@ -20,15 +20,16 @@ from roll_like.envs.returns import (
     INFO_FLAGS,
     RESET,
     STEP,
-    info_agent,
+    Seats,
     info_flag,
+    info_rewards,
     info_tool_calls,
     returned,
     shown_messages,
     turn_flag,
     turn_reward,
 )
-from roll_like.envs.scripts import agents_of, system_prompt_of, tools_of
+from roll_like.envs.scripts import system_prompt_of, tools_of
 from roll_like.envs.wrappers import AnyEnv, Info
 from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
 
@@ -211,6 +212,8 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
     episode = Episode()
     observation, info = env.reset(seed=seed)
     _check_shown(env, "reset", observation, info, findings)
+    seats = Seats()
+    findings.read("agent", seats.reset, env, info)
     episode.turns.append((observation, 0.0, False, False, info.get("messages"), info.get("state")))
     while not episode.ended and len(episode.actions) < max_turns:
         action = policy(observation, info)
@@ -220,6 +223,8 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
         observation, reward, terminated, truncated, info = env.step(action)
         episode.seconds.append(time.perf_counter() - began)
         _check_shown(env, "step", observation, info, findings)
+        findings.read("agent", info_rewards, info, seats.agents, seats.agent)
+        findings.read("agent", seats.step, info)
         findings.read("reward", turn_reward, reward)
         findings.read("flags", turn_flag, "terminated", terminated)
         findings.read("flags", turn_flag, "truncated", truncated)
@@ -246,7 +251,6 @@ def _check_shown(env: AnyEnv, method: str, observation: Any, info: Any, found: E
         return
     found.read("messages", shown_messages, "", info)
     found.read("tool_calls", info_tool_calls, info)
-    found.read("agent", info_agent, info, agents_of(env))
     for name in INFO_FLAGS:
         found.read("info", info_flag, info, name)
 

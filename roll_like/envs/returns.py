@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from roll_like.errors import EnvError
@@ -113,20 +114,29 @@ def info_tool_calls(info: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     )
 
 
+def agents_of(env: gymnasium.Env[Any, Any]) -> tuple[str, ...]:
+    """Return the names of an environment's agents, which it may set in `reset`; empty where only one acts.
+
+    Raises:
+        EnvError: They are no names.
+    """
+    agents = env.get_wrapper_attr("agents") if env.has_wrapper_attr("agents") else None
+    if agents is None:
+        return ()
+    if not isinstance(agents, list | tuple) or not all(isinstance(one, str) and one for one in agents):
+        raise EnvError(f"`agents` is {agents!r}", fix='give names, such as agents = ("white", "black")')
+    return tuple(agents)
+
+
 def info_agent(info: Mapping[str, Any], agents: Sequence[str]) -> str | None:
     """Return who takes the next turn, in an environment of several agents; None where `info` does not say.
 
     Raises:
         EnvError: It is none of the environment's agents.
     """
-    agent = info.get("agent")
+    agent = info.get("agent") if agents else None
     if agent is None or agent in agents:
         return agent
-    if not agents:
-        raise EnvError(
-            f'info["agent"] is {agent!r}, and the environment has no `agents`',
-            fix=f"set its attribute agents = ({agent!r}, …)",
-        )
     raise EnvError(f'info["agent"] is {agent!r}', fix=f"give one of the environment's agents: {', '.join(agents)}")
 
 
@@ -136,7 +146,7 @@ def info_rewards(info: Mapping[str, Any], agents: Sequence[str], acted: str) -> 
     Raises:
         EnvError: They are no finite numbers of other agents.
     """
-    rewards = info.get("rewards") or {}
+    rewards = (info.get("rewards") if agents else None) or {}
     others = [agent for agent in agents if agent != acted]
     if not isinstance(rewards, Mapping) or not set(rewards) <= set(others):
         raise EnvError(
@@ -144,3 +154,30 @@ def info_rewards(info: Mapping[str, Any], agents: Sequence[str], acted: str) -> 
             fix="return the reward of the agent that acted as `reward`",
         )
     return {agent: turn_reward(reward) for agent, reward in rewards.items()}
+
+
+class Seats:
+    """Who of an environment's agents takes the next turn; always "" where there are none.
+
+    Attributes:
+        agents: All of them.
+        agent: Takes the next turn.
+    """
+
+    def __init__(self) -> None:
+        self.agents: tuple[str, ...] = ()
+        self.agent = ""
+        self._shown = {""}
+
+    def reset(self, env: gymnasium.Env[Any, Any], info: Mapping[str, Any]) -> None:
+        """Take note of what an episode began with."""
+        self.agents = agents_of(env)
+        self.agent = info_agent(info, self.agents) or next(iter(self.agents), "")
+        self._shown = {self.agent}
+
+    def step(self, info: Mapping[str, Any]) -> bool:
+        """Take note of a turn, and return whether who is next is shown something for the first time."""
+        self.agent = info_agent(info, self.agents) or self.agent
+        first = self.agent not in self._shown
+        self._shown.add(self.agent)
+        return first

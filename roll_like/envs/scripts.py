@@ -7,7 +7,6 @@ from typing import Any
 
 from roll_like.envs.spaces import Commands
 from roll_like.envs.wrappers import AnyEnv
-from roll_like.errors import EnvError
 
 #: Seeds of episodes that examples are taken from; far from the seeds that runs count up from 0.
 _FIRST_SEED = 1_000_000_007
@@ -24,18 +23,6 @@ def system_prompt_of(env: AnyEnv) -> str | None:
 def tools_of(env: AnyEnv) -> list[dict[str, Any]]:
     """Return the environment's tools as OpenAI function schemas; empty where it has none."""
     return list(_optional(env, "tools") or [])
-
-
-def agents_of(env: AnyEnv) -> tuple[str, ...]:
-    """Return the names of an environment's agents; empty where only one acts.
-
-    Raises:
-        EnvError: They are no names.
-    """
-    agents = _optional(env, "agents") or ()
-    if isinstance(agents, str) or not all(isinstance(one, str) and one for one in agents):
-        raise EnvError(f"`agents` is {agents!r}", fix='give names, such as agents = ("white", "black")')
-    return tuple(agents)
 
 
 def scripted_action(env: AnyEnv) -> str | None:

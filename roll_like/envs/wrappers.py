@@ -21,6 +21,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Discrete
 
 from roll_like.envs.actions import STYLES, Style, read_action, write_action
+from roll_like.envs.returns import agents_of, turn_reward
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.errors import EnvError
 
@@ -280,7 +281,8 @@ class Success(TextWrapper):
 
     Args:
         env: Any environment.
-        at_least: Solved is an episode that terminates with a last reward of at least this; None: that terminates.
+        at_least: Solved is an episode that terminates with a last reward of at least this; None: that terminates. With
+            several agents the last reward is that of the agent that took the last turn.
     """
 
     def __init__(self, env: AnyEnv, at_least: float | None = None) -> None:
@@ -296,13 +298,16 @@ class Success(TextWrapper):
         return observation, reward, terminated, truncated, info
 
 
-class ScaledReward(gymnasium.RewardWrapper[Any, Any]):
-    """Multiplies rewards by `factor`, so that returns of different environments have one size."""
+class ScaledReward(TextWrapper):
+    """Multiplies rewards, of all agents, by `factor`, so that returns of different environments have one size."""
 
     def __init__(self, env: AnyEnv, factor: float) -> None:
         super().__init__(env)
         self._factor = factor
 
-    def reward(self, reward: SupportsFloat) -> float:
-        """Return the scaled reward."""
-        return float(reward) * self._factor
+    def step(self, action: Any) -> Step:
+        """Take one action."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if isinstance(rewards := info.get("rewards"), Mapping) and agents_of(self.env):
+            info["rewards"] = {agent: turn_reward(one) * self._factor for agent, one in rewards.items()}
+        return observation, float(reward) * self._factor, terminated, truncated, info

@@ -67,7 +67,7 @@ class StopWhen(Callback):
         above: float | None = Field(default=None, description="It ends the run if it is above this.")
         below: float | None = Field(default=None, description="It ends the run if it is below this.")
         patience: PositiveInt = Field(
-            default=1, description="Steps, or evaluations, in a row. Steps without it count not."
+            default=1, description="Steps, or evaluations, in a row. Steps without the metric are not counted."
         )
 
         @model_validator(mode="after")

@@ -171,7 +171,7 @@ correction/rejected_fraction | share | rejected | Share of tokens that the corre
 correction/ess | share | ess | Effective sample size of the importance weights.
 correction/<name> | – | <name> | A further figure of the correction.
 reward/shaped | – | shaped reward | Mean reward after shaping, before advantages.
-reward/truncated | – | truncated | Mean change of the reward by what responses that were cut are worth.
+reward/truncated | – | truncated | Mean change of the reward by `reward_shaping.truncated`.
 reward/overlong | – | overlong | Mean change of the reward by the punishment of over-long responses.
 reward/length | – | length penalty | Mean change of the reward by the length penalty.
 reward/kl | nats/token | kl | Distance from the reference model that the reward is reduced by.
@@ -182,7 +182,7 @@ advantage/max | – | largest advantage | The largest of them.
 advantage/min | – | least advantage | The least of them.
 advantage/baseline/<name> | – | <name> | Running mean reward of one role of an environment, which `rae` compares with.
 mask/difficulty | share | off band | Share of samples left out because their group is too easy or too hard.
-mask/truncated | share | cut | Share of samples left out because the token limit cut them.
+mask/truncated | share | cut | Share of samples left out because a limit cut them.
 staleness/mean | versions | staleness | Mean age of trained samples: versions since their oldest token.
 staleness/max | versions | stalest | Largest such age; with `schedule: async` at most `max_staleness`.
 staleness/tokens | versions | token age | Mean age of trained tokens, each since its own version.

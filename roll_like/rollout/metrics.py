@@ -150,8 +150,8 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
             "source": group.task.source,
             "domain": group.task.domain,
             "sample_index": sample.trajectory.sample_index,
-            "prompt": _prompt(group.task),
-            "messages": list(group.task.messages),
+            "prompt": _prompt(sample.trajectory.task),
+            "messages": list(sample.trajectory.task.messages),
             **({"images": _images(group.task)} if group.task.images else {}),
             "text": sample.trajectory.text,
             "reward": sample.reward,
@@ -164,7 +164,7 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
             "stop_reason": str(sample.trajectory.stop_reason),
             "policy_version": sample.trajectory.policy_version,
             **({} if policy_version is None else {"staleness": policy_version - sample.trajectory.policy_version}),
-            **(_episode(group.task, sample) if sample.record else {}),
+            **(_episode(sample.trajectory.task, sample) if sample.record else {}),
         }
         for group in groups
         for sample in group.samples

@@ -50,11 +50,12 @@ def program(*acts: str, **changes: Any) -> ProgramSpec:
 class Quiz:
     """An environment that wants `fox`."""
 
-    def __init__(self, *, ends: bool = True) -> None:
-        self.ends, self.closed, self.answers = ends, 0, []
+    def __init__(self, *, ends: bool = True, agent: str = "") -> None:
+        self.ends, self.agent, self.closed, self.answers = ends, agent, 0, []
 
     async def reset(self, seed: int) -> Started:
-        return Started(messages=[{"role": "user", "content": f"question {seed}"}], tools=[], state="")
+        messages = [{"role": "user", "content": f"question {seed}"}]
+        return Started(messages=messages, tools=[], state="", agent=self.agent)
 
     async def step(self, text: str) -> Stepped:
         self.answers.append(text)
@@ -213,6 +214,12 @@ async def test_an_environment_that_goes_on_cannot_score() -> None:
     said = await failure(program("turn", environment=QA), quizzes=quizzes)
     assert "'test/QA-v0' did not end with the answer" in said
     assert quizzes.made[0].closed == 1
+
+
+async def test_an_environment_of_several_agents_cannot_score() -> None:
+    quizzes = Quizzes(agent="white")
+    assert "'test/QA-v0' has several agents" in await failure(program("turn", environment=QA), quizzes=quizzes)
+    assert (quizzes.made[0].answers, quizzes.made[0].closed) == ([], 1)
 
 
 # ---- limits --------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ RENDERER = renderer("chatml")
 class Words:
     """Says what it was told to say, turn by turn."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], cut: Sequence[int] = ()) -> None:
         self._words: Iterator[str] = itertools.cycle(words)
+        self._turns, self._cut = itertools.count(), cut
 
     async def generate(self, request: GenerateRequest, affinity_key: Any, urgent: bool = False) -> Generation:
         word = next(self._words)
@@ -38,7 +39,7 @@ class Words:
             logprobs=np.full(len(ids), -0.5, np.float32),
             segments=(Segment(start=0, end=len(ids), policy_version=4),),
             text=word,
-            stop_reason=StopReason.STOP,
+            stop_reason=StopReason.LENGTH if next(self._turns) in self._cut else StopReason.STOP,
         )
 
 
@@ -68,13 +69,15 @@ def played(env_id: str, words: Sequence[str], *, turns: int = 10, **kwargs: Any)
     return sample
 
 
-def parts(env_id: str, words: Sequence[str], *, turns: int = 10, **kwargs: Any) -> list[Scored]:
-    """Play an episode of any number of agents."""
+def parts(
+    env_id: str, words: Sequence[str], *, turns: int = 10, cut: Sequence[int] = (), **kwargs: Any
+) -> list[Scored]:
+    """Play an episode of any number of agents; the token limit cuts the turns `cut`."""
     spec = EnvironmentSpec(name="one", env_id=env_id, kwargs=kwargs)
     return asyncio.run(
         play(
             Local(spec),
-            Words(words),
+            Words(words, cut),
             RENDERER,
             episode_settings(task=episode_task(spec, 3), sampling=Sampling(max_tokens=64), turns=turns, tokens=4000),
         )
