@@ -169,8 +169,8 @@ class Responses(Dialect):
             content = output if isinstance(output, str) else _text(output, at)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
         if kind == "reasoning":  # what follows is of the same turn; others' may be encrypted
-            parts = item.get("content") or ()
-            text = "".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part)
+            parts = [] if item.get("content") is None else _listed(item["content"], f"{at}.content")
+            text = "".join(_thought(part.get("text"), at) for part in parts if isinstance(part, Mapping))
             return {"role": "assistant", "content": None, "reasoning_content": text} if text else None
         raise ApiError(400, f"{at}: items of type {kind!r} are not served", param=at)
 
@@ -202,7 +202,7 @@ class Responses(Dialect):
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"] or 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": dict(usage["completion_tokens_details"]),
                 "total_tokens": usage["total_tokens"],
             },
         }
@@ -387,8 +387,11 @@ class Messages(Dialect):
                 result = block.get("content")
                 text = "" if result is None else _text(result, f"{at}.content[{place}]")
                 yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+            elif kind == "thinking" and message.get("role") == "assistant":
+                thoughts.append(_thought(block.get("thinking"), f"{at}.content[{place}]"))
             elif kind == "thinking":
-                thoughts.append(str(block.get("thinking") or ""))
+                what = f"a block of type 'thinking' is the assistant's; the role is {message.get('role')!r}"
+                raise ApiError(400, f"{at}.content[{place}]: {what}", param=at)
             elif kind != "redacted_thinking":
                 what = f"blocks of type {kind!r} are not served; the policy reads text and the results of tools"
                 raise ApiError(400, f"{at}.content[{place}]: {what}", param=at)
@@ -411,7 +414,10 @@ class Messages(Dialect):
         return functions
 
     def body(self, answer: ChatResponse, request: Body) -> dict[str, Any]:
-        """Return a finished message; its reasoning where the request asks for thinking, as others expect text first."""
+        """Return a finished message.
+
+        Its reasoning is a block if the request asks for thinking; other clients expect text in the first block.
+        """
         blocks: list[dict[str, Any]] = []
         thinking = request.get("thinking")
         asked = isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive")
@@ -520,13 +526,26 @@ def _text(value: Any, at: str) -> str:
     return "".join(texts)
 
 
+def _thought(value: Any, at: str) -> str:
+    """Return a text of reasoning, empty for null."""
+    if value is not None and not isinstance(value, str):
+        raise ApiError(400, f"{at}: expected a text of reasoning, found {kind_of(value)}", param=at)
+    return value or ""
+
+
 def _add(messages: list[dict[str, Any]], message: dict[str, Any] | None) -> None:
-    """Append a message; calls join the assistant's message before them."""
+    """Append a message; calls join the assistant's message before them, and so does reasoning between calls."""
     if message is None:
         return
     last = messages[-1] if messages else {}
     if _only_reasons(last):
-        if message["role"] == "assistant":
+        if message.get("tool_calls") and len(messages) > 1 and messages[-2].get("tool_calls"):
+            messages.pop()
+            calls = messages[-1]
+            thoughts = calls.get("reasoning_content", "") + last["reasoning_content"]
+            joined = [*calls["tool_calls"], *message["tool_calls"]]
+            messages[-1] = {**calls, "reasoning_content": thoughts, "tool_calls": joined}
+        elif message["role"] == "assistant":
             last |= {**message, "reasoning_content": last["reasoning_content"] + message.get("reasoning_content", "")}
         else:
             messages[-1] = message

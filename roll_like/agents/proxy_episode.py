@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -342,8 +343,22 @@ class ProxyEpisode:
                 "completion_tokens": sampled,
                 "total_tokens": turn.prompt_tokens + sampled,
                 "prompt_tokens_details": cached,
+                "completion_tokens_details": {"reasoning_tokens": self._reasoning_tokens(turn)},
             },
         )
+
+    def _reasoning_tokens(self, turn: RecordedTurn) -> int:
+        """Return how many sampled tokens have characters of the reasoning that the agent gets apart."""
+        text, reasoning = turn.generation.text, turn.message.get("reasoning_content")
+        token_ids = turn.generation.token_ids.tolist()
+        if not reasoning:
+            return 0
+        if reasoning not in text:  # it was not closed, and tags were taken out of it
+            return len(token_ids)
+        begin = len(text[: text.index(reasoning)].encode())
+        end = begin + len(reasoning.encode())
+        ends = [*accumulate(len(self._renderer.token_bytes(token_id)) for token_id in token_ids)]
+        return sum(start < end and stop > begin for start, stop in pairwise([0, *ends]))
 
     def _logprobs(self, generation: Generation) -> list[dict[str, Any]]:
         # joined, the bytes are the text; those of one token may be a part of a character

@@ -12,7 +12,8 @@ import pytest
 from fake_policy import logprobs_of
 from proxy_rig import Rig, rig
 
-from roll_like.agents.dialects import Responses
+from roll_like.agents.chat_api import ApiError
+from roll_like.agents.dialects import Messages, Responses
 from roll_like.types import Scored
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -418,6 +419,7 @@ async def test_reasoning_is_an_item_of_its_own_in_responses(stream: bool) -> Non
         first = await ask(items)
         assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
         assert first.output[0].content[0].text == "Sum."
+        assert first.usage.output_tokens_details.reasoning_tokens == len("Sum.")  # a token is a character here
         assert first.output_text == "I look."
         dumped = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in first.output]
         items += [*dumped, {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "5"}]
@@ -479,6 +481,32 @@ def test_reasoning_that_comes_back_is_of_the_answer_that_follows_it() -> None:
         {"role": "assistant", "content": "five", "reasoning_content": "hm"},
         {"role": "user", "content": "sure?"},
     ]
+
+
+def test_reasoning_between_parallel_calls_keeps_them_in_one_message() -> None:
+    def call(name: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": name, "name": "add", "arguments": "{}"}
+
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}, {"text": None}]}
+    output = {"type": "function_call_output", "call_id": "one", "output": "5"}
+    chat = Responses().to_chat({"input": [call("one"), thought, call("two"), output]})
+    assert [message["role"] for message in chat["messages"]] == ["assistant", "tool"]
+    assert [each["id"] for each in chat["messages"][0]["tool_calls"]] == ["one", "two"]
+    assert chat["messages"][0]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize("content", [5, "hm", [{"type": "reasoning_text", "text": 5}]])
+def test_reasoning_of_a_wrong_shape_is_refused(content: Any) -> None:
+    with pytest.raises(ApiError, match=r"input\[0\].*found a (number|text)"):
+        Responses().to_chat({"input": [{"type": "reasoning", "content": content}]})
+
+
+def test_thinking_is_the_assistants() -> None:
+    thinking = {"type": "thinking", "thinking": "hm"}
+    with pytest.raises(ApiError, match=r"messages\[0\].content\[0\]: .*the role is 'user'"):
+        Messages().to_chat({"messages": [{"role": "user", "content": [thinking, {"type": "text", "text": "hi"}]}]})
+    with pytest.raises(ApiError, match="expected a text of reasoning, found a number"):
+        Messages().to_chat({"messages": [{"role": "assistant", "content": [{**thinking, "thinking": 5}]}]})
 
 
 async def test_an_answer_that_was_cut_says_so() -> None:
