@@ -27,7 +27,7 @@ from roll_like.metrics.names import is_listed
 from roll_like.registry import CALLBACKS, did_you_mean
 from roll_like.types import Callbacks, StopRun
 
-History = Sequence[tuple[int, Mapping[str, float]]]
+RecordedFigures = Sequence[tuple[int, Mapping[str, float]]]
 
 
 class Callback(Algorithm):
@@ -53,7 +53,7 @@ class Callback(Algorithm):
             StopRun: The run ends after this evaluation.
         """
 
-    def on_resume(self, steps: History, evaluations: History) -> None:
+    def on_resume(self, steps: RecordedFigures, evaluations: RecordedFigures) -> None:
         """Take the figures of the steps and evaluations before a resumption, in order, with their numbers of steps."""
 
 
@@ -90,7 +90,7 @@ class StopWhen(Callback):
         if self.config.metric.startswith("eval/"):
             self._look(f"the evaluation after {step} steps", figures)
 
-    def on_resume(self, steps: History, evaluations: History) -> None:
+    def on_resume(self, steps: RecordedFigures, evaluations: RecordedFigures) -> None:
         """Count what was beyond the bound in a row."""
         before = evaluations if self.config.metric.startswith("eval/") else steps
         for _, figures in before:
@@ -138,7 +138,7 @@ class CallbackList:
         """Whether there is one."""
         return any(function is not None for _, function in (*self._on_step, *self._on_evaluation))
 
-    def on_resume(self, steps: History, evaluations: History) -> None:
+    def on_resume(self, steps: RecordedFigures, evaluations: RecordedFigures) -> None:
         """Tell those of the configuration what was before."""
         for one in self._made:
             one.on_resume(steps, evaluations)
