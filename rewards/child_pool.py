@@ -38,16 +38,20 @@ class ChildPool:
 
     Args:
         script: Python file that serves a pipe: its arguments are the pipe's file descriptor and `arguments`.
-            It sends None once it is ready, and then an answer for each request.
+            It sends None once it is ready, or an error and ends, and then an answer for each request.
         size: Children at a time; they start when first needed.
         timeout_seconds: Limit of one request, once its child is ready.
+        setup: What each child receives before any request; None for nothing.
     """
 
-    def __init__(self, script: Path, *, size: int, timeout_seconds: float, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, script: Path, *, size: int, timeout_seconds: float, arguments: Sequence[str] = (), setup: Any = None
+    ) -> None:
         self._script = script
         self._size = size
         self._timeout = timeout_seconds
         self._arguments = tuple(arguments)
+        self._setup = setup
         self._children: list[_Child] = []
         self._lock = threading.Lock()
         # also when the owner forgets to close it, and at interpreter exit
@@ -117,7 +121,9 @@ class ChildPool:
             status = child.process.wait()
             self._lose(child, answers, ChildProcessError(f"the process ended with status {status}"))
             return
-        if child.starting:
+        if child.starting and isinstance(answer, Exception):
+            self._lose(child, answers, answer)
+        elif child.starting:
             child.starting, child.deadline = False, time.monotonic() + self._timeout
         else:
             answers[child.request], child.request = answer, None
@@ -135,6 +141,9 @@ class ChildPool:
             # -P: the script's folder must not come before the standard library
             command = [sys.executable, "-P", str(self._script), str(descriptor), *self._arguments]
             process = subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
+        if self._setup is not None:
+            with contextlib.suppress(OSError):  # it ended: its request says so
+                ours.send(self._setup)
         child = _Child(process, ours)
         self._children.append(child)
         return child

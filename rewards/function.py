@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from roll_like import Completion, Outcome, Reward, RewardConfig, register_reward
 from roll_like.builtin.rewards.child_pool import ChildPool
@@ -30,11 +30,13 @@ class ForeignFunctionConfig(RewardConfig):
 
     type: Literal["function"] = "function"
     path: str = Field(description="A Python file, or the name of a module, that has the function.")
-    function: str = Field(description="Its name; of a class, the instance that it makes without arguments is called.")
+    function: str = Field(
+        description="Its name. A class is instantiated without arguments, and the instance is called."
+    )
     interface: Literal["verl", "trl", "trl_text", "openrlhf", "slime", "areal"] = Field(
         description="Whose arguments it takes (docs/rewards.md#a-function-of-another-library)."
     )
-    arguments: dict[str, Any] = Field(
+    arguments: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further named arguments; of slime, what `args` has."
     )
     processes: int = Field(default=1, ge=1, description="Processes in which one reward worker calls it.")
@@ -61,18 +63,32 @@ class ForeignFunction(Reward):
         function = load_function(config.path, config.function)
         self._interface = INTERFACES[config.interface](function, config.arguments)
         # answers that a function waits for are waited for together
-        self._one_by_one = not self._interface.whole_groups and not inspect.iscoroutinefunction(function)
+        self._one_by_one = not self._interface.whole_groups and not _is_async(function)
         self._pool = ChildPool(
             Path(__file__).with_name("function_child.py"),
             size=config.processes,
             timeout_seconds=config.timeout_seconds,
-            arguments=(config.path, config.function, config.interface, json.dumps(config.arguments)),
+            # through the pipe: `ps` shows command lines to everyone
+            setup=(list(sys.path), config.path, config.function, config.interface, config.arguments),
         )
 
+    def start(self) -> None:
+        """Start a process.
+
+        Raises:
+            RewardError: It cannot load the function.
+        """
+        (answer,) = self._pool.run([[]])
+        if isinstance(answer, Exception):
+            raise self._lost(answer)
+
     def check_row(self, task: Task) -> None:
-        """Raise for a row that lacks an argument of the function."""
+        """Raise for a row that lacks an argument of the function, or that the interface cannot read."""
         completion = given_completion("", messages=task.messages, answer=task.answer, metadata=task.metadata)
-        call = self._interface.call([completion])
+        try:
+            call = self._interface.call([completion])
+        except RewardError as error:
+            raise DataError(f"{task.origin}: {error.message}", fix=error.fix) from error
         signature = inspect.signature(self._interface.function)
         try:
             signature.bind(*call.arguments, **call.keywords)
@@ -102,3 +118,7 @@ class ForeignFunction(Reward):
     def close(self) -> None:
         """End the processes."""
         self._pool.close()
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

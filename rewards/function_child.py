@@ -1,8 +1,9 @@
 """The process that calls a reward function of another library. Run as a script by `rewards.child_pool`.
 
-Its arguments are the file descriptor of a pipe, the path and the name of the function, its interface, and further named
-arguments as JSON. It writes None once, when it is ready. It reads lists of completions, and answers with an outcome for
-each. It ends when the pipe is closed, and when its parent is gone.
+Its argument is the file descriptor of a pipe. It reads its parent's `sys.path`, the path and the name of the function,
+its interface, and further named arguments. It writes None once, when it is ready, or a `PluginError` where there is no
+such function. It reads lists of completions, and answers with an outcome for each. It ends when the pipe is closed, and
+when its parent is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import signal
 import sys
@@ -25,17 +25,17 @@ from typing import Any
 
 from roll_like import Completion, Outcome
 from roll_like.builtin.rewards.interfaces import INTERFACES, Interface
-from roll_like.config.load import import_plugins
+from roll_like.config.load import search_working_directory
 from roll_like.errors import FOREIGN_ERRORS, PluginError, RewardError, describe_error
 
 
 def load_function(path: str, name: str) -> Callable[..., Any]:
-    """Return a function of a file or a module; of a class, an instance.
+    """Return a function of a file or a module; of a class, an instance. The working directory joins `sys.path`.
 
     Raises:
         PluginError: There is none.
     """
-    import_plugins(())  # modules of the working directory are found
+    search_working_directory()
     try:
         module = _from_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
         found = getattr(module, name)
@@ -62,7 +62,7 @@ def _from_file(path: Path) -> ModuleType:
 
 async def outcomes(interface: Interface, completions: Sequence[Completion]) -> list[Outcome]:
     """Return an outcome for each completion; an error where the function raised, or returned something else."""
-    groups = [completions] if interface.whole_groups else [[completion] for completion in completions]
+    groups = [completions] if interface.whole_groups and completions else [[each] for each in completions]
     scored = await asyncio.gather(*(_score(interface, group) for group in groups))
     return [outcome for group in scored for outcome in group]
 
@@ -102,5 +102,11 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    descriptor, path, name, interface, arguments = sys.argv[1:]
-    call_function(Connection(int(descriptor)), INTERFACES[interface](load_function(path, name), json.loads(arguments)))
+    pipe = Connection(int(sys.argv[1]))
+    sys.path[:], path, name, interface, arguments = pipe.recv()
+    try:
+        function = load_function(path, name)
+    except PluginError as error:
+        pipe.send(error)
+        sys.exit(1)
+    call_function(pipe, INTERFACES[interface](function, arguments))

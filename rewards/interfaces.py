@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -84,7 +85,7 @@ class Verl(Interface):
             "ground_truth": _ground_truth(completion),
             # as in verl, the first prompt, every answer and what stands between two answers count
             "extra_info": {
-                **(row.get("extra_info") or {}),
+                **_object(row, "extra_info"),
                 "num_turns": 2 * max(1, len(completion.turns)),
                 "rollout_reward_scores": {},
             },
@@ -98,7 +99,7 @@ class Trl(Interface):
     """`f(prompts, completions, **columns)` of TRL: a number for each answer, or None where it has nothing to say.
 
     Prompts and completions are lists of messages. An answer that the function abstains from gets 0, which is what None
-    adds to TRL's sum of rewards.
+    adds to TRL's sum of rewards. NaN, which TRL leaves out as it does None, fails here: it is what 0/0 gives in torch.
     """
 
     whole_groups = True
@@ -114,12 +115,9 @@ class Trl(Interface):
             del name, values  # columns of TRL's table of answers
 
         def read(returned: Any) -> list[RewardResult]:
-            if not isinstance(returned, Sequence) or isinstance(returned, str) or len(returned) != len(completions):
-                found = f"{len(returned)} of them" if hasattr(returned, "__len__") else repr(returned)
-                raise RewardError(f"the function should return a list of {len(completions)} numbers, found {found}")
             return [
                 RewardResult(0.0 if value is None else _number(value), {**logged, "abstained": float(value is None)})
-                for value in returned
+                for value in _values(returned, len(completions))
             ]
 
         offered = {
@@ -213,6 +211,32 @@ def _ground_truth(completion: Completion) -> Any:
     """Return what verl's rows hold, which may be a list or a mapping; else the reference answer."""
     held = completion.metadata.get("reward_model")
     return held["ground_truth"] if isinstance(held, Mapping) and "ground_truth" in held else completion.answer
+
+
+def _object(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that holds a mapping, or a JSON object as text; nothing where it is empty."""
+    held = found = row.get(name) or {}
+    if isinstance(held, str):
+        with contextlib.suppress(ValueError):
+            found = json.loads(held)
+    if not isinstance(found, Mapping):
+        raise RewardError(
+            f"the field {name!r} should hold a mapping or the text of a JSON object, found {held!r:.200}",
+            fix=f"correct {name!r} in the rows",
+        )
+    return found
+
+
+def _values(returned: Any, count: int) -> list[Any]:
+    """Return what a list, tensor, array or generator of `count` numbers holds."""
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        found = f"{returned!r} ({type(returned).__name__})"
+    elif len(values := list(values)) != count:
+        found = f"a list of {len(values)}"
+    else:
+        return values
+    raise RewardError(f"the function should return a list of {count} numbers, found {found}")
 
 
 def _last(completion: Completion) -> str:

@@ -17,7 +17,15 @@ from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.source import Source, read_source
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, PluginError, describe_error, shortened
-from roll_like.registry import PIPELINES, REGISTRIES, Registry
+from roll_like.registry import (
+    DISTILLATION_LOSSES,
+    LOSSES,
+    PIPELINES,
+    PREFERENCE_LOSSES,
+    REGISTRIES,
+    TRAINING_BACKENDS,
+    Registry,
+)
 
 RunConfigT = TypeVar("RunConfigT", bound=RunConfig)
 
@@ -52,21 +60,30 @@ def import_plugins(modules: object) -> None:
     Raises:
         PluginError: A module cannot be imported, with the reason.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    search_working_directory()
     for module in modules if isinstance(modules, list | tuple) else ():
         if isinstance(module, str):
             _import(module)
 
 
+def search_working_directory() -> None:
+    """Have modules of the working directory found, after all others."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
 def importing_plugins(config: RunConfigT) -> RunConfigT:
     """Return the configuration with an `import` of every module whose plugins a program had registered by itself.
 
-    Workers are other processes: they know the plugins that they import. Those of `__main__`, a notebook, are sent.
+    Workers are other processes: they know the plugins that they import. Of `__main__`, a script or a notebook, those
+    that workers use are sent: rewards to reward workers (`notebook_rewards`), environments to theirs
+    (`notebook_environments`), losses and training backends to training ranks (`notebook_plugins`). Others, such as
+    callbacks, stay in the driver.
     """
     modules = {plugin.__module__ for _, _, plugin in _plugins(config)}
-    others = sorted(one for one in modules if one != "__main__" and one.partition(".")[0] not in _OWN)
+    # those of this package are found through entry points
+    others = sorted(one for one in modules if one.partition(".")[0] not in ("__main__", "roll_like"))
     missing = tuple(one for one in others if one not in config.import_)
     return config.model_copy(update={"import_": (*config.import_, *missing)}) if missing else config
 
@@ -76,12 +93,15 @@ SentPlugin: TypeAlias = tuple[str, str, Any]
 
 
 def notebook_plugins(config: ConfigModel) -> tuple[SentPlugin, ...]:
-    """Return the plugins of a configuration that are defined in `__main__`: other processes cannot import them.
+    """Return the losses and training backends that are defined in `__main__`: training ranks cannot import them.
 
-    cloudpickle, as Ray uses it, sends what `__main__` defines by value.
+    cloudpickle, as Ray uses it, sends what `__main__` defines by value, and with it what it refers to. Plugins that
+    ranks do not use stay out: a callback may hold a lock or a client, which cannot be sent.
     """
     return tuple(
-        (registry.group, name, plugin) for registry, name, plugin in _plugins(config) if plugin.__module__ == "__main__"
+        (registry.group, name, plugin)
+        for registry, name, plugin in _plugins(config)
+        if registry in _OF_RANKS and plugin.__module__ == "__main__"
     )
 
 
@@ -92,25 +112,29 @@ def register_sent(plugins: Sequence[SentPlugin]) -> None:
         registries[group].register(name)(plugin)
 
 
-#: Packages whose plugins every process finds through entry points.
-_OWN = ("roll_like", "pipelines", "rewards", "envs")
+#: Registries of what training ranks use.
+_OF_RANKS = (LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, TRAINING_BACKENDS)
 
 
-def _plugin_sections(value: Any) -> Iterator[PluginConfig]:
-    if isinstance(value, PluginConfig):
-        yield value
+def _sections(value: Any) -> Iterator[ConfigModel]:
     if isinstance(value, ConfigModel):
+        yield value
         value = [getattr(value, name) for name in type(value).model_fields]
     elif isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple):
         return
     for part in value:
-        yield from _plugin_sections(part)
+        yield from _sections(part)
 
 
 def _plugins(config: ConfigModel) -> Iterator[tuple[Registry[Any], str, Any]]:
-    for section in _plugin_sections(config):
+    for section in _sections(config):
+        backend = getattr(section, "backend", None)
+        if backend in TRAINING_BACKENDS.names():
+            yield TRAINING_BACKENDS, backend, TRAINING_BACKENDS.get(backend)
+        if not isinstance(section, PluginConfig):
+            continue
         for registry in REGISTRIES:
             if section.type in registry.names():
                 plugin = registry.get(section.type)

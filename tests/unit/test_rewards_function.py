@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from roll_like import Completion, Outcome, RewardResult
 from roll_like.builtin.rewards.function import ForeignFunction, ForeignFunctionConfig
 from roll_like.builtin.rewards.function_child import outcomes
 from roll_like.builtin.rewards.interfaces import INTERFACES
-from roll_like.errors import DataError, PluginError, RewardError
+from roll_like.errors import ConfigError, DataError, PluginError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.types import StopReason
 
@@ -168,11 +169,45 @@ def test_an_answer_that_trls_function_abstains_from_adds_nothing() -> None:
     ]
 
 
-@pytest.mark.parametrize("returned", [[1.0], 1.0, None, "12", [1.0, "x"]])
-def test_a_list_of_another_length_loses_the_group(returned: Any) -> None:
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ([1.0], "a list of 2 numbers, found a list of 1"),
+        (torch.ones(3), "a list of 2 numbers, found a list of 3"),
+        (torch.tensor(1.0), r"a list of 2 numbers, found tensor\(1.\) \(Tensor\)"),
+        (1.0, r"a list of 2 numbers, found 1.0 \(float\)"),
+        (None, r"found None \(NoneType\)"),
+        ("12", r"found '12' \(str\)"),
+        ({"a": 1.0, "b": 2.0}, r"\(dict\)"),
+        ([1.0, "x"], r"a number, found 'x' \(str\)"),
+    ],
+)
+def test_what_is_no_list_of_a_number_for_each_answer_loses_the_group(returned: Any, problem: str) -> None:
     found = called("trl", lambda **_: returned, completion("a"), completion("b"))
-    assert all(isinstance(each, RewardError) for each in found)
     assert len(found) == 2
+    for each in found:
+        assert isinstance(each, RewardError)
+        assert re.search(problem, str(each))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.tensor([0.5, 1.0]), torch.tensor([[0.5], [1.0]]), np.array([0.5, 1.0]), (each for each in (0.5, 1.0))],
+)
+def test_trls_function_may_return_whatever_holds_a_number_for_each_answer(values: Any) -> None:
+    found = called("trl", lambda **_: values, completion("a"), completion("b"))
+    assert [only([each]).value for each in found] == [0.5, 1.0]
+
+
+def test_verls_extra_info_may_be_json_text() -> None:
+    def compute_score(extra_info: dict[str, Any], **_: Any) -> float:
+        return float(extra_info["index"])
+
+    found = called("verl", compute_score, completion("x", extra_info='{"index": 7}'))
+    assert only(found).value == 7.0
+    (lost,) = called("verl", compute_score, completion("x", extra_info="[7]"))
+    assert isinstance(lost, RewardError)
+    assert "'extra_info' should hold a mapping or the text of a JSON object, found '[7]'" in str(lost)
 
 
 def test_openrlhf_gives_prompt_and_answer_as_one_text() -> None:
@@ -244,6 +279,8 @@ def test_a_row_without_an_argument_is_refused(tmp_path: Path) -> None:
         made.check_row(row("42", **VERL_ROW))
         with pytest.raises(DataError, match="'data_source'; the row has the fields question"):
             made.check_row(row("42", question="6 × 7"))
+        with pytest.raises(DataError, match=r"data.jsonl:7: the field 'extra_info' should hold .* found 'none'"):
+            made.check_row(row("42", extra_info="none"))
 
 
 @pytest.mark.parametrize(
@@ -268,16 +305,17 @@ def test_it_runs_in_the_main_thread_of_a_process_which_ends(tmp_path: Path) -> N
     source = f"""
 import os, signal, threading, time
 
-class F:  # as ms-swift's rewards are classes
+class F:
     def __call__(self, completions, **kwargs):
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # math-verify does so, and cannot in a thread
-        if completions[0][0]["content"] == "hang":
+        if completions[0] == "hang":
             time.sleep(600)
-        if completions[0][0]["content"] == "exit":
+        if completions[0] == "exit":
             os._exit(3)
         return [float(os.getpid() != {os.getpid()}) for _ in completions]
 """
-    with reward(tmp_path, source, "trl", function="F", timeout_seconds=2) as made:
+    # as in ms-swift, whose rewards are classes and whose completions are texts
+    with reward(tmp_path, source, "trl_text", function="F", timeout_seconds=2) as made:
         assert [only([each]).value for each in made.score([completion("a"), completion("b")])] == [1.0, 1.0]
         (pid,) = made._pool.process_ids
         for text, problem in (("hang", "no answer within 2 s"), ("exit", "the process ended with status 3")):
@@ -289,11 +327,50 @@ class F:  # as ms-swift's rewards are classes
         os.kill(pid, 0)
 
 
-def test_answers_that_an_async_function_waits_for_are_waited_for_together(tmp_path: Path) -> None:
-    source = """
+def test_what_the_driver_finds_through_its_path_is_found_in_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "on_the_path.py").write_text("def f(solution_str): return 1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = ForeignFunction(ForeignFunctionConfig(path="on_the_path", function="f", interface="verl"))
+    try:
+        made.start()
+        assert only(made.score([completion("a")])).value == 1.0
+    finally:
+        made.close()
+
+
+def test_a_process_that_cannot_load_the_function_fails_the_start(tmp_path: Path) -> None:
+    source = f"import os\nif os.getpid() != {os.getpid()}: raise RuntimeError('one process only')\ndef f(): return 1"
+    with reward(tmp_path, source, "verl") as made, pytest.raises(RewardError, match="RuntimeError: one process only"):
+        made.start()
+
+
+def test_arguments_are_on_no_command_line(tmp_path: Path) -> None:
+    source = "def f(solution_str, key): return float(key == {'secret': [1, None]})"
+    with reward(tmp_path, source, "verl", arguments={"key": {"secret": [1, None]}}) as made:
+        assert only(made.score([completion("a")])).value == 1.0
+        (pid,) = made._pool.process_ids
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"function_child.py" in line
+        assert b"secret" not in line
+    with (
+        pytest.raises(ConfigError, match=r"arguments\.key: found .* not a valid JSON value"),
+        reward(tmp_path, source, "verl", arguments={"key": {1}}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("function", "signature"), [("f", "async def f("), ("F", "class F:\n  async def __call__(self, ")]
+)
+def test_answers_that_an_async_function_waits_for_are_waited_for_together(
+    tmp_path: Path, function: str, signature: str
+) -> None:
+    source = f"""
 import asyncio
 waiting = 0
-async def f(solution_str, **kwargs):
+{signature}solution_str, **kwargs):
     global waiting
     waiting += 1
     for _ in range(200):
@@ -302,7 +379,7 @@ async def f(solution_str, **kwargs):
         await asyncio.sleep(0.01)
     return 0.0
 """
-    with reward(tmp_path, source, "verl") as made:
+    with reward(tmp_path, source, "verl", function=function) as made:
         found = made.score([completion(text, **VERL_ROW) for text in "abc"])
         assert [only([each]).value for each in found] == [1.0, 1.0, 1.0]
 
