@@ -220,7 +220,7 @@ class RankSpec(Generic[StepT]):
         window: Longest sequence of the run, in tokens.
         frozen: Whether the model is not trained; then it has neither optimizer nor adapters.
         imports: Modules to import first; they register plugins.
-        plugins: Plugins that no module can be imported for (`notebook_plugins`).
+        plugins: Losses and backends that no module can be imported for (`notebook_plugins`).
         float32_head: Whether a language model's output layer computes in float32.
     """
 

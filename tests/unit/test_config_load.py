@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from config_files import MINIMAL, changed, write
 
-from roll_like import LOSSES, LossInputs, PluginConfig, PolicyLoss, TokenLosses
+from roll_like import LOSSES, Callback, LossInputs, PluginConfig, PolicyLoss, TokenLosses
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.load import dump_config, importing_plugins, load_config, notebook_plugins, register_sent
 from roll_like.errors import ConfigError, PluginError
-from roll_like.registry import REWARDS
+from roll_like.registry import CALLBACKS, REWARDS, TRAINING_BACKENDS
+from roll_like.rewards.base import reward_class
 
 pytestmark = pytest.mark.usefixtures("recording_pipeline")
 
@@ -409,6 +411,37 @@ def test_workers_import_what_a_program_registered(
     named = config.model_copy(update={"import_": ("json", "rewards_of_a_script")})
     assert importing_plugins(named) is named
     assert importing_plugins(load(minimal)).import_ == ()
+
+
+@pytest.mark.parametrize("module", ["rewards", "envs.mine", "pipelines"])
+def test_a_program_may_have_modules_called_as_the_folders_here(
+    module: str, minimal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = reward_class(lambda completion: 0.0)
+    mine.__module__ = module
+    monkeypatch.setitem(REWARDS._plugins, "mine", mine)
+    assert importing_plugins(load(minimal, "rewards.use=[mine]")).import_ == (module,)
+
+
+def test_ranks_are_sent_nothing_of_a_notebook_that_they_do_not_use(
+    minimal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watch(Callback):
+        class Config(PluginConfig):
+            type: Literal["watch"] = "watch"
+
+        lock = threading.Lock()  # cannot be pickled
+
+    mine = reward_class(lambda completion: 0.0)
+    backend = type("Mine", (TRAINING_BACKENDS.get("fsdp2"),), {})
+    Watch.__module__ = mine.__module__ = backend.__module__ = "__main__"
+    monkeypatch.setitem(CALLBACKS._plugins, "watch", Watch)
+    monkeypatch.setitem(REWARDS._plugins, "mine", mine)
+    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "of", backend)
+    overrides = ("callbacks=[watch]", "rewards.use=[mine]")
+    assert notebook_plugins(load(minimal, *overrides)) == ()
+    sent = notebook_plugins(load(minimal, *overrides, "training.backend=of", "training.zero_stage=3"))
+    assert sent == (("roll_like.training_backends", "of", backend),)
 
 
 def test_plugins_of_a_notebook_are_sent_to_workers(minimal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
