@@ -11,6 +11,8 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
+from roll_like.builtin.pipelines.reward_model.config import ScoredAnswerData
+from roll_like.builtin.pipelines.reward_model.scored_answers import load_scored_answers
 from roll_like.config.data import ConversationData, DataSource, PairData
 from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowCounter
 from roll_like.data.chat import Renderer
@@ -50,6 +52,9 @@ def test_the_rows_are_read(tmp_path: Path) -> None:
             samples += load_pairs(PairData.model_validate(data), render).samples
         elif "label" in row:
             samples += load_labelled(LabelledData.model_validate(data), render).samples
+        elif "score" in row:  # of the whole conversation the last token is trained
+            (scored,) = load_scored_answers(ScoredAnswerData.model_validate(data), render, loss="bce").samples
+            assert scored.score == row["score"]
         else:
             samples += load_conversations(ConversationData.model_validate(data), render).samples
     assert len({TrainingSample.content(sample.sequences[0]) for sample in samples}) == 1
