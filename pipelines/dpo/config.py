@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag
+from pydantic import Field, PrivateAttr, Tag
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting, PositiveInt, Violation
-from roll_like.config.data import ConversationSource, PairData, PairSource, RowLimits
+from roll_like.config.data import ConversationSource, PairData, PairSource, RowLimits, pairs_or
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelConfig
 from roll_like.config.named import NAME_PATTERN
@@ -81,17 +81,7 @@ class PreferenceEvaluationConfig(RowsEvaluationConfig[PairSource]):
     type: Literal["pairs"] = Field(default="pairs", description="Rows with two answers to one prompt.")
 
 
-def _rows_type(value: Any) -> str | None:
-    """Return which rows a section is of; pairs where it does not say."""
-    kind = value.get("type", "pairs") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
-_BY_ROWS = Discriminator(
-    _rows_type,
-    custom_error_type="rule",
-    custom_error_message="expected a section with `type: pairs` (the default) or `type: labels`",
-)
+_BY_ROWS = pairs_or("labels")
 PreferenceRows = Annotated[
     Annotated[PreferenceDataConfig, Tag("pairs")] | Annotated[LabelledDataConfig, Tag("labels")], _BY_ROWS
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from roll_like.config.base import ConfigModel, PositiveInt, Violation
-from roll_like.config.data import ConversationSource, PairSource, RowLimits
+from roll_like.config.data import ConversationSource, PairSource, RowLimits, pairs_or
 from roll_like.config.evaluation import RowsEvaluationConfig
 from roll_like.config.model import ModelTask
 from roll_like.config.named import NAME_PATTERN
@@ -107,17 +107,7 @@ class ScoredAnswerEvaluationConfig(RowsEvaluationConfig[ScoredAnswerSource]):
     type: Literal["scores"] = Field(default="scores", description="Rows with a prompt, one answer and its score.")
 
 
-def _rows_type(value: Any) -> str | None:
-    """Return which rows a section is of; pairs where it does not say."""
-    kind = value.get("type", "pairs") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
-_BY_ROWS = Discriminator(
-    _rows_type,
-    custom_error_type="rule",
-    custom_error_message="expected a section with `type: pairs` (the default) or `type: scores`",
-)
+_BY_ROWS = pairs_or("scores")
 ScoredRows = Annotated[
     Annotated[RewardModelDataConfig, Tag("pairs")] | Annotated[ScoredAnswerDataConfig, Tag("scores")], _BY_ROWS
 ]

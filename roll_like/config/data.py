@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Discriminator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
 from roll_like.config.base import (
     ConfigModel,
@@ -342,3 +342,21 @@ class PairData(RowLimits):
     """What preference training reads."""
 
     sources: Annotated[tuple[PairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+
+
+def pairs_or(other: str) -> Discriminator:
+    """Return what tells sections of `type: pairs` from those of another type; they are of pairs where they do not say.
+
+    Args:
+        other: The other type.
+    """
+    return Discriminator(
+        _rows_type,
+        custom_error_type="rule",
+        custom_error_message=f"expected a section with `type: pairs` (the default) or `type: {other}`",
+    )
+
+
+def _rows_type(value: Any) -> str | None:
+    kind = value.get("type", "pairs") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None

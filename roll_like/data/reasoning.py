@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 from roll_like.types import THINK, ReasoningTags
 
@@ -183,6 +183,12 @@ def answer_of(text: str) -> str:
     'right'
     """
     return split_reasoning(text, tags_of(text))[1]
+
+
+def tags_of_tokenizer(tokenizer: Any) -> ReasoningTags:
+    """Return the tags that a Hugging Face tokenizer's template or added tokens show; those of `think` without any."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return known_tags(str(getattr(tokenizer, "chat_template", None) or ""), [str(token) for token in added]) or THINK
 
 
 def known_tags(template: str, tokens: Sequence[str] = ()) -> ReasoningTags | None:

@@ -150,7 +150,7 @@ def info_rewards(info: Mapping[str, Any], agents: Sequence[str], acted: str) -> 
     others = [agent for agent in agents if agent != acted]
     if not isinstance(rewards, Mapping) or not set(rewards) <= set(others):
         raise EnvError(
-            f'info["rewards"] is {str(rewards)[:80]}; expected a reward by agent, of {", ".join(others) or "nobody"}',
+            f'info["rewards"] is {str(rewards)[:80]}; expected rewards of {", ".join(others) or "no agent"} by name',
             fix="return the reward of the agent that acted as `reward`",
         )
     return {agent: turn_reward(reward) for agent, reward in rewards.items()}

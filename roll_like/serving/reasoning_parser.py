@@ -14,9 +14,9 @@ from typing import Any
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser, ReasoningParserManager
 
-from roll_like.data.reasoning import after_prompt, known_tags, split_turn
+from roll_like.data.reasoning import after_prompt, split_turn, tags_of_tokenizer
 from roll_like.serving.reasoning_stream import ReasoningStream
-from roll_like.types import THINK, ReasoningTags
+from roll_like.types import ReasoningTags
 
 #: How JSON objects and lists of them or of texts begin, and what may still become that.
 _JSON, _PERHAPS_JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[{"\]])'), re.compile(r"\s*(?:[{\[]\s*)?\Z")
@@ -31,9 +31,8 @@ class RunReasoningParser(ReasoningParser):  # type: ignore[misc]  # vLLM is not 
 
     def __init__(self, tokenizer: Any, *args: Any, chat_template_kwargs: Any = None, **kwargs: Any) -> None:
         super().__init__(tokenizer, *args, **kwargs)
+        self._tags = tags_of_tokenizer(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        template = str(getattr(tokenizer, "chat_template", None) or "")
-        self._tags = known_tags(template, [str(token) for token in added]) or THINK
         self._special = any(token.special and str(token) in (self._tags.open, self._tags.close) for token in added)
         self._template_options = dict(chat_template_kwargs or {})
         self._stream: ReasoningStream | None = None

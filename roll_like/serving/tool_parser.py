@@ -19,10 +19,9 @@ from vllm.entrypoints.generate.base.protocol import (
 )
 from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
 
-from roll_like.data.reasoning import known_tags
+from roll_like.data.reasoning import tags_of_tokenizer
 from roll_like.tools.answers import openai_answer
 from roll_like.tools.streaming import AnswerStream
-from roll_like.types import THINK
 
 
 class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
@@ -38,9 +37,7 @@ class RunToolParser(ToolParser):  # type: ignore[misc]  # vLLM is not typed
 
     def __init__(self, tokenizer: Any, tools: list[Any] | None = None) -> None:
         super().__init__(tokenizer, tools)
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        template = str(getattr(tokenizer, "chat_template", None) or "")
-        self._reasoning = known_tags(template, [str(token) for token in added]) or THINK
+        self._reasoning = tags_of_tokenizer(tokenizer)
         self._schemas = [_schema(tool.model_dump(exclude_none=True)) for tool in self.tools]
         self._stream = AnswerStream(self._schemas, self._reasoning)
 

@@ -87,7 +87,7 @@ class Digests:
         self._bytes = 0
 
     def add(self, name: str, numbers: Tensor, *, own: bool = False) -> None:
-        """Take in a tensor; it is copied, unless nobody else writes to it (`own`)."""
+        """Take in a tensor. `own` says that the caller does not write to it again: then it is not copied."""
         held = _plain(numbers)
         self._waiting[name] = held.clone() if not own and held.data_ptr() == numbers.data_ptr() else held
         self._bytes += held.numel() * held.element_size()
