@@ -33,6 +33,7 @@ from roll_like.errors import (
     RollLikeError,
 )
 from roll_like.metrics.commands import number_within
+from roll_like.run.streams import lasting_streams, open_standard_streams
 from roll_like.service.commands import add_service
 from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; default: the process's own.
     """
+    open_standard_streams()
     _use_utf_8()
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
@@ -324,6 +326,7 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.
         parser.error(f"{option} starts nothing, so there is nothing to restart; leave one of the two out")
 
 
+@lasting_streams()
 def _run(arguments: argparse.Namespace) -> int:
     from roll_like.config.run import RunConfig
     from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
@@ -440,6 +443,7 @@ def _print_config(config: PipelineConfig) -> int:
     return OK
 
 
+@lasting_streams()
 def _sweep(arguments: argparse.Namespace) -> int:
     """Train each run in a process of its own; one that is finished already is not trained again.
 

@@ -38,8 +38,8 @@ T = TypeVar("T")
 #: Exit codes of the command line. `RETRY` is EX_TEMPFAIL of sysexits.h: the same command may succeed later.
 OK, FAILED, WRONG_CONFIG, RETRY, INTERRUPTED = 0, 1, 2, 75, 130
 
-#: Signals that ask a run to end; schedulers send one of them before they end a job.
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+#: Signals that ask a run to end: schedulers send one of the first two before they end a job, a closed terminal SIGHUP.
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 #: What code of users and of other libraries ends with. `sys.exit()` in it is its mistake, and ends no command.
 FOREIGN_ERRORS = (Exception, SystemExit)

@@ -231,10 +231,8 @@ def start_run(config: Path, *arguments: str, program: str = "roll_like.cli", **o
         command,
         cwd=config.parent,
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1", TEST_MARKER: str(os.getpid())},
-        **options,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options},
     )
 
 

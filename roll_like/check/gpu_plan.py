@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from roll_like.check.gpu_memory import FRAGMENTATION, GPUPhase, GPUPlan, gpu_plans
 from roll_like.check.plan import ASIDE, DRAFT_WEIGHTS, GIB, Plan
 from roll_like.check.step_floor import StepFloor, step_floor
+from roll_like.cluster.limits import usable_memory
 from roll_like.config.base import Finding
 from roll_like.config.gpus import gpu_named
 from roll_like.config.inference import engines_share_gpus
@@ -70,7 +70,7 @@ def gpu_report(config: RunConfig, made: Plan, shapes: Mapping[str, ModelShape]) 
         plans=plans,
         memory=memory,
         floor=step_floor(config, made, shapes["training"], moved, kind),
-        host_memory=psutil.virtual_memory().total if measured else None,
+        host_memory=usable_memory() if measured else None,
         awake=None if memory is None else _awake(config, shapes, memory),
     )
 

@@ -7,6 +7,7 @@ import locale
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from roll_like.algorithms.advantages.returns import GAE, length_adaptive_lam
 from roll_like.check.disk import DiskUse
 from roll_like.check.findings import Finding, failed
 from roll_like.check.plan import GIB, Plan, bytes_per_value
+from roll_like.cluster.limits import usable_cores, usable_memory
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.rollout import AsyncSchedule, ReplaySchedule
@@ -46,6 +48,11 @@ def check_environment() -> Iterator[Finding]:
             f"this Python reads and writes text as {encoding}, which the locale (LC_ALL, "
             "LANG) says; start it with PYTHONUTF8=1",
         )
+    if sys.flags.optimize > 1:
+        yield Finding.error(
+            "PYTHONOPTIMIZE",
+            f"found {sys.flags.optimize}: Python drops docstrings, which transformers reads; unset it, or set it to 1",
+        )
     home = os.environ.get("HOME")
     try:
         folder = Path.home()
@@ -55,6 +62,14 @@ def check_environment() -> Iterator[Finding]:
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             found = f"{folder} cannot be written to" if home is None else f"found {home}, which cannot be written to"
             yield Finding.error("HOME", f"{found}; set it to a folder: caches of models and libraries go there")
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if "LOCAL_RANK" in os.environ and launched not in ("", "0", "1"):
+        yield Finding.error(
+            "WORLD_SIZE",
+            f"a launcher (torchrun, deepspeed, accelerate) has started this process as one of {launched}, and each "
+            "would be a run of its own: a run starts its workers itself. Start it once, without a launcher; "
+            "resources.nodes and devices_per_node say how much it uses",
+        )
     if (address := os.environ.get("RAY_ADDRESS")) is not None:
         yield Finding.warning(
             "resources.address",
@@ -111,14 +126,12 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
         count = f"{resources.nodes} × {resources.devices_per_node}"
         yield Finding.note("resources", f"the {count} devices are as stated; they are counted when the run starts")
         return
-    import psutil
-
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     if resources.devices_per_node > cores:
         yield Finding.warning(
             "resources.devices_per_node",
-            f"{resources.devices_per_node} cores are configured and this machine has {cores}; a run here needs "
-            f"devices_per_node: {cores} and a device_mapping to match",
+            f"{resources.devices_per_node} cores are configured and a run here may use {cores}; set devices_per_node: "
+            f"{cores} and a device_mapping to match",
         )
     if config.model.dtype == "bfloat16" and slow_bfloat16():
         yield Finding.warning(
@@ -127,12 +140,12 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
         )
     workers = {role.name: role.workers for role in made.roles}
     needed = sum(line.total * workers[line.role] for line in made.memory)
-    memory = psutil.virtual_memory().total
+    memory = usable_memory()
     if needed > memory:
         sampler = f"inference.{config.inference.memory_key}" if isinstance(config, SamplingRunConfig) else None
         yield Finding.warning(
             "resources",
-            f"all workers together take about {needed / GIB:.1f} GiB, and this machine has {memory / GIB:.1f} GiB; "
+            f"all workers together take about {needed / GIB:.1f} GiB, and a run here may use {memory / GIB:.1f} GiB; "
             f"{'' if sampler is None else f'lower {sampler}, '}raise training.zero_stage, or use a smaller model",
         )
 

@@ -34,6 +34,14 @@ def node_address() -> str:
     return address
 
 
+def machine_address() -> str:
+    """Return the address by which other machines reach this one, also where Ray is at 127.0.0.1 only."""
+    from ray._private.services import node_ip_address_from_perspective
+
+    address: str = node_ip_address_from_perspective()
+    return address
+
+
 def free_port(host: str = "") -> int:
     """Return a port of this node that nothing listens at, on one address or on all.
 

@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayError
 
 from roll_like.cluster import guardian
+from roll_like.cluster.limits import available_memory
 from roll_like.cluster.orphans import hold_session
 from roll_like.cluster.resources import INSTALL_FOR_GPUS, torch_without_gpus
 from roll_like.config.resources import ResourcesConfig
@@ -192,14 +193,17 @@ class RaySession:
                 fix=f"set resources.devices_per_node to at most {psutil.cpu_count()} and fit "
                 "resources.device_mapping to it",
             )
-        with spared():
+        # a process group of gloo, and vLLM's processes
+        self._choose("GLOO_SOCKET_IFNAME", "lo")
+        self._choose("VLLM_HOST_IP", "127.0.0.1")
+        with spared(), _loopback():
             ray.init(
                 address="local",  # whatever RAY_ADDRESS says
                 num_cpus=cpus,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level="ERROR",
-                object_store_memory=min(_LOCAL_STORE_BYTES, psutil.virtual_memory().available // 4),
+                object_store_memory=min(_LOCAL_STORE_BYTES, available_memory() // 4),
                 _temp_dir=str(self._directory),
             )
 
@@ -380,6 +384,23 @@ def _asks_for_token(address: str) -> bool:
     except (RayError, OSError, ValueError):
         return True
     return False
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Have a Ray that starts in the block use 127.0.0.1, as it does by itself on macOS and Windows.
+
+    With the machine's address it would end when that changes (another network, a VPN), and it would be reachable from
+    other machines. Ray takes `_node_ip_address="127.0.0.1"` for the machine's address.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

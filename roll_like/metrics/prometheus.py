@@ -172,9 +172,9 @@ class PrometheusTracker:
         """Where the figures are read: `host:port`."""
         host = self._config.host
         if host in _EVERYWHERE:
-            from roll_like.cluster.address import node_address
+            from roll_like.cluster.address import machine_address
 
-            host = node_address()
+            host = machine_address()
         return f"[{host}]:{self._server.server_port}" if ":" in host else f"{host}:{self._server.server_port}"
 
     def watch(

@@ -29,6 +29,7 @@ from roll_like.run.folder import is_finished, locked, next_run, resolve_run_fold
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunContext, RunState
+from roll_like.run.streams import lasting_streams
 from roll_like.types import Callbacks
 from roll_like.values import Max, Metric, Sum
 
@@ -80,6 +81,7 @@ def running(
                 f"the rows of `data` cannot be written into {directory}: {error}", fix="make room, or set output_dir"
             ) from error
         (directory / "config.yaml").write_text(dump_config(config))
+        stack.enter_context(lasting_streams())
         signal = stack.enter_context(StopSignal())
         with signal.interruptible():
             metrics = stack.enter_context(

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 end a run at the next moment when nothing is lost."""
+"""SIGTERM, SIGUSR1 and SIGHUP end a run at the next moment when nothing is lost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ class StopRequested(KeyboardInterrupt):
     """
 
 
-class StopSignal:
-    """Turns SIGTERM and SIGUSR1 into a flag, and into `StopRequested` where that is safe.
+def heeded() -> list[signal.Signals]:
+    """Return the signals that ask a run to end, without those that are ignored: `nohup` ignores SIGHUP."""
+    return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
-    Schedulers send one of them before they end a job. While the run starts, nothing is lost; while generating, nothing
-    of the step has changed the policy: the wait is cut short. While training, the step is finished first.
+
+class StopSignal:
+    """Turns the signals of `STOPPING` into a flag, and into `StopRequested` where that is safe.
+
+    While the run starts, nothing is lost; while generating, nothing of the step has changed the policy: the wait is cut
+    short. While training, the step is finished first.
     """
 
     def __init__(self) -> None:
@@ -33,7 +38,7 @@ class StopSignal:
         self.name = ""
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._on_signal) for number in STOPPING}
+        self._previous = {number: signal.signal(number, self._on_signal) for number in heeded()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,7 +54,7 @@ class StopSignal:
             self.name, self.requested = signal.SIGTERM.name, True
             raise StopRequested(self.name) from None
         finally:
-            for number in STOPPING:
+            for number in self._previous:
                 signal.signal(number, self._on_signal)
 
     @contextmanager

@@ -10,8 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
+from roll_like.cluster.limits import available_memory
 from roll_like.errors import CheckpointError, DiskFullError
 from roll_like.run.checkpoint import (
     Checkpoint,
@@ -192,20 +191,3 @@ class Snapshots:
         for path in [] if self._directory is None else self._directory.iterdir():
             if path not in held:
                 shutil.rmtree(path)
-
-
-def available_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many bytes processes can still take: of this machine, or of its control group where that has a limit.
-
-    Args:
-        groups: Where the limit of the control group is read (version 2).
-    """
-    available: int = psutil.virtual_memory().available
-    try:
-        limit, used = (int((groups / name).read_text()) for name in ("memory.max", "memory.current"))
-        lines = [line.split() for line in (groups / "memory.stat").read_text().splitlines()]
-    except (OSError, ValueError):  # there is none, or its limit is "max"
-        return available
-    # pages of files on disk count as used, and are given up when something needs the memory
-    files = sum(int(value) for name, value in lines if name in {"active_file", "inactive_file"})
-    return min(available, max(limit - used + files, 0))

@@ -26,6 +26,7 @@ import psutil
 
 from roll_like.cluster.worker_restarts import RestartBudget
 from roll_like.errors import FAILED, RETRY, STOPPING
+from roll_like.run.signals import heeded
 
 #: Before an attempt, by how many in a row have ended without a newer checkpoint than before; where the last was of no
 #: use either, the cause is not one that passes. Seconds.
@@ -57,7 +58,7 @@ class Child:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._pass_on) for number in STOPPING}
+        self._previous = {number: signal.signal(number, self._pass_on) for number in heeded()}
         self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._leave_to_child)
         return self
 

@@ -77,6 +77,10 @@ _UNREADABLE = (
     UnpicklingError,
 )
 
+#: Variables of a launcher that started the driver or Ray. DeepSpeed compares its rank with theirs, torch looks for a
+#: store that they have started.
+_LAUNCHERS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "TORCHELASTIC_")
+
 
 class TrainingRank:
     """Computes an objective, takes optimizer steps, saves, loads, makes room, hands out weights.
@@ -120,6 +124,8 @@ class TrainingRank:
         Raises:
             EngineError: The backend or the model failed to start; says why.
         """
+        for name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
+            del os.environ[name]
         os.environ.update(
             RANK=str(self.rank),
             WORLD_SIZE=str(self.world_size),

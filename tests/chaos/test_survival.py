@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -136,8 +140,47 @@ def test_sigterm_writes_a_checkpoint_and_exits_0(
     same(series(run), undisturbed)
 
 
+def test_a_terminal_that_is_closed_ends_a_run_after_its_step(tmp_path: Path, model: Path) -> None:
+    config = write_run(tmp_path, model, checkpoint={"every": 0, "export": False}, metrics={"console": "plain"})
+    run = tmp_path / "runs" / "tiny"
+    main, terminal = os.openpty()
+    with nothing_left():
+        # its session's leader, and the terminal its own: Linux sends such a process SIGHUP when the terminal is closed
+        process = start_run(
+            config,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(terminal)
+        output = b""
+        while b"step 1/4" not in output:
+            output += os.read(main, 65536)
+        heard = {(one.name(), address.ip) for one in children(process) for address in listening(one)}
+        os.close(main)
+        assert process.wait(timeout=120) == 0
+    # Ray and its workers are reached from this machine only; torch lets the store where ranks meet listen everywhere
+    assert {address for name, address in heard if "gcs_server" in name} == {"::ffff:127.0.0.1"}
+    assert {name for name, address in heard if "127.0.0.1" not in address} <= {"ray::TrainingRank"}
+    assert read_lines(run / "events.jsonl")[-1]["status"] == "stopped"
+    assert newest_step(run / "checkpoints") in {1, 2, 3}
+
+
+def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def listening(process: psutil.Process) -> list[Any]:
+    with suppress(psutil.NoSuchProcess):
+        found = process.net_connections("inet")
+        return [each.laddr for each in found if each.status == psutil.CONN_LISTEN]
+    return []
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize("phase", ["opening metrics", "starting Ray", "starting workers"])
 def test_a_signal_while_a_run_starts_ends_it(tmp_path: Path, model: Path, phase: str, number: signal.Signals) -> None:
     config = write_run(tmp_path, model)

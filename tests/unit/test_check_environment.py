@@ -23,7 +23,8 @@ from roll_like.run.folder import locked
 @pytest.fixture(autouse=True)
 def usable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("RAY_ADDRESS", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_a_usable_environment_has_no_findings() -> None:
@@ -35,6 +36,22 @@ def test_an_address_of_ray_that_is_not_heeded_is_said(monkeypatch: pytest.Monkey
     (found,) = check_environment()
     assert (found.level, found.key) == ("warning", "resources.address")
     assert "RAY_ADDRESS is 10.0.0.1:6379" in found.message
+
+
+@pytest.mark.parametrize(("size", "count"), [("8", 1), ("1", 0), ("", 0)])
+def test_one_of_several_processes_of_a_launcher(size: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert not list(check_environment())  # as a job's template has it in a pod
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    found = list(check_environment())
+    assert [(one.level, one.key) for one in found] == [("error", "WORLD_SIZE")] * count
+    assert all("as one of 8" in one.message for one in found)
+
+
+def test_a_python_without_docstrings() -> None:
+    program = "from roll_like.check.machine import check_environment; print(*(one.key for one in check_environment()))"
+    found = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, check=True, text=True)
+    assert found.stdout == "PYTHONOPTIMIZE\n"
 
 
 def test_a_home_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from config_files import MINIMAL, changed
 from published_models import SHAPES, cache_published_models
@@ -25,6 +24,7 @@ from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured
 from roll_like.check.model import role_shapes
 from roll_like.check.plan import plan, training_states
 from roll_like.check.step_floor import StepFloor, step_floor
+from roll_like.cluster.limits import usable_memory
 from roll_like.config.base import Finding
 from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.config.load import load_config
@@ -438,7 +438,7 @@ def test_memory_is_measured_without_a_context_on_the_gpu(tmp_path: Path, monkeyp
     assert report is not None
     assert report.memory == 81559 * 2**20, "the smallest counts"
     assert report.floor is None, "of two kinds"
-    assert report.host_memory == psutil.virtual_memory().total
+    assert report.host_memory == usable_memory()
     there = gpus(resources__gpu_memory_gib=24)
     report = gpu_report(there, plan(there), {"training": BILLION})
     assert report is not None

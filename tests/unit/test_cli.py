@@ -412,7 +412,7 @@ def test_options_cannot_be_abbreviated(minimal: str, capsys: pytest.CaptureFixtu
     assert f"unrecognised arguments: {option[0]}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize(("resume", "code"), [(["--resume", "auto"], 75), ([], 0)])
 def test_a_signal_before_a_run_has_started_is_one_to_stop(
     minimal: str,

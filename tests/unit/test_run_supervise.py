@@ -50,6 +50,7 @@ if word == "wait":
         sys.exit(75)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGUSR1, stop)
+    signal.signal(signal.SIGHUP, stop)
     (folder / "ready").touch()
     for _ in range(600):  # a signal right before a sleep is handled after it
         time.sleep(0.1)
@@ -113,7 +114,7 @@ def test_attempts_without_progress_end_the_run(tmp_path: Path) -> None:
     assert rig.pauses == [PAUSES[0], PAUSES[1], PAUSES[2]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_to_stop_goes_to_the_run_which_is_not_started_again(tmp_path: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)
     rig = Rig(tmp_path, ["wait 1", "0"])

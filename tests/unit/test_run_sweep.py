@@ -92,7 +92,9 @@ def test_the_command_goes_on_after_a_failure_and_compares_what_finished(
     assert f"error: 1 of 3 runs failed: {name}-seed-1 (exit code 1)" in printed.err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
+)
 def test_a_signal_reaches_the_run_under_way_and_no_further_one_starts(
     minimal: str,
     tmp_path: Path,

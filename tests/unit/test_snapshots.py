@@ -22,7 +22,7 @@ from roll_like.run import folder
 from roll_like.run import snapshots as module
 from roll_like.run.checkpoint import CheckpointStore, checkpoint_name, read_checkpoint
 from roll_like.run.folder import locked
-from roll_like.run.snapshots import Snapshots, available_memory
+from roll_like.run.snapshots import Snapshots
 
 CONTENT = b"weights" * 1000
 
@@ -229,16 +229,6 @@ def test_a_damaged_state_is_found(tmp_path: Path) -> None:
     (tmp_path / "memory" / "step_000001" / "policy" / "weights").write_bytes(b"other")
     with pytest.raises(CheckpointError, match="5 bytes"):
         snapshots.newest()
-
-
-def test_the_limit_of_a_control_group_counts_without_pages_of_files(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("4500\n")
-    (tmp_path / "memory.stat").write_text("anon 3000\nactive_file 100\ninactive_file 200\nshmem 900\n")
-    assert available_memory(tmp_path) == 800
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path) > 2**20
-    assert available_memory(tmp_path / "none") > 2**20
 
 
 # ---- a driver that was killed ------------------------------------------------------------------------
