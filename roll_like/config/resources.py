@@ -22,6 +22,8 @@ from roll_like.config.base import ConfigModel, PositiveFloat, PositiveInt, Viola
 from roll_like.config.gpus import GPU_KINDS, GPUName
 
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+#: `host:port`, also of IPv6, and what Ray itself looks for.
+_ADDRESS = re.compile(r"auto|(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):\d+")
 
 
 class DeviceRange(ConfigModel):
@@ -210,6 +212,13 @@ class ResourcesConfig(ConfigModel):
                 ("resources", "address"),
                 f"a run on {self.nodes} nodes joins a Ray cluster that is already there; set it to `auto` "
                 "(on a node of that cluster) or to host:port",
+            )
+        if self.address is not None and not _ADDRESS.fullmatch(self.address):
+            client = " (Ray Client's and the dashboard's addresses reach no workers)" if "://" in self.address else ""
+            yield Violation(
+                ("resources", "address"),
+                f"found {self.address!r}; expected `auto` on a node of the cluster, or the head's host:port, such as "
+                f"10.0.0.1:6379{client}. From elsewhere, hand the run to the cluster with `ray job submit`",
             )
         for key in self.changed("gpu", "gpu_memory_gib", "cpus_per_device") if self.device == "cpu" else ():
             yield Violation(("resources", key), "resources.device is cpu, so this has no effect; remove it")

@@ -444,6 +444,9 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "layers are not compiled together with algorithm.router_replay; remove one of the two",
         ),
         (changed(CUDA, resources__nodes=2), "resources.address", "joins a Ray cluster that is already there"),
+        (changed(CUDA, resources__address="ray://10.0.0.1:10001"), "resources.address", "with `ray job submit`"),
+        (changed(CUDA, resources__address="10.0.0.1"), "resources.address", "10.0.0.1:6379. From elsewhere"),
+        (changed(CUDA, resources__address=""), "resources.address", "expected `auto` on a node"),
         (
             changed(CUDA, inference__sleep=False, inference__gpu_memory_utilization=0.9),
             "inference.sleep",
