@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -67,6 +68,15 @@ def test_ranks_keep_masks_from_cudnn(tiny_model: Path) -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     engine(tiny_model)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_ranks_forget_the_launcher_of_the_driver(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed compares its local rank with mpirun's, and torch takes a store of torchrun's for its own."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "TORCHELASTIC_USE_AGENT_STORE", "RANK"):
+        monkeypatch.setenv(name, "3")
+    engine(tiny_model)
+    assert [name for name in os.environ if name.startswith(("OMPI_COMM", "PMI_", "TORCHELASTIC_"))] == []
+    assert os.environ["RANK"] == "0"
 
 
 def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_path: Path) -> None:
