@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from roll_like.config.model import ModelConfig
 from roll_like.models.imports import quiet
 from roll_like.models.load import load_renderer
+from roll_like.models.rotary import fix_frequencies
 from roll_like.serving.trained import TrainedModel
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def start_chat(trained: TrainedModel, *, sampling: Mapping[str, float], max_toke
     renderer = load_renderer(config)
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(str(trained.directory), dtype="auto", local_files_only=True)
+    if trained.window is not None:
+        fix_frequencies(model, trained.window)
     stated = model.generation_config
     model.generation_config = GenerationConfig(
         bos_token_id=stated.bos_token_id, eos_token_id=stated.eos_token_id, pad_token_id=stated.pad_token_id

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from run_folders import make_run
 
@@ -218,6 +219,25 @@ def test_a_conversation_in_the_terminal(
     answers = "\n".join(lines).split("> ")[1:]
     assert len(answers) == 6  # the last one is the end of the input
     assert answers[0] == answers[4] != ""
+
+
+def test_a_conversation_has_the_window_of_the_run(run: Path) -> None:
+    """As served: a short conversation would have LongRoPE's other factors."""
+    from model_families import make_family
+
+    waves = []
+    for directory, window in ((run / "model", 64), (run / "model", None)):
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 16.0}
+        make_family(
+            "phi3",
+            original_max_position_embeddings=16,
+            rope_parameters=rope | {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+        ).save_pretrained(directory)
+        chat = start_chat(TrainedModel(directory, "x", window=window), sampling={}, max_tokens=1, system=None)
+        rotary = chat.model.model.rotary_emb
+        waves.append(rotary(torch.zeros(1, 4, 8), torch.arange(4)[None])[0])
+    assert waves[0].shape == waves[1].shape
+    assert not torch.allclose(waves[0], waves[1])
 
 
 def test_turns_are_remembered_until_a_new_beginning(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
