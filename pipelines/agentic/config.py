@@ -13,7 +13,7 @@ from roll_like.config.containers import ContainerConfig
 from roll_like.config.evaluation import EvaluationSchedule
 from roll_like.config.named import NAME_PATTERN
 from roll_like.config.resources import CriticResources
-from roll_like.config.rewards import RETURN, OptionalRewardsConfig, reported_name
+from roll_like.config.rewards import RETURN, OptionalRewardsConfig, is_meant_for, reported_name
 from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.config.sampling import PolicyGradientConfig, RewardedRunConfig
 from roll_like.registry import ADVANTAGES, PIPELINES
@@ -274,8 +274,7 @@ _SET_BY_EVALUATION = {
 
 
 def _weighs(reward: Any, environment: str) -> bool:
-    sources = getattr(reward, "sources", None)
-    return getattr(reward, "weight", 1.0) != 0 and (sources is None or environment in sources)
+    return getattr(reward, "weight", 1.0) != 0 and is_meant_for(reward, environment, environment)
 
 
 @PIPELINES.register("agentic")
@@ -408,6 +407,7 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
 
     def _rewards_fit(self) -> Iterator[Violation]:
         known = list(dict.fromkeys(environment.label for environment in (*self.environments, *self.evaluated)))
+        yield from self.rewards.name_violations(known, known, "environment")
         for name in () if self.rewards.use else self.rewards.changed():
             yield Violation(
                 ("rewards", name), "there are no rewards beside the environment's; add `rewards.use`, or remove this"
@@ -418,12 +418,6 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
                     ("rewards", "use", index),
                     f"the environment's own reward is called {RETURN!r}; give this one another `name`",
                 )
-            for name in getattr(reward, "sources", None) or ():
-                if name not in known:
-                    yield Violation(
-                        ("rewards", "use", index, "sources"),
-                        f"no environment is called {name!r}; known: {', '.join(known)}",
-                    )
         if self.rewards.use and self.rewards.environment_weight == 0:
             for environment in self.environments:
                 if not any(_weighs(reward, environment.label) for reward in self.rewards.use):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,8 +13,10 @@ from roll_like.builtin.pipelines.on_policy_distill.objective import TaughtPolicy
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherWorkers, without_rewards
 from roll_like.check import Finding, Report
 from roll_like.check.data import prompt_findings
+from roll_like.check.domains import taught_domains
 from roll_like.check.teachers import teacher_findings
 from roll_like.data.chat import Renderer
+from roll_like.data.tasks import TaskSource
 from roll_like.policy_gradient.advantages import Assigned
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
@@ -58,15 +60,17 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
     def findings(cls, config: OnPolicyDistillConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
         """Yield what is wrong with prompts, rewards and teachers."""
         shown = config.distillation.demonstration
-        if shown is None or renderer is None:
-            yield from prompt_findings(config, renderer, report)
-        else:
-            find = Demonstrations(renderer, shown).findings
-            # a policy that teaches itself scores no answers of an evaluation
-            scored = ("data", "evaluation") if config.teachers else ("data",)
-            yield from prompt_findings(
-                config, renderer, report, lambda tasks: find({section: tasks[section] for section in scored})
-            )
+        find = None if shown is None or renderer is None else Demonstrations(renderer, shown).findings
+        # a policy that teaches itself scores no answers of an evaluation
+        scored = ("data", "evaluation") if config.teachers else ("data",)
+
+        def further(tasks: Mapping[str, Sequence[TaskSource]]) -> Iterator[Finding]:
+            if find is not None:
+                yield from find({section: tasks[section] for section in scored})
+            if config.teachers:
+                yield from taught_domains(config.teachers, config.sources, [*tasks["data"], *tasks["evaluation"]])
+
+        yield from prompt_findings(config, renderer, report, further)
         signal = config.distillation
         top_k = 1 if signal.signal == "sampled_token" else signal.top_k
         yield from teacher_findings(

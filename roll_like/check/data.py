@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from roll_like.check.domains import check_domains
 from roll_like.check.findings import Finding, Report, failed, is_repo_id
 from roll_like.config.data import DataSource, SourceConfig
 from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
 from roll_like.data.benchmark_tasks import benchmark_tasks
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.streamed import FIRST_ROWS
-from roll_like.data.tasks import TaskSource, load_task_source
+from roll_like.data.tasks import TOO_LONG, TaskSource, load_task_source
 from roll_like.errors import FOREIGN_ERRORS, RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
@@ -48,6 +49,7 @@ def prompt_findings(
     yield from findings
     yield from check_tasks(config, tasks)
     yield from further(tasks)
+    yield from check_domains(config, sources)
     yield from check_rewards(config, sources)
     yield from check_benchmarks(config, renderer)
     yield from redundant_samples(config)
@@ -122,6 +124,11 @@ def _load_one(
     findings += damaged_images(((task.origin, image.picture) for task in tasks.items for image in task.images), key)
     report = tasks.report
     for left in report.left_out:
+        if left.problem != TOO_LONG:
+            findings.append(
+                Finding.note(f"{key}.where", f"{left.count} of {report.rows} rows {left.problem} are left out")
+            )
+            continue
         message = (
             f"{left.count} of {report.rows} prompts are longer than data.max_prompt_tokens ({limit}) and are left "
             f"out; first: {left.first}; the longest has {report.longest} tokens"
@@ -221,8 +228,9 @@ def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Ite
 
     def rows(reward: Any, section: RewardConfig, key: str) -> Iterator[Finding]:
         for source in sources:
-            if scores_task(section, source.items[0], config.domain_rewards):
-                yield from _rows_suit(reward, section.type, key, source)
+            tasks = [task for task in source.items if scores_task(section, task, config.domain_rewards)]
+            if tasks:
+                yield from _rows_suit(reward, section.type, key, source, tasks)
 
     yield from each_reward(config, rows)
 
@@ -252,19 +260,19 @@ def each_reward(
             yield failed(key, error, f"reward {section.type!r} cannot be closed")
 
 
-def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator[Finding]:
-    """Yield the first row that the reward cannot score."""
+def _rows_suit(reward: Any, name: str, key: str, source: TaskSource, tasks: Sequence[Task]) -> Iterator[Finding]:
+    """Yield the first row of a source that the reward cannot score, among those that it has to."""
     try:
-        source.require(reward.required_fields, f"reward {name!r}")
+        source.require(reward.required_fields, f"reward {name!r}", tasks)
     except RollLikeError as error:
         yield failed(key, error)
         return
-    for task in source.items:
+    for task in tasks:
         for finding in task_suits(reward, name, key, task):
             yield finding
             return
     if is_cheap(reward):
-        yield from _scores(reward, name, key, source.items[0])
+        yield from _scores(reward, name, key, tasks[0])
 
 
 def _scores(reward: Reward, name: str, key: str, task: Task) -> Iterator[Finding]:

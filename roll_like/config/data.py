@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Discriminator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Discriminator, Field, PlainSerializer, PlainValidator, Tag, WithJsonSchema, model_validator
 
 from roll_like.config.base import (
     ConfigModel,
@@ -190,12 +190,57 @@ class SourceConfig(ConfigModel):
         return {key: value for key, value in values if isinstance(value, str)}
 
 
+class Band(ConfigModel):
+    """Numbers of a field that are kept."""
+
+    low: float | None = Field(default=None, allow_inf_nan=False, description="Lowest; default: no limit.")
+    high: float | None = Field(default=None, allow_inf_nan=False, description="Highest; default: no limit.")
+
+    @model_validator(mode="after")
+    def _band_holds_something(self) -> Self:
+        if self.low is None and self.high is None:
+            raise ValueError("a band without low and high leaves nothing out; set one of them")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"the band is empty: low is {self.low:g}, high is {self.high:g}; set low below high")
+        return self
+
+
+def _filter_of(value: Any) -> str:
+    if isinstance(value, Mapping | Band):
+        return "band"
+    return "values" if isinstance(value, list | tuple) else "value"
+
+
+#: What a row's field has to be: a value, one of several, or a number within a band.
+RowFilter: TypeAlias = Annotated[
+    Annotated[Band, Tag("band")]
+    | Annotated[str | bool | int | float, Tag("value")]
+    | Annotated[tuple[str | bool | int | float, ...], Field(min_length=1), Tag("values")],
+    Discriminator(_filter_of),
+]
+
+
 class DataSource(SourceConfig):
     """One dataset and how its rows become tasks."""
 
     name: str | None = Field(default=None, description="Name in metrics and in `rewards.use[].sources`; default: stem.")
     domain: str | None = Field(
         default=None, description="Domain of its tasks, in metrics and in `domains`; default: its name."
+    )
+    domain_field: str | None = Field(
+        default=None,
+        description="Field with each row's domain, a text such as verl's `data_source`; in place of `domain`. Rows of "
+        "such a source may lack a reference answer.",
+    )
+    domain_weights: dict[str, PositiveFloat] = Field(
+        default_factory=dict,
+        description="With `domain_field`: how often rows of each domain are drawn, relative to the source's other "
+        "domains; default: as often as the source has them.",
+    )
+    where: dict[str, RowFilter] = Field(
+        default_factory=dict,
+        description="Rows that are kept, by a field: its value, a list of values, or a band of numbers such as "
+        "`{low: 0.1, high: 0.9}`. Others are left out and counted.",
     )
     answer_field: str | None = Field(
         default=None,
@@ -215,6 +260,19 @@ class DataSource(SourceConfig):
     )
 
     @model_validator(mode="after")
+    def _domains_have_a_field(self) -> Self:
+        if self.domain is not None and self.domain_field is not None:
+            raise ValueError("domain and domain_field both say what the rows' domain is; remove one of them")
+        if self.domain_weights and self.domain_field is None:
+            raise ValueError("domain_weights are of the domains that `domain_field` finds in rows; set that too")
+        if self.domain_weights and self.streaming:
+            raise ValueError(
+                "domain_weights choose among all rows, and with streaming: true rows come in the order of the files; "
+                "remove one of them, or make each domain a source with a `weight`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _answers_have_a_field(self) -> Self:
         asked = [key for key in ("answer_after", "answer_boxed") if getattr(self, key)]
         if asked and self.answer_field is None:
@@ -229,9 +287,23 @@ class DataSource(SourceConfig):
         return self.answer_field == self.prompt_field
 
     @property
-    def domain_label(self) -> str:
-        """Its `domain`, or its label."""
-        return self.domain or self.label
+    def domain_label(self) -> str | None:
+        """Its `domain`, or its label; None where each row has its own."""
+        return None if self.domain_field is not None else self.domain or self.label
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The same, and the fields that say which rows are kept."""
+        return {**super().fields, **{f"where.{name}": name for name in self.where}}
+
+    def violations(self, section: str, index: int, epochs: float | None) -> Iterator[Violation]:
+        """Yield the same, and weights of domains in an evaluation."""
+        yield from super().violations(section, index, epochs)
+        if section != "data" and self.domain_weights:
+            yield Violation(
+                (section, "sources", index, "domain_weights"),
+                "an evaluation goes through every row once, so weights have no effect; remove them",
+            )
 
 
 class SourcesSection(ConfigModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -117,6 +118,28 @@ class RewardsConfig(ConfigModel):
                 "these devices would stay idle, because there is no `judge` section; remove the key, or add one",
             )
 
+    def name_violations(self, sources: Sequence[str], domains: Sequence[str] | None, what: str) -> Iterator[Violation]:
+        """Yield `sources` and `domains` of rewards that mean nothing.
+
+        Args:
+            sources: Names that there are.
+            domains: Domains that there are; None where rows say it.
+            what: What the sources are, for messages.
+        """
+        for index, reward in enumerate(self.use):
+            for name in getattr(reward, "sources", None) or ():
+                if name not in sources:
+                    yield Violation(
+                        ("rewards", "use", index, "sources"),
+                        f"no {what} is called {name!r}; known: {', '.join(sources)}",
+                    )
+            for name in getattr(reward, "domains", None) or ():
+                if domains is not None and not any(of_domain(domain, name) for domain in domains):
+                    yield Violation(
+                        ("rewards", "use", index, "domains"),
+                        f"no {what} is of the domain {name!r}; known: {', '.join(domains)}",
+                    )
+
     def source_violations(
         self, sources: Sequence[DataSource], domains: Mapping[str, DomainConfig]
     ) -> Iterator[Violation]:
@@ -126,28 +149,26 @@ class RewardsConfig(ConfigModel):
             sources: Of the data and of its evaluation.
             domains: The section `domains`.
         """
-        known = list(dict.fromkeys(source.label for source in sources))
-        chosen = [getattr(reward, "sources", None) for reward in self.use]
-        for index, names in enumerate(chosen):
-            for name in names or ():
-                if name not in known:
-                    yield Violation(
-                        ("rewards", "use", index, "sources"),
-                        f"no data source is called {name!r}; known: {', '.join(known)}",
-                    )
-        for label in dict.fromkeys(source.label for source in sources if source.domain_label not in domains):
-            if all(names is not None and label not in names for names in chosen):
+        yield from self.name_violations(
+            list(dict.fromkeys(source.label for source in sources)), known_domains(sources), "data source"
+        )
+        own = {name: domain.rewards for name, domain in domains.items() if domain.rewards is not None}
+        for label, domain in dict.fromkeys((source.label, source.domain_label) for source in sources):
+            if domain is None or domain in own:
+                continue
+            if not any(is_meant_for(reward, label, domain) for reward in self.use):
+                named = any(getattr(reward, "domains", None) is not None for reward in self.use)
                 yield Violation(
                     ("rewards", "use"),
                     f"no reward scores the data source {label!r}; add it to the `sources` of one, or leave `sources` "
-                    "out to score all",
+                    "out to score all" + (f"; its domain is {domain!r}" if named else ""),
                 )
         if all(getattr(reward, "weight", 1.0) == 0 for reward in self.use):
             yield Violation(
                 ("rewards", "use"), "every reward has weight 0, so nothing can be learned; give one a weight"
             )
-        if domains and all(source.domain_label in domains for source in sources):
-            scoring = {reward for domain in domains.values() for reward in domain.rewards}
+        if own and all(source.domain_label in own for source in sources):
+            scoring = {reward for rewards in own.values() for reward in rewards}
             for index, name in enumerate(self.named):
                 if name not in scoring:
                     yield Violation(
@@ -164,17 +185,42 @@ class OptionalRewardsConfig(RewardsConfig):
     )
 
 
+def of_domain(domain: str, name: str) -> bool:
+    """Return whether a domain is the one that is meant, where `*` stands for any text.
+
+    >>> [of_domain("codegen__taco", name) for name in ("codegen__taco", "codegen__*", "taco")]
+    [True, True, False]
+    """
+    return re.fullmatch(".*".join(map(re.escape, name.split("*"))), domain, re.DOTALL) is not None
+
+
+def is_meant_for(reward: Any, source: str, domain: str) -> bool:
+    """Return whether a reward's `sources` and `domains` are for tasks of a source and domain."""
+    sources, domains = getattr(reward, "sources", None), getattr(reward, "domains", None)
+    return (sources is None or source in sources) and (
+        domains is None or any(of_domain(domain, name) for name in domains)
+    )
+
+
 def reported_name(reward: Any) -> str:
     """Return the name under which a reward of `rewards.use` is reported."""
     name: str = getattr(reward, "name", None) or reward.type
     return name
 
 
+def known_domains(sources: Sequence[DataSource]) -> list[str] | None:
+    """Return the domains of sources; None where rows have their own."""
+    labels = [source.domain_label for source in sources]
+    return None if None in labels else list(dict.fromkeys(label for label in labels if label is not None))
+
+
 class DomainConfig(ConfigModel):
     """How the tasks of one domain are scored and chosen."""
 
-    rewards: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="Names of the rewards in `rewards.use` that score it; no other does."
+    rewards: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Names of the rewards in `rewards.use` that score it, and no other does; default: those whose "
+        "`sources` and `domains` fit.",
     )
     difficulty: DifficultyConfig | None = Field(
         default=None, description="Band of its groups that are trained on; default: `algorithm.mask.difficulty`."
@@ -187,20 +233,21 @@ class DomainConfig(ConfigModel):
         self, name: str, sources: Sequence[DataSource], rewards: RewardsConfig, rollout: GroupRolloutConfig
     ) -> Iterator[Violation]:
         """Yield names that mean nothing, and groups that cannot be replaced."""
-        path, domains = ("domains", name), list(dict.fromkeys(source.domain_label for source in sources))
-        if name not in domains:
+        path, domains = ("domains", name), known_domains(sources)
+        if domains is not None and name not in domains:
             yield Violation(path, f"no data source is of this domain; {did_you_mean(name, domains)}")
-        for index, reward in enumerate(self.rewards):
+        for index, reward in enumerate(self.rewards or ()):
             if reward not in rewards.named:
                 yield Violation(
                     (*path, "rewards", index),
                     f"no reward is called {reward!r}; {did_you_mean(reward, list(rewards.named))}",
                 )
-            elif getattr(rewards.named[reward], "sources", None) is not None:
-                yield Violation(
-                    (*path, "rewards", index),
-                    f"the reward {reward!r} sets itself which `sources` it scores; remove that, or leave it out here",
-                )
+            for key in ("sources", "domains"):
+                if getattr(rewards.named.get(reward), key, None) is not None:
+                    yield Violation(
+                        (*path, "rewards", index),
+                        f"the reward {reward!r} sets itself which `{key}` it scores; remove that, or leave it out here",
+                    )
         if not self.drop_zero_variance_groups:
             return
         if rollout.max_oversampling == 1.0:

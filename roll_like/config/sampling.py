@@ -269,8 +269,8 @@ class PromptRunConfig(RewardedRunConfig):
     rollout: AnswerRolloutConfig
     domains: dict[str, DomainConfig] = Field(
         default_factory=dict,
-        description="How the tasks of each domain (`data.sources[].domain`) are scored and chosen. Domains that are "
-        "not named here are scored by every reward whose `sources` fit.",
+        description="How the tasks of each domain (`data.sources[].domain` or `domain_field`) are scored and chosen. "
+        "Domains that are not named here are scored by every reward whose `sources` and `domains` fit.",
     )
     evaluation: EvaluationConfig | None = Field(
         default=None, description="How progress is measured on tasks that are not trained on; none by default."
@@ -338,7 +338,8 @@ class PromptRunConfig(RewardedRunConfig):
     def domain_rewards(self) -> dict[str, tuple[str, ...]]:
         """The names of the rewards of each domain that names its own; each benchmark is one."""
         of_benchmarks = {use.domain: tuple(map(reported_name, use.rewards())) for use in self.benchmarks}
-        return {**{name: domain.rewards for name, domain in self.domains.items()}, **of_benchmarks}
+        own = {name: domain.rewards for name, domain in self.domains.items() if domain.rewards is not None}
+        return {**own, **of_benchmarks}
 
     @property
     def evaluated_sampling(self) -> dict[str, EvaluationSchedule | BenchmarkSampling]:

@@ -11,6 +11,7 @@ from roll_like.config.base import ConfigModel, PositiveInt, Violation
 from roll_like.config.model import ModelConfig
 from roll_like.config.resources import DeviceRange, ResourcesConfig, RolePlan
 from roll_like.config.training import budget_violations
+from roll_like.errors import ConfigError
 
 
 class TeacherConfig(ConfigModel):
@@ -43,7 +44,7 @@ def teacher_of(teachers: Mapping[str, TeacherConfig], domain: str) -> str:
     """Return the name of a domain's teacher.
 
     Raises:
-        KeyError: There is none; rules have refused that.
+        ConfigError: There is none; a check refuses that, where it can read the rows.
     """
     for name, teacher in teachers.items():
         if teacher.domains is not None and domain in teacher.domains:
@@ -51,7 +52,7 @@ def teacher_of(teachers: Mapping[str, TeacherConfig], domain: str) -> str:
     for name, teacher in teachers.items():
         if teacher.domains is None:
             return name
-    raise KeyError(domain)
+    raise ConfigError(f"no teacher covers the domain {domain!r}", fix="add it to the `domains` of one in `teachers`")
 
 
 def teacher_key(name: str) -> str:
@@ -81,14 +82,29 @@ def teacher_roles(resources: ResourcesConfig, teachers: Mapping[str, TeacherConf
 
 
 def teacher_violations(
-    teachers: Mapping[str, TeacherConfig], domains: Iterable[str], longest: int, terms: str
+    teachers: Mapping[str, TeacherConfig], domains: Iterable[str | None], longest: int, terms: str
 ) -> Iterator[Violation]:
     """Yield domains without a teacher or with several, names that no data has, and budgets that are too small.
 
     Args:
-        domains: Of the sources that are trained or measured on.
+        domains: Of the sources that are trained or measured on; None for one whose rows have their own.
         longest: Longest sample, in tokens.
     """
+    known = [domain for domain in domains if domain is not None]
+    if len(known) == len([*domains]):
+        yield from domain_violations(teachers, known)
+    general = [name for name, teacher in teachers.items() if teacher.domains is None]
+    if len(general) > 1:
+        yield Violation(
+            ("teachers", general[1]),
+            f"{general[0]!r} and {general[1]!r} name no domains, so that both would teach the same; name `domains`",
+        )
+    for name, teacher in teachers.items():
+        yield from budget_violations(("teachers", name), teacher.max_tokens_per_micro_batch, longest, terms)
+
+
+def domain_violations(teachers: Mapping[str, TeacherConfig], domains: Iterable[str]) -> Iterator[Violation]:
+    """Yield domains without a teacher or with several, and names that no data has."""
     known = sorted(set(domains))
     named = [(domain, name) for name, teacher in teachers.items() for domain in teacher.domains or ()]
     for domain, name in named:
@@ -102,19 +118,11 @@ def teacher_violations(
             yield Violation(
                 ("teachers", name, "domains"), f"{domain!r} is a domain of {others[0]!r} too; name one teacher a domain"
             )
-    general = [name for name, teacher in teachers.items() if teacher.domains is None]
-    if len(general) > 1:
-        yield Violation(
-            ("teachers", general[1]),
-            f"{general[0]!r} and {general[1]!r} name no domains, so that both would teach the same; name `domains`",
-        )
     covered = {domain for domain, _ in named}
     orphans = [domain for domain in known if domain not in covered]
-    if orphans and not general:
+    if orphans and all(teacher.domains is not None for teacher in teachers.values()):
         yield Violation(
             ("teachers",),
             f"no teacher covers the domains {', '.join(orphans)}; add them to one's `domains`, or leave `domains` "
             "out of one teacher",
         )
-    for name, teacher in teachers.items():
-        yield from budget_violations(("teachers", name), teacher.max_tokens_per_micro_batch, longest, terms)

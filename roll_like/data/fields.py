@@ -2,6 +2,7 @@ r"""Fields of rows as sources name them: nested ones by dotted paths, transcript
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,34 @@ _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
+def named_field(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field by its name or, where none is called so, by its path.
+
+    Raises:
+        LookupError: There is none.
+    """
+    return fields[name] if name in fields or "." not in name else value_at(fields, name)
+
+
+def as_number(value: Any) -> float | None:
+    """Return the finite number that a field holds, in a text too, as CSV has it; None if it holds none.
+
+    >>> as_number("0.25"), as_number(3), as_number(True), as_number("nan")
+    (0.25, 3.0, None, None)
+    """
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
 def as_named(fields: dict[str, Any], source: SourceConfig) -> dict[str, Any]:
     """Return a row's fields with those that the source names by a path, and with its transcripts as messages."""
     names = source.fields
@@ -23,7 +52,7 @@ def as_named(fields: dict[str, Any], source: SourceConfig) -> dict[str, Any]:
     for name in names.values():
         if "." in name and name not in fields:
             try:
-                found[name] = value_at(fields, name)
+                found[name] = named_field(fields, name)
             except LookupError:
                 continue  # whoever needs the field says that it is missing
     if source.transcripts:

@@ -28,7 +28,7 @@ class RoundRobin:
         weights: A finite number above 0 for each; taken as the decimals that were written.
     """
 
-    def __init__(self, weights: Sequence[float]) -> None:
+    def __init__(self, weights: Sequence[float | Fraction]) -> None:
         self.shares = _integers(weights)
         self.credits = [0] * len(self.shares)
 
@@ -58,14 +58,14 @@ class ItemSource(Generic[ItemT]):
     Attributes:
         name: Name in metrics, unique.
         key: Its place in the configuration (`data.sources.0`), for messages.
-        weight: Its share, relative to the other sources.
+        weight: Its share, relative to the other sources; a float is taken as the decimal that was written.
         items: What it holds.
         stream: Where its items come from, if they are read as steps need them; `items` are its first ones.
     """
 
     name: str
     key: str
-    weight: float
+    weight: float | Fraction
     items: Sequence[ItemT]
     stream: Stream[ItemT] | None = None
 
@@ -200,9 +200,14 @@ class Order(Generic[ItemT]):
         return sorted(range(size), key=rank)
 
 
-def _integers(weights: Sequence[float]) -> list[int]:
-    """Return the smallest integers in the ratio of the weights, taken as the decimals that were written."""
-    exact = [Fraction(repr(weight)) for weight in weights]
+def exact_weight(weight: float | Fraction) -> Fraction:
+    """Return a weight as the decimal that was written."""
+    return weight if isinstance(weight, Fraction) else Fraction(repr(weight))
+
+
+def _integers(weights: Sequence[float | Fraction]) -> list[int]:
+    """Return the smallest integers in the ratio of the weights."""
+    exact = [exact_weight(weight) for weight in weights]
     common = math.lcm(*(fraction.denominator for fraction in exact))
     whole = [int(fraction * common) for fraction in exact]
     divisor = math.gcd(*whole)

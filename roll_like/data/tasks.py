@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, product
@@ -13,6 +14,7 @@ from itertools import islice, product
 from roll_like.config.data import DataSource
 from roll_like.data.bad_rows import LeftOut, RowsReport, refuse_odd_text, refused
 from roll_like.data.chat import WITHOUT_UNKNOWN, ChatMessage, Renderer, UnseenImages
+from roll_like.data.choice import RowChoice, by_domain, refuse_weights
 from roll_like.data.fields import final_answer
 from roll_like.data.images import as_text, download_images, pictures_of
 from roll_like.data.messages import field_names, read_last_answer, read_prompt, require_fields, short, with_system
@@ -22,6 +24,8 @@ from roll_like.data.streamed import FIRST_ROWS, Stream
 from roll_like.errors import CheckpointError, DataError, EnvError
 from roll_like.types import Message, Task
 
+#: What a report says of prompts that are left out for their length.
+TOO_LONG = "prompts over the limit"
 _BATCH = 1024  # prompts tokenised in one call
 
 
@@ -32,22 +36,25 @@ class TaskSource(ItemSource[Task]):
     Attributes:
         answer_field: Field that became `Task.answer`.
         report: What was kept and what was left out.
+        domain_weights: How often tasks of each domain are drawn; empty: as often as there are.
     """
 
     answer_field: str | None
     report: RowsReport
+    domain_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def require(self, fields: Sequence[str], why: str) -> None:
-        """Check that every task has what a reward needs.
+    def require(self, fields: Sequence[str], why: str, tasks: Iterable[Task] | None = None) -> None:
+        """Check that tasks have what a reward needs.
 
         Args:
             fields: Row fields; `answer` means the task's reference answer.
             why: Who needs them, for the message: `reward 'math'`.
+            tasks: Those that it scores; default: all.
 
         Raises:
             DataError: A field is missing in a row, or is null; names file and line.
         """
-        for task, field in product(self.items, fields):
+        for task, field in product(self.items if tasks is None else tasks, fields):
             if (task.answer if field == "answer" else task.metadata.get(field)) is not None:
                 continue
             found = f"it has fields {field_names(task.metadata)}"
@@ -55,7 +62,10 @@ class TaskSource(ItemSource[Task]):
                 fix = f"set {self.key}.answer_field to the field that holds the reference answer"
             else:
                 found = "it is null" if field in task.metadata else found
-                fix = f"add {field!r} to every row of the source, or leave the source out of that reward's `sources`"
+                fix = (
+                    f"add {field!r} to every row that it scores, or leave the source out of that reward's `sources`, "
+                    "or the row's domain out of its `domains`"
+                )
             raise DataError(f"{task.origin}: {why} needs the field {field!r}; {found}", fix=fix)
 
 
@@ -99,7 +109,8 @@ class TaskOrder(Order[Task]):
     """
 
     def __init__(self, taskset: TaskSet, *, seed: int, shuffle: bool = True) -> None:
-        super().__init__(taskset.sources, taskset.fingerprint, seed=seed, shuffle=shuffle, limit="max_prompt_tokens")
+        sources = [part for source in taskset.sources for part in by_domain(source, source.domain_weights)]
+        super().__init__(sources, taskset.fingerprint, seed=seed, shuffle=shuffle, limit="max_prompt_tokens")
 
     def find(self, task_id: str) -> Task:
         """Return a task by its id.
@@ -162,22 +173,26 @@ def load_task_source(
     kept: list[Task] = []
     left: list[str] = []
     longest = 0
-    for task in _tasks(islice(read_rows(source, key), most), source, renderer, key):
+    chosen = RowChoice(source, key)
+    for task in _tasks(islice(read_rows(source, key), most), renderer, chosen):
         longest = max(longest, len(task.prompt_ids))
         if len(task.prompt_ids) <= limit:
             kept.append(task)
         else:
             left.append(f"{task.origin} ({len(task.prompt_ids)} tokens)")
-    rows = len(kept) + len(left)
-    if not rows:
+    if not chosen.rows:
         raise DataError(f"{source.path} holds no rows", fix=f"correct {key}.path or {key}.split")
+    chosen.refuse_none()
+    rows = len(kept) + len(left)
     if not kept:
         raise DataError(
             f"{source.path}: all {rows} prompts are longer than {limit} tokens; first: {left[0]}",
             fix=f"raise data.max_prompt_tokens (the longest prompt has {longest} tokens)",
         )
-    left_out = (LeftOut(problem="prompts over the limit", count=len(left), first=left[0]),) if left else ()
-    report = RowsReport(name=source.label, rows=rows, kept=len(kept), longest=longest, left_out=left_out)
+    refuse_weights(source, kept, key)
+    too_long = (LeftOut(problem=TOO_LONG, count=len(left), first=left[0]),) if left else ()
+    left_out = (*chosen.left_out(), *too_long)
+    report = RowsReport(name=source.label, rows=chosen.rows, kept=len(kept), longest=longest, left_out=left_out)
     return TaskSource(
         name=source.label,
         key=key,
@@ -186,12 +201,14 @@ def load_task_source(
         stream=_stream(source, renderer, limit, key) if source.streaming else None,
         answer_field=source.answer_field,
         report=report,
+        domain_weights=source.domain_weights,
     )
 
 
 def _stream(source: DataSource, renderer: Renderer, limit: int, key: str) -> Stream[Task]:
     def items(rows: Sequence[Row], number: int) -> list[Task]:
-        return [task for task in _tasks(rows, source, renderer, key, number) if len(task.prompt_ids) <= limit]
+        tasks = _tasks(rows, renderer, RowChoice(source, key), number)
+        return [task for task in tasks if len(task.prompt_ids) <= limit]
 
     return Stream(
         label=source.label,
@@ -203,19 +220,23 @@ def _stream(source: DataSource, renderer: Renderer, limit: int, key: str) -> Str
     )
 
 
-def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str, first: int = 1) -> Iterator[Task]:
-    """Yield one task per row, numbered from `first`; many prompts are tokenised at a time, which is much faster."""
-    number = first - 1
-    remaining = iter(rows)
-    while batch := list(islice(remaining, _BATCH)):
+def _tasks(rows: Iterable[Row], renderer: Renderer, chosen: RowChoice, first: int = 1) -> Iterator[Task]:
+    """Yield a task for each row that is chosen; many prompts are tokenised at a time, which is much faster.
+
+    Args:
+        first: Number of the first row; those that are not chosen count.
+    """
+    source, key = chosen.source, chosen.key
+    numbered = ((number, row) for number, row in enumerate(rows, first) if chosen.keeps(row))
+    while some := list(islice(numbered, _BATCH)):
+        batch = [row for _, row in some]
         if renderer.images is not None:
             download_images(batch)
         messages = [_messages(row, source, key) for row in batch]
         answers = [_answer(row, source, key) for row in batch]
         texts = [(_render(renderer, prompt, row), True) for prompt, row in zip(messages, batch, strict=True)]
         encoded = renderer.encode_pieces(texts)
-        for row, prompt, answer, (text, _), ids in zip(batch, messages, answers, texts, encoded, strict=True):
-            number += 1
+        for (number, row), prompt, answer, (text, _), ids in zip(some, messages, answers, texts, encoded, strict=True):
             if (unknown := renderer.unknown(ids)) is not None:
                 raise DataError(f"{row.origin}: the prompt has {unknown}", fix=WITHOUT_UNKNOWN)
             with refused(row.origin):
@@ -223,7 +244,7 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
             yield Task(
                 task_id=f"{source.label}:{number}",
                 source=source.label,
-                domain=source.domain_label,
+                domain=chosen.domain(row),
                 messages=tuple(Message(role=each["role"], content=as_text(each["content"])) for each in prompt),
                 prompt_ids=prompt_ids,
                 answer=answer,
@@ -256,6 +277,8 @@ def _answer(row: Row, source: DataSource, key: str) -> str | None:
         return None
     if source.holds_conversations:
         return final_answer(read_last_answer(row, source, key), source, row.origin, key)
+    if source.domain_field is not None and row.fields.get(source.answer_field) is None:
+        return None  # another domain's rewards may need none; those that do need one say so
     require_fields(row, {source.answer_field: f"{key}.answer_field to null if there are no reference answers, or"})
     answer = row.fields[source.answer_field]
     if isinstance(answer, str):

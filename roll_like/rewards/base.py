@@ -38,6 +38,9 @@ class RewardConfig(PluginConfig):
     name: str | None = Field(default=None, description="Name in metrics; default: its `type`.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor in the sum of all rewards.")
     sources: tuple[str, ...] | None = Field(default=None, description="Data sources it scores; default: all.")
+    domains: tuple[str, ...] | None = Field(
+        default=None, description="Domains it scores, `*` for any text (`codegen__*`); default: all."
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from roll_like.config.rewards import is_meant_for
 from roll_like.content.unicode import whole_text
 from roll_like.data.reasoning import split_reasoning
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, RewardError, describe_error
@@ -35,7 +36,7 @@ class Scorer:
         retries: Further attempts after a failure. A synchronous reward that ran out of time is not
             tried again: its thread still runs.
         domains: Names of the rewards of each domain that names its own; the others are scored by every
-            reward whose `sources` fit.
+            reward whose `sources` and `domains` fit.
 
     Raises:
         ConfigError: Two rewards have the same name.
@@ -77,15 +78,11 @@ class Scorer:
         """Return the group with its results; samples that could not be scored are in its failures.
 
         Raises:
-            ConfigError: No reward is for this group's source.
+            ConfigError: No reward is for this group's task.
         """
         rewards = [entry for entry in self._rewards if scores_task(entry.config, group.task, self._domains)]
         if not rewards:
-            source = group.task.source
-            raise ConfigError(
-                f"no reward scores the data source {source!r}",
-                fix=f"add {source!r} to the `sources` of one in rewards.use",
-            )
+            raise unscored(group.task)
         completions = [to_completion(trajectory) for trajectory in group.samples]
         if not completions:
             return Group(task=group.task, samples=(), failures=group.failures)
@@ -177,11 +174,19 @@ def _build(name: str, config: RewardConfig) -> Reward:
     return reward
 
 
+def unscored(task: Task) -> ConfigError:
+    """Return the error that no reward scores a task."""
+    return ConfigError(
+        f"{task.origin}: no reward scores the data source {task.source!r}, domain {task.domain!r}",
+        fix="add it to the `sources` or `domains` of one in rewards.use, or leave such rows out by a source's `where`",
+    )
+
+
 def scores_task(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a reward scores a task: its domain names it, or names none and the reward's `sources` fit."""
+    """Return whether a reward scores a task: its domain names it, or names none and `sources` and `domains` fit."""
     if task.domain in domains:
         return reward_name(config) in domains[task.domain]
-    return config.sources is None or task.source in config.sources
+    return is_meant_for(config, task.source, task.domain)
 
 
 def _combine(

@@ -16,9 +16,8 @@ from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.spans import SPANS, Span
 from roll_like.cluster.worker_restarts import PoolRestarts, RestartCallback, to_stderr
 from roll_like.config.rewards import DEFAULT_POOL
-from roll_like.errors import ConfigError
 from roll_like.rewards.base import RewardConfig
-from roll_like.rewards.scorer import scores_task
+from roll_like.rewards.scorer import scores_task, unscored
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.judge import JudgeKeeper
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
@@ -258,9 +257,7 @@ class RewardPools:
             if any(scores_task(reward, group.task, self._domains) for reward in share.rewards)
         ]
         if not pools:
-            raise ConfigError(
-                f"no reward scores the data source {group.task.source!r}", fix="add it to one in rewards.use"
-            )
+            raise unscored(group.task)
         while True:
             deaths = 0 if self._judge is None else await self._judge.ready()
             scored = together(group, await asyncio.gather(*(pool.score(group) for pool in pools)))

@@ -579,6 +579,73 @@ def test_only_the_sources_of_a_reward_are_checked(make: Make, files: Path) -> No
     assert make(rewards={"use": both}, evaluation=evaluation).errors == []
 
 
+#: Rows of two kinds, as public mixtures have them: the field says which reward scores a row.
+MIXED = [
+    *({"prompt": f"1 + {n}?", "data_source": "sums__small", "answer": str(1 + n)} for n in range(9)),
+    *({**ROW, "prompt": f"Write about sea {n}.", "data_source": "forms"} for n in range(7)),
+]
+BY_KIND = [{"type": "math", "domains": ["sums__*"]}, {"type": "ifeval", "domains": ["forms"]}]
+NAMED = {"path": "mixed.jsonl", "domain_field": "data_source", "answer_field": "answer"}
+
+
+def mixed(make: Make, files: Path, use: Any = BY_KIND, rows: Any = MIXED, **changes: Any) -> Report:
+    lines(files / "mixed.jsonl", *rows)
+    data = {"sources": [NAMED | changes.pop("source", {})], "max_prompt_tokens": 64}
+    return make(data=data, rewards={"use": use}, evaluation=None, **changes)
+
+
+def test_one_file_may_name_the_rewards_of_its_rows(make: Make, files: Path) -> None:
+    assert mixed(make, files).findings == []
+    by_section = {"sums__small": {"rewards": ["math"]}, "forms": {"rewards": ["ifeval"]}}
+    assert mixed(make, files, ["math", "ifeval"], domains=by_section).findings == []
+
+
+def test_each_reward_is_tried_on_the_rows_that_it_scores(make: Make, files: Path) -> None:
+    """The first row is a sum: `ifeval` would miss its field there, and `math` an answer in the others."""
+    found = mixed(make, files, rows=[*MIXED, {"prompt": "x", "data_source": "sums__large"}])
+    assert "mixed.jsonl:17: reward 'math' needs the field 'answer'" in only(found)
+    found = mixed(make, files, rows=[*MIXED, {"prompt": "x", "data_source": "forms"}])
+    assert "rewards.use.1: mixed.jsonl:17: the field 'instructions' cannot be checked" in only(found)
+
+
+def test_rows_that_no_reward_scores_are_counted(make: Make, files: Path) -> None:
+    rows = [
+        *MIXED,
+        *({"prompt": f"{kind} {n}", "data_source": kind} for kind in ("stem", "stem", "logic") for n in "ab"),
+    ]
+    text = only(mixed(make, files, rows=rows))
+    assert text == (
+        "error: data.sources.0.domain_field: no reward scores 6 of 22 rows of 'mixed': those of the domains stem (4), "
+        "logic (2); first: mixed.jsonl:21; add them to the `domains` of a reward, or leave them out by "
+        "data.sources.0.where"
+    )
+    kept = mixed(make, files, rows=rows, source={"where": {"data_source": ["sums__small", "forms"]}})
+    assert kept.errors == []
+    assert only(kept, "note") == (
+        "note: data.sources.0.where: 6 of 22 rows with a 'data_source' that `where` does not keep are left out"
+    )
+
+
+def test_a_reward_that_no_row_names_is_an_error(make: Make, files: Path) -> None:
+    use = [*BY_KIND, {"type": "exact_match", "domains": ["geography"]}]
+    texts = [str(finding) for finding in mixed(make, files, use).errors]
+    assert texts == [
+        "error: rewards.use.2.domains: no row is of the domain 'geography'; there are sums__small (9), forms (7)",
+        "error: rewards.use.2: the reward 'exact_match' scores no row; there are rows of sums__small (9), forms (7); "
+        "correct its `domains` and `sources`, name it in the section `domains`, or remove it",
+    ]
+    section = {"sums_small": {"difficulty": {"of": "mean", "low": 0.1, "high": 0.9}}}
+    assert only(mixed(make, files, domains=section)) == (
+        "error: domains.sums_small: no row is of this domain; did you mean 'sums__small'? there are sums__small (9), "
+        "forms (7)"
+    )
+
+
+def test_rows_that_are_streamed_say_nothing_of_those_that_were_not_read(make: Make, files: Path) -> None:
+    use = [*BY_KIND, {"type": "exact_match", "domains": ["geography"]}]
+    assert mixed(make, files, use, source={"streaming": True}).errors == []
+
+
 # engine, output, hardware
 
 

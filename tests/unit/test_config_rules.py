@@ -482,6 +482,35 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "no reward scores the data source 'b'",
         ),
         (
+            changed(rewards={"use": ["math", {"type": "ifeval", "domains": ["forms*"]}]}),
+            "rewards.use.1.domains",
+            "no data source is of the domain 'forms*'; known: train",
+        ),
+        (
+            changed(
+                data={
+                    "sources": [{"path": "a.jsonl", "domain": "forms"}, {"path": "b.jsonl"}],
+                    "max_prompt_tokens": 64,
+                },
+                rewards={"use": [{"type": "ifeval", "domains": ["form*"]}]},
+            ),
+            "rewards.use",
+            "no reward scores the data source 'b'; add it to the `sources` of one, or leave `sources` out to score "
+            "all; its domain is 'b'",
+        ),
+        (
+            changed(
+                rewards={"use": [{"type": "ifeval", "domains": ["train"]}]}, domains={"train": {"rewards": ["ifeval"]}}
+            ),
+            "domains.train.rewards.0",
+            "the reward 'ifeval' sets itself which `domains` it scores; remove that, or leave it out here",
+        ),
+        (
+            changed(evaluation={"sources": [{"path": "x.jsonl", "domain_field": "k", "domain_weights": {"a": 1}}]}),
+            "evaluation.sources.0.domain_weights",
+            "an evaluation goes through every row once, so weights have no effect; remove them",
+        ),
+        (
             changed(rewards={"use": ["ifeval", {"type": "ifeval", "mode": "loose"}]}),
             "rewards.use",
             "two rewards are called 'ifeval'; give each a `name` of its own",

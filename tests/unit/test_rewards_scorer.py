@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -445,6 +446,15 @@ def test_a_domain_names_its_rewards() -> None:
     assert [scores_task(one, task, {task.domain: ["maths"]}) for one in (plain, maths)] == [False, True]
     assert scores_task(plain, task, {"another": ["maths"]})
     assert not scores_task(RewardConfig(type="plain", sources=("gsm",)), task, {})
+
+
+def test_a_reward_names_its_domains() -> None:
+    task = replace(make_group("a").task, source="mix", domain="math__dapo")
+    for names, scores in ((("math__dapo",), True), (("code", "math__*"), True), (("math",), False), ((), False)):
+        assert scores_task(RewardConfig(type="plain", domains=names), task, {}) is scores
+    for source, scores in (("mix", True), ("other", False)):
+        assert scores_task(RewardConfig(type="plain", sources=(source,), domains=("*dapo",)), task, {}) is scores
+    assert not scores_task(RewardConfig(type="plain", domains=("math__*",)), task, {"math__dapo": ["other"]})
 
 
 def test_the_time_of_a_group_begins_with_its_turn(add: Add) -> None:
