@@ -135,7 +135,7 @@ def order_of(name: str, tasks: Sequence[Task], seed: int) -> TaskOrder | Curricu
     if section is None:
         return order
     plugin = CURRICULUM_PLUGINS.get(section["type"])
-    return CurriculumOrder(order, plugin(plugin.Config(**section)), tasks=len(tasks), seed=seed)
+    return CurriculumOrder(order, plugin(plugin.Config(**section)), tasks=tasks, seed=seed)
 
 
 def solved(learner: Learner, tasks: Sequence[Task]) -> dict[int, float]:

@@ -66,6 +66,8 @@ curriculum/attempted | tasks | attempted | Tasks that a curriculum had attempted
 curriculum/passed_by | share | passed by | Share of the tasks whose turn came that the curriculum let pass by.
 curriculum/solve_rate | share | known rate | Mean solve rate so far of the attempted tasks that were measured before.
 curriculum/measured | share | measured | Tasks with a group that has ended, as a share of all.
+curriculum/hard | share | hard | Share of all tasks whose solve rate is below the curriculum's `low`, else 0.05.
+curriculum/easy | share | easy | Share of all tasks whose solve rate is above its `high`, else 0.95.
 curriculum/stage | – | stage | Stage of the curriculum `stages`, from 0.
 train/perplexity | – | perplexity | Exponential of the mean loss of a trained token, before the step.
 train/samples | samples | samples | Given samples that the step trains on.

@@ -210,7 +210,7 @@ class RewardWorkers(Generic[RewardedT]):
         return rewards_pool
 
 
-def with_curriculum(source: GroupSource, config: PromptRunConfig, tasks: int) -> GroupSource:
+def with_curriculum(source: GroupSource, config: PromptRunConfig, tasks: Sequence[Task]) -> GroupSource:
     """Return a source of groups whose tasks a curriculum chooses, and which tells it how they ended.
 
     Args:
@@ -226,7 +226,7 @@ def with_curriculum(source: GroupSource, config: PromptRunConfig, tasks: int) ->
         chosen.ended(group)
         return accept(group)
 
-    return replace(source, order=chosen, accept=told, figures=chosen.figures)
+    return replace(source, order=chosen, accept=told, figures=chosen.figures, begin_step=chosen.begin_step)
 
 
 def tasks_of(config: PromptRunConfig) -> TaskSet:
@@ -268,7 +268,7 @@ class PromptWorkers(RewardWorkers[PromptT]):
             order=TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
             accept=GroupFilter(config.rollout, needs_baseline=baseline, domains=config.domain_filters),
         )
-        return source if config.data.curriculum is None else with_curriculum(source, config, len(tasks))
+        return source if config.data.curriculum is None else with_curriculum(source, config, tasks.tasks)
 
     def evaluator(self, warn: Callable[[str], None]) -> Evaluates | None:
         """Return what measures the policy, or nothing where there is no `evaluation` section."""

@@ -54,6 +54,7 @@ class AsyncRollouts:
     ) -> None:
         self._order = source.order
         self._figures = source.step_figures
+        self._begin_step = source.begin_step
         self._config = config
         self._seed = seed
         self._runner = runner
@@ -130,6 +131,7 @@ class AsyncRollouts:
 
     async def _collect(self, step: int) -> Collected:
         began = time.monotonic()
+        self._begin_step(step)
         groups = [entry.group for entry in await self._stream.batch() if entry.group is not None]
         order = np.random.default_rng(derived_seed(self._seed, step)).permutation(len(groups))
         collected = self._stream.collected(groups[index] for index in order)

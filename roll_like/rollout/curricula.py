@@ -12,22 +12,34 @@ often the answers of each task's groups were right, as groups end, whatever the 
 
         def chance(self, task: Task, rate: float | None) -> float:
             return 1.0 if rate is None or rate < 1 else 0.05
+
+One that chooses freely among all tasks, as often as it likes, writes `next` instead. What it keeps of its own goes
+through `state` and `load_state`; numbers of `turns.random()` follow from the run's seed and continue with it:
+
+    @CURRICULA.register("hardest")
+    class Hardest(Curriculum):
+        class Config(CurriculumConfig):
+            type: Literal["hardest"] = "hardest"
+
+        def next(self, turns: Turns) -> Task:
+            if turns.random() < 0.5:
+                return turns.next()
+            return min(turns.tasks, key=lambda task: turns.rate(task) or 1.0)
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
 from roll_like.algorithms.base import Algorithm
 from roll_like.config.base import Fraction, PluginConfig, PositiveInt
+from roll_like.data.fields import as_number, named_field
 from roll_like.data.tasks import TaskOrder
 from roll_like.errors import CheckpointError, ConfigError, DataError
 from roll_like.registry import CURRICULA
@@ -47,22 +59,71 @@ class CurriculumConfig(PluginConfig):
         description="How much of a task's earlier solve rate stays when its next group has ended; 0: the last group's "
         "alone counts.",
     )
+    rate_field: str | None = Field(
+        default=None,
+        description="Field of rows with a solve rate that was measured before, from 0 to 1: what is known of a task "
+        "until its first group has ended; null: nothing.",
+    )
 
 
-class Curriculum(Algorithm, ABC):
-    """Base of curricula.
+class Turns(Protocol):
+    """What a curriculum chooses from."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """All tasks; of a streamed source the first ones."""
+
+    def next(self) -> Task:
+        """Return the next task in the order of `data`, which then has had its turn."""
+
+    def rate(self, task: Task) -> float | None:
+        """Return a task's solve rate so far; None if nothing is known of it."""
+
+    def random(self) -> float:
+        """Return a number in [0, 1), another one at each call."""
+
+
+class Curriculum(Algorithm):
+    """Base of curricula; one has `chance` or `next`.
+
+    Attributes:
+        band: Rates below and above it are those of hard and easy tasks, in metrics.
 
     Args:
         config: An instance of `Config`.
     """
 
-    @abstractmethod
+    band: tuple[float, float] = (0.05, 0.95)
+
     def chance(self, task: Task, rate: float | None) -> float:
         """Return how likely a task is attempted when its turn comes, in [0, 1].
 
         Args:
             task: The task.
-            rate: Its solve rate so far; None if no group of it has ended.
+            rate: Its solve rate so far; None if nothing is known of it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither `chance` nor `next`")
+
+    def next(self, turns: Turns) -> Task:
+        """Return the task that is attempted next; by default the first that has the luck of its chance.
+
+        Raises:
+            ConfigError: The curriculum lets all tasks pass by.
+        """
+        tasks = len(turns.tasks)
+        for _ in range(MAX_PASSES * tasks + MORE_TASKS):
+            task = turns.next()
+            if turns.random() < self.chance(task, turns.rate(task)):
+                return task
+        raise ConfigError(
+            f"data.curriculum lets all {tasks} tasks pass by",
+            fix="widen its band or its limits, or leave data.curriculum out",
+        )
+
+    def begin_step(self, step: int) -> None:
+        """Take note that the groups of a step are collected now, counted from 0; by default nothing.
+
+        Asynchronous rollouts have drawn some of its tasks before.
         """
 
     def ended(self, task: Task, rate: float) -> None:
@@ -91,6 +152,9 @@ class SolveRate(Curriculum):
         keep: Fraction = Field(
             default=0.1, description="How likely a task outside of the band is attempted when its turn comes."
         )
+        after: PositiveInt = Field(
+            default=1, description="Groups outside of the band, one after another, before this holds for a task."
+        )
 
         @model_validator(mode="after")
         def _band_is_ordered(self) -> Self:
@@ -100,10 +164,31 @@ class SolveRate(Curriculum):
                 raise ValueError("with keep: 0 a task that once left the band never comes back; set it above 0")
             return self
 
-    def chance(self, task: Task, rate: float | None) -> float:  # noqa: ARG002
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.band = (config.low, config.high)
+        self._outside: dict[str, int] = {}
+
+    def chance(self, task: Task, rate: float | None) -> float:
         """Return 1 within the band and for tasks that nothing is known of, else `keep`."""
-        fits = rate is None or (at_least(rate, self.config.low) and at_least(self.config.high, rate))
-        return 1.0 if fits else float(self.config.keep)
+        waits = 0 < self._outside.get(task.task_id, 0) < self.config.after
+        return 1.0 if rate is None or waits or self._fits(rate) else float(self.config.keep)
+
+    def ended(self, task: Task, rate: float) -> None:
+        """Count a task's groups outside of the band."""
+        if self.config.after > 1:
+            self._outside[task.task_id] = 0 if self._fits(rate) else self._outside.get(task.task_id, 0) + 1
+
+    def state(self) -> dict[str, Any]:
+        """Return the tasks' last groups outside of the band, counted."""
+        return {"outside": {task_id: count for task_id, count in self._outside.items() if count}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Count on from there; older checkpoints have no counts."""
+        self._outside = {str(task_id): int(count) for task_id, count in state.get("outside", {}).items()}
+
+    def _fits(self, rate: float) -> bool:
+        return at_least(rate, self.config.low) and at_least(self.config.high, rate)
 
 
 @CURRICULA.register("difficulty")
@@ -136,11 +221,26 @@ class Stages(Curriculum):
         )
         advance_at: Fraction = Field(default=0.7, description="Mean solve rate at which the next stage begins.")
         groups: PositiveInt = Field(default=64, description="Groups that this is the mean of, of the stage's own.")
+        after_steps: tuple[PositiveInt, ...] | None = Field(
+            default=None,
+            description="In place of `advance_at`: after how many steps of the run each next stage begins, one number "
+            "for each limit.",
+        )
 
         @model_validator(mode="after")
         def _limits_ascend(self) -> Self:
             if list(self.limits) != sorted(set(self.limits)):
                 raise ValueError(f"limits ascend from stage to stage; found {list(self.limits)}")
+            steps = self.after_steps
+            if steps is None:
+                return self
+            if list(steps) != sorted(set(steps)) or len(steps) != len(self.limits):
+                raise ValueError(
+                    f"after_steps ascend, one for each of {len(self.limits)} limits; found {list(steps)}: with limits: "
+                    "[1, 3] and after_steps: [100, 300] all tasks come after 300 steps"
+                )
+            if useless := self.model_fields_set & {"advance_at", "groups"}:
+                raise ValueError(f"with after_steps, stages follow the run's steps, so {min(useless)} has no effect")
             return self
 
     def __init__(self, config: Any) -> None:
@@ -154,23 +254,23 @@ class Stages(Curriculum):
         Raises:
             DataError: The row has no number in `field`.
         """
-        difficulty = task.metadata.get(self.config.field)
-        if isinstance(difficulty, bool) or not isinstance(difficulty, int | float) or not math.isfinite(difficulty):
-            raise DataError(
-                f"{task.origin}: expected a number in {self.config.field!r}, the difficulty, found {difficulty!r}",
-                fix="correct the row, or data.curriculum.field",
-            )
+        difficulty = _number(task, self.config.field, "the difficulty", "field")
         limits = self.config.limits
         return 1.0 if self.stage >= len(limits) or difficulty <= limits[self.stage] else 0.0
 
     def ended(self, task: Task, rate: float) -> None:  # noqa: ARG002
         """Begin the next stage if the last groups were mostly solved."""
-        if self.stage >= len(self.config.limits):
+        if self.config.after_steps is not None or self.stage >= len(self.config.limits):
             return
         self._rates.append(rate)
         if len(self._rates) == self.config.groups and at_least(fmean(self._rates), self.config.advance_at):
             self.stage += 1
             self._rates.clear()
+
+    def begin_step(self, step: int) -> None:
+        """Begin the stage of a step."""
+        if self.config.after_steps is not None:
+            self.stage = sum(step >= first for first in self.config.after_steps)
 
     def figures(self) -> Metrics:
         """Return the stage, from 0."""
@@ -186,22 +286,48 @@ class Stages(Curriculum):
         self._rates = deque(map(float, state["rates"]), maxlen=self.config.groups)
 
 
+def _number(task: Task, field: str, what: str, key: str) -> float:
+    """Return a number of a task's row.
+
+    Raises:
+        DataError: There is none.
+    """
+    try:
+        value = named_field(task.metadata, field)
+    except LookupError:
+        value = None
+    number = as_number(value)
+    if number is None:
+        raise DataError(
+            f"{task.origin}: expected a number in {field!r}, {what}, found {value!r}",
+            fix=f"correct the row, or data.curriculum.{key}",
+        )
+    return number
+
+
 class CurriculumOrder:
     """A `TaskOrder` of which a curriculum lets some tasks pass by.
 
     Args:
         curriculum: Says which are attempted.
-        seed: Of the draws, which depend on it and on the place in the order only.
+        tasks: All of them; of a streamed source the first ones.
+        seed: Of the draws, which depend on it and on how many there were only.
+
+    Raises:
+        DataError: A row's `rate_field` holds no rate.
     """
 
-    def __init__(self, order: TaskOrder, curriculum: Curriculum, *, tasks: int, seed: int) -> None:
+    def __init__(self, order: TaskOrder, curriculum: Curriculum, *, tasks: Sequence[Task], seed: int) -> None:
+        self.tasks = tasks
         self._order = order
         self._curriculum = curriculum
-        self._tasks = tasks
         self._seed = seed
         self._rates: dict[str, float] = {}
+        self._draws = 0
         self._seen = self._attempted = self._known = 0
         self._known_rates = 0.0
+        for task in tasks:
+            self._measured_before(task)
 
     def next(self) -> Task:
         """Return the next task that is attempted.
@@ -209,20 +335,29 @@ class CurriculumOrder:
         Raises:
             ConfigError: The curriculum lets all tasks pass by.
         """
-        for _ in range(MAX_PASSES * self._tasks + MORE_TASKS):
-            place = self._order.drawn
-            task = self._order.next()
-            rate = self._rates.get(task.task_id)
-            self._seen += 1
-            if self._draw(place) < self._curriculum.chance(task, rate):
-                self._attempted += 1
-                if rate is not None:
-                    self._known, self._known_rates = self._known + 1, self._known_rates + rate
-                return task
-        raise ConfigError(
-            f"data.curriculum lets all {self._tasks} tasks pass by",
-            fix="widen its band or its limits, or leave data.curriculum out",
-        )
+        seen = self._order.drawn
+        task = self._curriculum.next(_View(self._order, self))
+        self._seen += max(self._order.drawn - seen, 1)  # one that was chosen beside the order has had a turn too
+        self._attempted += 1
+        rate = self.rate(task)
+        if rate is not None:
+            self._known, self._known_rates = self._known + 1, self._known_rates + rate
+        return task
+
+    def rate(self, task: Task) -> float | None:
+        """Return a task's solve rate so far; None if nothing is known of it."""
+        rate = self._rates.get(task.task_id)
+        return self._measured_before(task) if rate is None else rate
+
+    def random(self) -> float:
+        """Return a number in [0, 1), another one at each call."""
+        self._draws += 1
+        digest = hashlib.blake2b(f"{self._seed}/curriculum/{self._draws - 1}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) / 2**64
+
+    def begin_step(self, step: int) -> None:
+        """Tell the curriculum that the groups of a step are collected now."""
+        self._curriculum.begin_step(step)
 
     def ended(self, group: Group[Scored]) -> None:
         """Take note of a group that was scored; what its answers lost to failures says nothing."""
@@ -231,7 +366,8 @@ class CurriculumOrder:
         config = self._curriculum.config
         found = fmean(at_least(sample.reward, config.solved_at) for sample in group.samples)
         identity = group.task.task_id
-        before = self._rates.get(identity, found)
+        known = self.rate(group.task)
+        before = found if known is None else known
         self._rates[identity] = config.memory * before + (1 - config.memory) * found
         self._curriculum.ended(group.task, found)
 
@@ -239,7 +375,8 @@ class CurriculumOrder:
         """Return what was drawn since the last call."""
         figures: dict[str, Metric] = {
             "curriculum/attempted": Sum(float(self._attempted)),
-            "curriculum/measured": Last(len(self._rates) / self._tasks),
+            "curriculum/measured": Last(len(self._rates) / len(self.tasks)),
+            **self._pools(),
             **self._curriculum.figures(),
         }
         if self._seen:
@@ -261,6 +398,7 @@ class CurriculumOrder:
             "curriculum": {
                 "rates": dict(self._rates),
                 "own": self._curriculum.state(),
+                "draws": self._draws,
                 "since": [self._seen, self._attempted, self._known, self._known_rates],
             },
         }
@@ -277,7 +415,8 @@ class CurriculumOrder:
             self._rates = {str(task_id): float(rate) for task_id, rate in kept.get("rates", {}).items()}
             if kept:
                 self._curriculum.load_state(kept["own"])
-            *counts, rates = kept.get("since", (0, 0, 0, 0.0))  # not in older checkpoints
+            self._draws = int(kept.get("draws", self._order.drawn))  # not in older checkpoints, nor is what follows
+            *counts, rates = kept.get("since", (0, 0, 0, 0.0))
             self._seen, self._attempted, self._known = map(int, counts)
             self._known_rates = float(rates)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -286,7 +425,36 @@ class CurriculumOrder:
                 fix="restore data.curriculum as it was, or start a new run",
             ) from error
 
-    def _draw(self, place: int) -> float:
-        """Return a number in [0, 1) of a place in the order."""
-        digest = hashlib.blake2b(f"{self._seed}/curriculum/{place}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) / 2**64
+    def _pools(self) -> dict[str, Metric]:
+        """Return the shares of tasks that are too hard and too easy to learn much from, as far as is known."""
+        low, high = self._curriculum.band
+        rates = [rate for task in self.tasks if (rate := self.rate(task)) is not None]
+        hard, easy = sum(not at_least(rate, low) for rate in rates), sum(not at_least(high, rate) for rate in rates)
+        return {"curriculum/hard": Last(hard / len(self.tasks)), "curriculum/easy": Last(easy / len(self.tasks))}
+
+    def _measured_before(self, task: Task) -> float | None:
+        field = self._curriculum.config.rate_field
+        if field is None:
+            return None
+        try:
+            if named_field(task.metadata, field) is None:
+                return None
+        except LookupError:
+            pass  # named below
+        rate = _number(task, field, "the solve rate", "rate_field")
+        if not 0 <= rate <= 1:
+            raise DataError(
+                f"{task.origin}: expected a solve rate from 0 to 1 in {field!r}, found {rate:g}",
+                fix="correct the row, or data.curriculum.rate_field",
+            )
+        return rate
+
+
+class _View:
+    """The `Turns` of an order."""
+
+    def __init__(self, order: TaskOrder, of: CurriculumOrder) -> None:
+        self.tasks = of.tasks
+        self.next = order.next
+        self.rate = of.rate
+        self.random = of.random

@@ -95,6 +95,7 @@ class GroupSource:
         order: What groups attempt.
         accept: Whether a scored group is trained on; called once for each, as it ends.
         figures: What is to be logged of what was attempted since the last call.
+        begin_step: Told of each step, counted from 0, when its groups are collected.
     """
 
     make_runner: MakeRunner
@@ -102,6 +103,7 @@ class GroupSource:
     order: TaskSampler
     accept: Callable[[Group[Scored]], bool]
     figures: Callable[[], Metrics] = dict
+    begin_step: Callable[[int], object] = lambda step: None
 
     def tasks(self, first: Iterable[Task] = ()) -> Iterator[Task]:
         """Yield tasks without end, these ones first."""
@@ -170,6 +172,7 @@ class SynchronousRollouts:
     async def _collect(self, step: int) -> Collected:
         """Collect, and add how long engines had requests: a mean over replicas."""
         source, config = self._source, self._config
+        source.begin_step(step)
         most = math.floor(config.groups * config.max_oversampling)
         again, self._returned = self._returned[: config.groups], self._returned[config.groups :]
         seed = derived_seed(self._seed, step) if config.seeded else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from roll_like.policy_gradient.reward_workers import with_curriculum
 from roll_like.registry import CURRICULA
 from roll_like.rollout.asynchronous import AsyncRollouts
 from roll_like.rollout.collection import no_progress
-from roll_like.rollout.curricula import Curriculum, CurriculumOrder
+from roll_like.rollout.curricula import Curriculum, CurriculumConfig, CurriculumOrder, Turns
 from roll_like.rollout.source import GroupFilter, GroupSource
 from roll_like.types import Group, Scored, Task
 from roll_like.values import reduce
@@ -46,7 +46,7 @@ def curriculum(name: str, **settings: Any) -> Curriculum:
 def order_of(name: str, *, tasks: TaskSource | None = None, shuffle: bool = True, **settings: Any) -> CurriculumOrder:
     tasks = source() if tasks is None else tasks
     order = TaskOrder(TaskSet(sources=(tasks,)), seed=0, shuffle=shuffle)
-    return CurriculumOrder(order, curriculum(name, **settings), tasks=len(tasks.items), seed=0)
+    return CurriculumOrder(order, curriculum(name, **settings), tasks=tasks.items, seed=0)
 
 
 def group(attempted: Task, *rewards: float) -> Group[Scored]:
@@ -155,7 +155,8 @@ def test_figures_are_of_what_was_drawn_since() -> None:
     for _ in range(TASKS):
         order.ended(group(order.next(), 1.0, 1.0))
     found = reduce(order.figures())
-    assert found == {"curriculum/attempted": TASKS, "curriculum/measured": 1.0, "curriculum/passed_by": 0.0}
+    shares = {"curriculum/measured": 1.0, "curriculum/passed_by": 0.0, "curriculum/easy": 1.0, "curriculum/hard": 0.0}
+    assert found == {"curriculum/attempted": TASKS, **shares}
     for _ in range(5):
         order.next()
     found = reduce(order.figures())
@@ -163,6 +164,152 @@ def test_figures_are_of_what_was_drawn_since() -> None:
     assert found["curriculum/solve_rate"] == 1.0
     assert 0.5 < found["curriculum/passed_by"] < 0.95
     assert reduce(order_of("stages", field="level", limits=(1,)).figures())["curriculum/stage"] == 0
+
+
+def test_tasks_outside_of_the_band_are_counted() -> None:
+    order = order_of("solve_rate", low=0.25, high=0.75, memory=0.0)
+    for at, right in enumerate((0, 1, 2, 3, 4, 4)):  # of four answers each: 0, 0.25, 0.5, 0.75, 1, 1
+        order.ended(group(task(at), *[1.0] * right, *[0.0] * (4 - right)))
+    found = reduce(order.figures())
+    assert (found["curriculum/hard"], found["curriculum/easy"]) == (1 / TASKS, 2 / TASKS)
+    assert found["curriculum/measured"] == 6 / TASKS
+
+
+def test_a_task_may_leave_the_band_some_times_before_it_is_skipped() -> None:
+    band = curriculum("solve_rate", low=0.1, high=0.9, keep=0.3, after=3)
+
+    def chance_after(*rates: float) -> float:
+        for rate in rates:
+            band.ended(task(1), rate)
+        return band.chance(task(1), rates[-1])
+
+    assert [chance_after(0.0), chance_after(0.0), chance_after(0.0), chance_after(0.0)] == [1, 1, 0.3, 0.3]
+    assert chance_after(0.5) == 1
+    assert [chance_after(1.0), chance_after(0.0), chance_after(1.0)] == [1, 1, 0.3]  # on either side
+    assert band.chance(task(2), 0.0) == 0.3, "a rate that another run measured counts at once"
+    again = curriculum("solve_rate", low=0.1, high=0.9, keep=0.3, after=3)
+    again.load_state(json.loads(json.dumps(band.state())))
+    assert again.state() == band.state() == {"outside": {"fake/1": 3}}
+    again.load_state({})  # of an older checkpoint
+    assert again.chance(task(1), 0.0) == 0.3
+
+
+def rated(*rates: object) -> TaskSource:
+    tasks = source(len(rates))
+    items = tuple(
+        replace(one, metadata={"before": {"rate": rate}}) for one, rate in zip(tasks.items, rates, strict=True)
+    )
+    return replace(tasks, items=items)
+
+
+def test_rates_of_another_run_are_known_from_the_beginning() -> None:
+    settings = {"rate_field": "before.rate", "keep": 0.01, "memory": 0.5}
+    order = order_of("solve_rate", tasks=rated(0.0, 0.5, "0.25", None, 1), **settings)
+    first = [order.next().task_id for _ in range(9)]
+    assert {"fake/1", "fake/2", "fake/3"} <= set(first)
+    assert sum(name in ("fake/0", "fake/4") for name in first) <= 1
+    figures = reduce(order.figures())
+    assert (figures["curriculum/hard"], figures["curriculum/easy"], figures["curriculum/measured"]) == (0.2, 0.2, 0.0)
+    order.ended(group(order.find("fake/1"), 1.0, 1.0))  # 0.5 before, 1 now
+    assert order.state()["curriculum"]["rates"] == {"fake/1": 0.75}
+    with pytest.raises(
+        DataError, match=r"fake\.jsonl:1: expected a solve rate from 0 to 1 in 'before\.rate', found 40"
+    ):
+        order_of("solve_rate", tasks=rated(40), rate_field="before.rate")
+    with pytest.raises(DataError, match=r"expected a number in 'before\.share', the solve rate, found None"):
+        order_of("solve_rate", tasks=rated(0.5), rate_field="before.share")
+
+
+def test_stages_may_follow_the_steps_of_the_run() -> None:
+    order = order_of("stages", field="level", limits=(2, 5), after_steps=(10, 30))
+    hardest = []
+    for step in (0, 9, 10, 29, 30, 99):
+        order.begin_step(step)
+        hardest.append(max(order.next().metadata["level"] for _ in range(2 * TASKS)))
+    assert hardest == [2, 2, 5, 5, 11, 11]
+    state = json.loads(json.dumps(order.state()))
+    again = order_of("stages", field="level", limits=(2, 5), after_steps=(10, 30))
+    again.load_state(state)
+    assert [again.next().task_id for _ in range(20)] == [order.next().task_id for _ in range(20)]
+    for settings, message in (
+        ({"after_steps": (10,)}, r"one for each of 2 limits; found \[10\]"),
+        ({"after_steps": (30, 10)}, r"after_steps ascend"),
+        ({"after_steps": (10, 30), "advance_at": 0.5}, "advance_at has no effect"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            curriculum("stages", field="level", limits=(2, 5), **settings)
+
+
+class HardestConfig(CurriculumConfig):
+    type: Literal["hardest"] = "hardest"
+
+
+class Hardest(Curriculum):
+    """Half of the time the task with the lowest rate, else the next in the order."""
+
+    Config = HardestConfig
+    seen = 0
+
+    def next(self, turns: Turns) -> Task:
+        self.seen += 1
+        if turns.random() < 0.5:
+            return turns.next()
+        return min(turns.tasks, key=lambda one: 1.0 if turns.rate(one) is None else turns.rate(one))
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.seen = int(state["seen"])
+
+
+def test_a_curriculum_of_ones_own_chooses_freely_and_resumes() -> None:
+    def order() -> CurriculumOrder:
+        return CurriculumOrder(
+            TaskOrder(TaskSet(sources=(source(),)), seed=0), Hardest(HardestConfig()), tasks=source().items, seed=0
+        )
+
+    def attempt(of: CurriculumOrder) -> str:
+        attempted = of.next()
+        level = int(attempted.metadata["level"])
+        of.ended(group(attempted, *[float(answer < 4 - level % 5) for answer in range(4)]))
+        return attempted.task_id
+
+    whole = order()
+    began = [attempt(whole) for _ in range(30)]
+    assert max(map(began.count, began)) > 5, "one task comes many times in a pass"
+    state = json.loads(json.dumps(whole.state()))
+    expected = [attempt(whole) for _ in range(60)]
+    again = order()
+    again.load_state(state)
+    assert [attempt(again) for _ in range(60)] == expected
+    assert again.state() == whole.state()
+    assert again.state()["curriculum"]["own"] == {"seen": 90}
+    assert set(expected) == {f"fake/{level}" for level in range(TASKS)}
+
+
+def test_checkpoints_from_before_draws_were_counted_go_on() -> None:
+    whole = order_of("difficulty", keep=0.2)
+    for _ in range(30):
+        whole.ended(group(whole.next(), 1.0, 1.0))
+    state = whole.state()
+    assert state["curriculum"].pop("draws") == sum(state["drawn"].values())
+    again = order_of("difficulty", keep=0.2)
+    again.load_state(state)
+    assert [again.next().task_id for _ in range(20)] == [whole.next().task_id for _ in range(20)]
+
+
+def test_each_step_is_told_whatever_the_schedule(loop: DriverLoop) -> None:
+    told: list[int] = []
+    collector = FakeCollector(loop)
+    flow = flow_of(collector, begin_step=told.append)
+    flow.published(1)
+    for step in range(3):
+        collector.finish(*(int(name.removeprefix("fake/")) for name in list(collector.running)))
+        flow.collect(step)
+        flow.published(step + 2)
+    flow.close()
+    assert told == [0, 1, 2]
 
 
 def test_mistakes_are_named() -> None:
@@ -206,7 +353,7 @@ def loop() -> Iterator[DriverLoop]:
         yield started
 
 
-def flow_of(collector: FakeCollector) -> AsyncRollouts:
+def flow_of(collector: FakeCollector, **changes: Any) -> AsyncRollouts:
     """Three groups a step, sampled one version ahead, of twelve tasks in file order."""
     rollout = RolloutConfig(prompts_per_step=3, samples_per_prompt=2)
     plain = GroupSource(
@@ -218,7 +365,7 @@ def flow_of(collector: FakeCollector) -> AsyncRollouts:
     section = CURRICULA.get("solve_rate").Config(keep=0.2)
     config: Any = SimpleNamespace(data=SimpleNamespace(curriculum=section), seed=0)
     return AsyncRollouts(
-        with_curriculum(plain, config, TASKS),
+        replace(with_curriculum(plain, config, source().items), **changes),
         rollout,
         AsyncSchedule(type="async", max_staleness=1, ahead=1.0),
         steps=100,

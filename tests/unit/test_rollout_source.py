@@ -112,7 +112,13 @@ class FakeRunner:
 
 
 def source(
-    runner: FakeRunner, loop: DriverLoop, *, filters: Mapping[str, bool] | None = None, tasks: int = 100, **changes: Any
+    runner: FakeRunner,
+    loop: DriverLoop,
+    *,
+    filters: Mapping[str, bool] | None = None,
+    tasks: int = 100,
+    begin_step: Callable[[int], object] = lambda step: None,
+    **changes: Any,
 ) -> SynchronousRollouts:
     config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, **changes)
     groups = GroupSource(
@@ -120,6 +126,7 @@ def source(
         engines=runner,
         order=TaskOrder(taskset(tasks), seed=0, shuffle=False),
         accept=GroupFilter(config, domains=filters),
+        begin_step=begin_step,
     )
     return SynchronousRollouts(groups, config, seed=7, runner=loop)
 
@@ -136,13 +143,15 @@ def one_is_given_back(index: int) -> tuple[int, bool]:
 def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
     with DriverLoop() as loop:
         first, second = FakeRunner(one_is_given_back), FakeRunner()
-        rollouts = source(first, loop, **OVERSAMPLED)
+        told: list[int] = []
+        rollouts = source(first, loop, begin_step=told.append, **OVERSAMPLED)
         assert [names(rollouts.collect(step).groups) for step in (0, 1)] == [
             ["fake/1", "fake/2", "fake/3"],
             ["fake/4", "fake/5", "fake/6"],
         ]
         state = rollouts.state()
         rollouts.collect(2)
+        assert told == [0, 1, 2]
         resumed = source(second, loop, **OVERSAMPLED)
         resumed.load_state(state)
         resumed.collect(2)
