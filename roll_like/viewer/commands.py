@@ -3,6 +3,7 @@
     report     one page about a run or several: figures, curves, rollouts, timeline, configuration
     compare    figures of several runs in the terminal; with -o the same page, or an image of the curves
     rollouts   what a policy wrote, in the terminal; with -o or --diff the same page
+    pass-rates how often each row's task was solved, beside the rows
     watch, ui  a run that goes on; MLflow
     profile    a trace of the next step of a run that goes on
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from roll_like.errors import OK, ConfigError, DataError
 from roll_like.metrics.commands import PORTS, Add, add_output_dir, number_within, warn
@@ -41,6 +42,16 @@ def add_commands(add: Add) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="also write a page, FILE.html, or the curves, FILE.png"
     )
     _add_rollouts(add)
+
+    rates = add("pass-rates", _pass_rates, "write a run's data with how often each row's task was solved")
+    _add_run(rates)
+    rates.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="directory for a file a source")
+    rates.add_argument(
+        "--kind", choices=("train", "evaluate"), default="train", help="answers of training (default) or of evaluations"
+    )
+    rates.add_argument(
+        "--solved-at", type=float, default=1.0, metavar="R", help="least reward of a right answer (default: 1)"
+    )
 
     watch = add("watch", _watch, "follow a run or a service that goes on; of a run that has ended, print the summary")
     _add_run(watch)
@@ -139,6 +150,17 @@ def _compare(arguments: argparse.Namespace) -> int:
     warn(notes)
     if path is not None:
         print(f"written: {path}")
+    return OK
+
+
+def _pass_rates(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.runs import find_run
+    from roll_like.viewer.pass_rates import write_pass_rates
+
+    folder = find_run(arguments.run, arguments.output_dir, command="pass-rates")
+    kind: Literal["step", "eval"] = "step" if arguments.kind == "train" else "eval"
+    for written in write_pass_rates(folder, arguments.output, kind, arguments.solved_at):
+        print(written)
     return OK
 
 
