@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
+from roll_like.config.base import ConfigModel, Fraction, PluginConfig, PositiveFloat, PositiveInt, Violation
 from roll_like.registry import ADVANTAGES
 
 
@@ -179,9 +179,10 @@ class GroupRolloutConfig(SamplingConfig):
                 "waits for the slow ones; set it to 0",
             )
 
-    def comparison_violations(self, estimator: str) -> Iterator[Violation]:
-        """Yield groups that leave an advantage estimator nothing to compare a sample with."""
-        least, compared = ADVANTAGES.get(estimator).minimum_samples_per_prompt, ADVANTAGES.get(estimator).compares_with
+    def comparison_violations(self, advantage: PluginConfig) -> Iterator[Violation]:
+        """Yield groups that leave an advantage estimator nothing, or too little, to compare a sample with."""
+        estimator, plugin = advantage.type, ADVANTAGES.get(advantage.type)
+        least, compared = plugin.minimum_samples_per_prompt, plugin.compares_with
         size, key = self.samples_per_group, self.samples_key
         if size < least:
             yield Violation(
@@ -189,6 +190,12 @@ class GroupRolloutConfig(SamplingConfig):
                 f"algorithm.advantage {estimator!r} compares a sample with {compared}, and a group of "
                 f"{'one' if size == 1 else size} has nothing to compare with: every advantage would be 0; set "
                 f"{key} to {least} or more (8 is usual), or use algorithm.advantage: reinforce_plus_plus",
+            )
+        elif size < plugin.least_samples(advantage):
+            yield Violation(
+                ("rollout", key),
+                f"algorithm.advantage {estimator!r} compares {plugin.least_samples(advantage)} samples at a time, and "
+                f"a group has {size}; raise this, or lower the estimator's settings",
             )
         if self.temperature == 0:
             yield Violation(

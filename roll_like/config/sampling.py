@@ -446,7 +446,7 @@ class PolicyGradientConfig(SamplingRunConfig):
         yield from algorithm.update_violations(self.rollout, self.training)
         yield from algorithm.model_violations(reference, self.critic, self.resources)
         if self.compares_groups:
-            yield from self.rollout.comparison_violations(algorithm.advantage.type)
+            yield from self.rollout.comparison_violations(algorithm.advantage)
         yield from self.rollout.ratio_violations()
         fewer_bits = self.inference.approximates
         if fewer_bits and algorithm.correction.type == "none" and algorithm.old_logprobs != "behaviour":

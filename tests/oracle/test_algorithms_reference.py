@@ -6,9 +6,11 @@ central differences. Cases are ragged batches with tokens that the policy did no
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,11 +89,45 @@ def random_mask(draw: random.Random) -> list[int]:
     return [1] + [int(draw.random() < 0.7) for _ in range(draw.randrange(6))]
 
 
+def scaled_rloo_reference(rewards: list[float]) -> list[float]:
+    """NeMo-RL's `calculate_baseline_and_std_per_prompt` and `GRPOAdvantageEstimator`, with both switches."""
+    result = []
+    for i, advantage in enumerate(rloo_reference(rewards)):
+        others = [other for j, other in enumerate(rewards) if j != i]
+        differ = len(others) > 1 and max(others) > min(others)
+        result.append(advantage / (math.sqrt(unbiased_variance(others)) + 1e-6) if differ else advantage)
+    return result
+
+
+def pkpo_reference(rewards: list[float], k: int) -> list[float]:
+    """Walder and Karkhanis 2025, s^(loo−1), by enumeration of all sets of k samples, times the group's size."""
+    size = len(rewards)
+    result = [0.0] * size
+    sets = list(itertools.combinations(range(size), min(k, size)))
+    for chosen in sets:
+        for i in chosen:
+            others = [rewards[j] for j in chosen if j != i]
+            if others:
+                result[i] += (max(rewards[j] for j in chosen) - max(others)) * size / len(sets)
+    return result
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("name", "reference"), [("grpo", grpo_reference), ("dr_grpo", dr_grpo_reference), ("rloo", rloo_reference)]
+    ("name", "settings", "reference"),
+    [
+        ("grpo", {}, grpo_reference),
+        ("dr_grpo", {}, dr_grpo_reference),
+        ("rloo", {}, rloo_reference),
+        ("rloo", {"divide_by_std": True}, scaled_rloo_reference),
+        ("pkpo", {"k": 2}, partial(pkpo_reference, k=2)),
+        ("pkpo", {"k": 3}, partial(pkpo_reference, k=3)),
+        ("pkpo", {"k": 5}, partial(pkpo_reference, k=5)),
+    ],
 )
-def test_group_estimators(name: str, reference: Callable[[list[float]], list[float]], seed: int) -> None:
+def test_group_estimators(
+    name: str, settings: dict[str, Any], reference: Callable[[list[float]], list[float]], seed: int
+) -> None:
     draw = random.Random(seed)
     groups, expected = [], []
     for index in range(4):
@@ -102,9 +138,9 @@ def test_group_estimators(name: str, reference: Callable[[list[float]], list[flo
         for mask, advantage in zip(masks, reference(rewards), strict=True):
             expected.append([0.0, 0.0] + [advantage * bit for bit in mask])
     plugin = ADVANTAGES.get(name)
-    samples = plugin(plugin.Config()).assign(groups)
+    samples = plugin(plugin.Config(**settings)).assign(groups)
     for sample, advantages in zip(samples, expected, strict=True):
-        assert sample.advantages.tolist() == pytest.approx(advantages, abs=TOLERANCE)
+        assert sample.advantages.tolist() == pytest.approx(advantages, rel=TOLERANCE, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

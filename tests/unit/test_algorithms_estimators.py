@@ -69,6 +69,40 @@ def test_pass_at_k_moves_the_best_only() -> None:
     assert responses(tie) == [[0, 0]] * 3
 
 
+def test_the_others_spread_divides_where_they_differ() -> None:
+    """The right answer is compared with three equal ones, whose spread is noise (NeMo-RL #1518, #4161)."""
+    one_right = estimator("rloo", divide_by_std=True).assign([make_group([1.0, 0.0, 0.0, 0.0])])
+    std = math.sqrt(1 / 3)  # of 1, 0, 0
+    assert [row[0] for row in responses(one_right)] == pytest.approx([1, *[-1 / 3 / std] * 3], rel=1e-5)
+    uneven = estimator("rloo", divide_by_std=True).assign([make_group([0.35] * 7 + [-0.3])])
+    assert responses(uneven)[7][0] == pytest.approx(-0.65)
+    alone = estimator("rloo", divide_by_std=True).assign([make_group([1.0, 0.0]), make_group([1.0], task_id="toy/1")])
+    assert [row[0] for row in responses(alone)] == [1, -1, 0]
+
+
+def test_pkpo_by_hand() -> None:
+    found = estimator("pkpo", k=2).assign([make_group([1.0, 0.0, 0.0, 1.0])])
+    # of the three others, the two wrong ones leave room: 2 · 4 / C(4, 2)
+    assert [row[0] for row in responses(found)] == pytest.approx([4 / 3, 0, 0, 4 / 3])
+    best_of_all = estimator("pkpo", k=3).assign([make_group([0.2, 1.0, 0.5])])
+    assert [row[0] for row in responses(best_of_all)] == pytest.approx([0, 1.5, 0])
+    lost = estimator("pkpo", k=3).assign([make_group([1.0, 0.0]), make_group([1.0], task_id="toy/1")])
+    assert [row[0] for row in responses(lost)] == [2, 0, 0], "fewer than k are left: the best of those"
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_pkpo_is_the_gradient_of_pass_at_k(k: int) -> None:
+    """Over all outcomes of G answers, right with probability p, the mean of Σ A·∇log π/G is that of 1 − (1 − p)^k."""
+    p, group = 0.3, 4
+    slope = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=group):
+        chance = math.prod(p if right else 1 - p for right in outcome)
+        samples = estimator("pkpo", k=k).assign([make_group(list(outcome))])
+        scores = [1 / p if right else -1 / (1 - p) for right in outcome]  # ∂ log π(outcome)/∂p
+        slope += chance * sum(row[0] * score for row, score in zip(responses(samples), scores, strict=True)) / group
+    assert slope == pytest.approx(k * (1 - p) ** (k - 1), rel=1e-6)
+
+
 def test_maxrl_divides_by_the_mean() -> None:
     groups = [make_group([1.0, 0.0, 0.0, 0.0]), make_group([1.0, 1.0, 0.5, 0.0], task_id="toy/1")]
     samples = estimator("maxrl").assign(groups)

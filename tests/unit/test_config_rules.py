@@ -516,6 +516,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "two rewards are called 'ifeval'; give each a `name` of its own",
         ),
         (changed(rewards={"use": [{"type": "ifeval", "weight": 0}]}), "rewards.use", "every reward has weight 0"),
+        (
+            changed(algorithm={"advantage": {"type": "pkpo", "k": 8}}),
+            "rollout.samples_per_prompt",
+            "algorithm.advantage 'pkpo' compares 8 samples at a time, and a group has 4",
+        ),
         # data and evaluation
         (
             changed(data={"sources": [{"path": "a/x.jsonl"}, {"path": "b/x.jsonl"}], "max_prompt_tokens": 64}),

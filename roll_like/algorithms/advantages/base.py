@@ -156,6 +156,11 @@ class AdvantageEstimator(Algorithm, ABC):
     #: Whether each group needs one greedy sample in `Group.baselines`.
     greedy_baseline: ClassVar[bool] = False
 
+    @classmethod
+    def least_samples(cls, config: Any) -> int:  # noqa: ARG003  (for subclasses)
+        """Return the fewest samples of a prompt that it can compare with these settings."""
+        return cls.minimum_samples_per_prompt
+
     def use(self, critic: ValueFunction) -> None:
         """Set the critic, for estimators with `needs_critic`."""
         raise EngineError(

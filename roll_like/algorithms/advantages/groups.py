@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -95,16 +96,41 @@ def rloo_advantages(rewards: Rewards) -> Rewards:
     return rewards - others
 
 
+def scaled_rloo_advantages(rewards: Rewards) -> Rewards:
+    """Return (reward − mean of the others) / (unbiased std of the others + 1e-6), shape [G].
+
+    As NeMo-RL computes `use_leave_one_out_baseline` with `normalize_rewards` (its `nemo_rl/algorithms/utils.py`). Where
+    the others have equal rewards, the difference is not divided. A group of one has advantage 0.
+
+    >>> scaled_rloo_advantages(np.array([1.0, 0.0, 0.0, 0.0])).round(4).tolist()
+    [1.0, -0.5773, -0.5773, -0.5773]
+    """
+    advantages = rloo_advantages(rewards)
+    for index in range(len(rewards)):
+        others = np.delete(rewards, index)
+        if has_signal(others):
+            advantages[index] /= others.std(ddof=1) + STD_EPSILON
+    return advantages
+
+
 @ADVANTAGES.register("rloo")
 class RLOO(GroupEstimator):
-    """`rloo`: reward minus the mean reward of the group's other samples (Ahmadian et al. 2024, arXiv:2402.14740)."""
+    """`rloo`: reward minus the mean reward of the group's other samples (Ahmadian et al. 2024, arXiv:2402.14740).
+
+    With `divide_by_std` divided by the other samples' standard deviation, as NeMo-RL does.
+    """
 
     compares_with = "the other samples' mean"
 
     class Config(PluginConfig):
         type: Literal["rloo"] = "rloo"
+        divide_by_std: bool = Field(
+            default=False,
+            description="Divide by the standard deviation of the other samples; where these have equal rewards, not.",
+        )
 
-    of_group = staticmethod(rloo_advantages)
+    def of_group(self, rewards: Rewards) -> Rewards:
+        return scaled_rloo_advantages(rewards) if self.config.divide_by_std else rloo_advantages(rewards)
 
 
 def maxrl_advantages(rewards: Rewards) -> Rewards:
@@ -244,6 +270,52 @@ class GRPOPassK(GroupEstimator):
 
     def of_group(self, rewards: Rewards) -> Rewards:
         return best_of_k_advantages(rewards, divide_by_std=self.config.divide_by_std)
+
+
+def pkpo_advantages(rewards: Rewards, k: int) -> Rewards:
+    """Return G times the leave-one-out transformed rewards of max@k, shape [G].
+
+    Walder and Karkhanis 2025, Pass@K Policy Optimization, arXiv:2505.15201, the estimator s^(loo−1): the sum over the
+    sets J of k − 1 other samples of max(J ∪ {i}) − max(J), divided by the number of sets of k samples. Its mean over a
+    group is the gradient of the expected best reward of k answers, of pass@k where rewards are 0 and 1. The sets whose
+    best is the m-th smallest reward (from 0) are C(m, k − 2). In a group of fewer than k samples, k is their number.
+    Equal rewards have advantage 0.
+
+    >>> pkpo_advantages(np.array([1.0, 0.0, 0.0, 1.0]), k=2).round(4).tolist()
+    [1.3333, 0.0, 0.0, 1.3333]
+    """
+    size = len(rewards)
+    k = min(k, size)
+    if not has_signal(rewards):
+        return np.zeros_like(rewards)
+    ascending = np.sort(rewards)
+    sets = np.array([math.comb(rank, k - 2) for rank in range(size)], np.float64)
+    gains = np.maximum(rewards[:, None] - ascending[None, :], 0.0)  # over each reward that is lower
+    advantages: Rewards = gains @ sets * size / math.comb(size, k)
+    return advantages
+
+
+@ADVANTAGES.register("pkpo")
+class PKPO(GroupEstimator):
+    """`pkpo`: how much a sample adds to the best of `k`, on average over the group (Walder and Karkhanis 2025).
+
+    Pass@K Policy Optimization, arXiv:2505.15201: optimises pass@k in place of pass@1.
+    """
+
+    compares_with = "the best of other samples"
+
+    class Config(PluginConfig):
+        type: Literal["pkpo"] = "pkpo"
+        k: Annotated[int, Field(ge=2)] = Field(
+            default=4, description="Answers of which the best counts; at most the samples of a group."
+        )
+
+    @classmethod
+    def least_samples(cls, config: Any) -> int:
+        return int(config.k)
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        return pkpo_advantages(rewards, self.config.k)
 
 
 @ADVANTAGES.register("reinforce_plus_plus_baseline")
