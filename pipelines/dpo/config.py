@@ -56,11 +56,12 @@ class LabelledEvaluationConfig(RowsEvaluationConfig[LabelledSource]):
 class PreferenceReferenceConfig(ReferenceSection):
     """The model that the policy is compared with: a frozen one, by default the policy before its first step."""
 
-    mode: Literal["precomputed", "cluster", "adapter_off"] = Field(
+    mode: Literal["precomputed", "cluster", "adapter_off", "copy"] = Field(
         default="precomputed",
         description="`precomputed`: its log-probabilities of all answers are computed before the first step and kept "
         "with the run, and no second model stays in memory. `cluster`: a frozen model of its own computes them in "
-        "each step. `adapter_off`: the trainer does, with its adapters switched off (`training.lora`).",
+        "each step. `adapter_off`: the trainer does, with its adapters switched off (`training.lora`). `copy`: the "
+        "trainer does, with a copy of what it trains, kept in host memory; the one that can move (`sync_steps`).",
     )
 
 
@@ -141,7 +142,9 @@ class PreferenceRunConfig(RunConfig):
                 + (", or choose simpo, cpo or orpo" if loss.paired else ""),
             )
         if reference is not None:
-            yield from reference.violations(self.training, self.resources.own_devices("reference"))
+            yield from reference.violations(
+                self.training, self.resources.own_devices("reference"), getattr(self, "steps", None)
+            )
 
 
 @PIPELINES.register("dpo")
@@ -173,7 +176,7 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
             yield Violation(
                 ("reference", "mode"),
                 f"a precomputed reference reads all data before the first step, and data.sources.{streams[0]} is read "
-                "as steps need it; set mode: cluster, or with training.lora mode: adapter_off",
+                "as steps need it; set mode: copy or cluster, or with training.lora mode: adapter_off",
             )
 
     def _row_violations(self) -> Iterator[Violation]:

@@ -32,6 +32,7 @@ from roll_like.models.shape import ModelShape
 from roll_like.offline.pipeline import Findings, OfflinePipeline
 from roll_like.run.evaluation import Evaluation
 from roll_like.run.state import RunContext
+from roll_like.training.engine import policy_copies
 
 
 @dataclass(kw_only=True)
@@ -48,16 +49,17 @@ class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
         data, evaluated = cls.read(config, run), cls.evaluated_on(config)
         run.state.metrics.phase("starting workers")
         trainer = cls.start_trainer(config, run.resources, run.stack, timer=run.state.timer)
+        copies = policy_copies(trainer, config.copies)
         reference: SequenceReference | None
         if config.reference is not None and config.reference.mode == "precomputed":
             reference = precomputed_reference(config, run, trainer, reference_inputs(config, data, evaluated))
         else:
-            reference = live_reference(config, run, trainer)
+            reference = live_reference(config, run, trainer, copies)
         evaluator = None
         if evaluated is not None and config.evaluation is not None:
             batch = batch_of(config, evaluated.samples)
             evaluator = preference_evaluator(config.evaluation, batch, trainer, reference)
-        return cls.resumed(config, run, data, trainer, evaluator, reference=reference)
+        return cls.resumed(config, run, data, trainer, evaluator, copies, reference=reference)
 
     @classmethod
     def load(cls, config: DPOConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[Preference]:  # noqa: ARG003

@@ -25,7 +25,7 @@ from roll_like.models.load import resolve_model
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.evaluation import Evaluation, pair_evaluation
 from roll_like.run.state import RunContext
-from roll_like.training.engine import Timer, TrainingEngine, WithoutAdapters
+from roll_like.training.engine import PolicyCopy, Timer, TrainingEngine, WithoutAdapters
 from roll_like.training.start import rank_spec, start_engine, start_trainer
 from roll_like.types import FloatArray, Pair, TrainingSample
 
@@ -159,17 +159,21 @@ def live_reference(
     config: PreferenceRunConfig,
     run: RunContext,
     trainer: PreferenceTrainer,
+    copies: Mapping[str, PolicyCopy],
     started: Callable[[PreferenceTrainer], None] = lambda engine: None,
 ) -> SequenceReference | None:
     """Return a reference model that is computed in each step; None where the loss needs none.
 
     Args:
+        copies: Of the trainer's weights, by name.
         started: Called with the reference's ranks, where it has some of its own.
     """
     if config.reference is None:
         return None
     if config.reference.mode == "adapter_off":
         return partial(whole_logprobs, WithoutAdapters(trainer))
+    if config.reference.mode == "copy":
+        return partial(whole_logprobs, copies["reference"])
     engine = start_reference(config, run.resources, run.stack, run.state.timer)
     started(engine)
     return partial(whole_logprobs, engine)

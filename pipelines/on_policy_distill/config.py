@@ -24,6 +24,7 @@ from roll_like.config.resources import RolePlan
 from roll_like.config.rewards import OptionalRewardsConfig
 from roll_like.config.sampling import PromptConfig
 from roll_like.config.teachers import OptionalTeachers, teacher_roles, teacher_violations
+from roll_like.config.training import CopySection, keeps_copies
 from roll_like.registry import DISTILLATION_LOSSES, LOSSES, PIPELINES
 
 
@@ -90,6 +91,12 @@ class TeacherSignalConfig(ConfigModel):
         "itself reads it, and is its own teacher.",
     )
 
+    self_teacher: CopySection | None = Field(
+        default=None,
+        description="Without `teachers`: weights of the policy that is its own teacher, a copy that its ranks keep in "
+        "host memory; null: the newest weights. `{}`: those that training started from.",
+    )
+
     @property
     def top_k_settings(self) -> dict[str, Any]:
         """How many tokens teachers tell, and the temperature of their log-probabilities."""
@@ -152,7 +159,27 @@ class OnPolicyDistillConfig(PromptConfig):
         terms = "distillation.demonstration.max_prompt_tokens + rollout.max_response_tokens"
         return longest, f"{terms} = {demonstration.max_prompt_tokens} + {self.longest_response} = {longest}"
 
+    @property
+    def copies(self) -> dict[str, CopySection]:
+        """The same, with the weights of a policy that is its own teacher."""
+        own = self.distillation.self_teacher
+        return super().copies if own is None else {**super().copies, "teacher": own}
+
+    def _self_teacher_violations(self) -> Iterator[Violation]:
+        own, section = self.distillation.self_teacher, ("distillation", "self_teacher")
+        if own is None:
+            return
+        if self.teachers:
+            yield Violation(
+                section,
+                f"the teachers are {', '.join(self.teachers)}, so the policy's own weights teach nothing; remove the "
+                "key, or `teachers`",
+            )
+        yield from own.copy_violations(section, self.steps)
+        yield from keeps_copies(self.training, section, "set distillation.self_teacher: null")
+
     def _demonstration_violations(self) -> Iterator[Violation]:
+        yield from self._self_teacher_violations()
         if self.teachers:
             return
         if self.distillation.demonstration is None:

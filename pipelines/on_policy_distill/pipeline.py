@@ -40,6 +40,7 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
         built = super().build(config.with_teacher_in_loss(), run)
         if not config.teachers:
             built.auxiliary.scorer.policy = built.workers.actor
+            built.auxiliary.scorer.own_weights = built.workers.copies.get("teacher")
         return built
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from roll_like.policy_gradient.objective import with_logprobs
 from roll_like.policy_gradient.reward_workers import PromptWorkers
 from roll_like.run.evaluation import Evaluated, Evaluation
 from roll_like.run.state import Evaluates
-from roll_like.training.engine import TrainingEngine, untimed
+from roll_like.training.engine import PolicyCopy, TrainingEngine, untimed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.start import rank_spec, start_engine
 from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored, TopKAnswers, TrainingSample
@@ -58,9 +59,11 @@ class TeacherScorer:
 
     Attributes:
         policy: The policy, where it is its own teacher.
+        own_weights: What it computes with then; None for its newest weights.
     """
 
     policy: TrainingEngine[Any] | None = None
+    own_weights: PolicyCopy | None = None
 
     def __init__(
         self,
@@ -115,10 +118,11 @@ class TeacherScorer:
             of_teacher = [index for index, own in enumerate(names) if own == name]
             shown = [view.shown(samples[index], of_samples[index]) for index in of_teacher]
             answers: Sequence[tuple[FloatArray, TopKAnswers | None]] = ()
-            if shown and top_k:
-                answers = top_k_answers(engine, [each.scored for each in shown])
-            elif shown:
-                answers = [(logprobs_T, None) for logprobs_T in engine.logprobs([each.scored for each in shown])]
+            with nullcontext() if self.own_weights is None else self.own_weights.computing():
+                if shown and top_k:
+                    answers = top_k_answers(engine, [each.scored for each in shown])
+                elif shown:
+                    answers = [(logprobs_T, None) for logprobs_T in engine.logprobs([each.scored for each in shown])]
             for index, each, (logprobs_T, most_likely) in zip(of_teacher, shown, answers, strict=True):
                 found[index] = Told(view.told(samples[index], each, logprobs_T), each.spans, most_likely)
         return [found[index] for index in range(len(samples))]

@@ -66,12 +66,13 @@ class PairsConfig(ConfigModel):
 class OnlineReferenceConfig(ReferenceSection):
     """The model that the policy is compared with."""
 
-    mode: Literal["iteration", "cluster", "adapter_off"] = Field(
+    mode: Literal["iteration", "cluster", "adapter_off", "copy"] = Field(
         default="iteration",
         description="`iteration`: the policy at the start of each iteration; before the first step on an iteration's "
         "pairs, the trainer computes its log-probabilities of them. `cluster`: a frozen model of its own computes them "
         "in each step, by default the policy before its first step. `adapter_off`: the trainer does, with its adapters "
-        "switched off (`training.lora`).",
+        "switched off (`training.lora`). `copy`: the trainer does, with a copy of what it trains, kept in host memory; "
+        "the one that can move (`sync_steps`).",
     )
 
 

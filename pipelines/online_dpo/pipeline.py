@@ -38,6 +38,7 @@ from roll_like.rollout.source import SynchronousRollouts
 from roll_like.run.evaluation import Evaluated, Evaluation
 from roll_like.run.pipeline import TrainerPipeline
 from roll_like.run.state import Evaluates, RunContext
+from roll_like.training.engine import policy_copies
 from roll_like.training.start import start_trainer
 from roll_like.values import Metric, Metrics, merge
 
@@ -68,12 +69,19 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
         with starting_workers(config, run, prompts) as workers:
             add = workers.gpu_sharing.add
             workers.actor = trainer = start_trainer(
-                config, workers.model, objective_of(config), run.resources, run.stack, timer=state.timer
+                config,
+                workers.model,
+                objective_of(config),
+                run.resources,
+                run.stack,
+                timer=state.timer,
+                copies=config.copies,
             )
+            workers.copies = policy_copies(trainer, config.copies)
             add(trainer, resources.devices_of("training"))
             refreshed = RefreshedReference(partial(whole_logprobs, trainer)) if refreshes else None
             reference = refreshed or live_reference(
-                config, run, trainer, lambda engine: add(engine, resources.devices_of("reference"))
+                config, run, trainer, workers.copies, lambda engine: add(engine, resources.devices_of("reference"))
             )
             # given pairs are compared with the starting policy throughout
             asked = [] if evaluated is None else evaluated.sequences
@@ -88,7 +96,7 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
             unit="iteration",
         )
         pairs = SampledPairs(config, rollouts, workers, refreshed)
-        state.keep([trainer], pairs=pairs)
+        state.keep([trainer], pairs=pairs, **workers.copies)
         evaluators: list[Evaluates] = []
         by_reward = prompts.evaluator(state.metrics.warn)
         if by_reward is not None and config.evaluation is not None:
@@ -102,6 +110,7 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
             trainer=trainer,
             evaluator=Evaluators(evaluators) if evaluators else None,
             workers=workers,
+            copies=workers.copies,
             pairs=pairs,
             reference=reference,
         )

@@ -20,6 +20,7 @@ from roll_like.check.plan import (
     adapter_room,
     aside_bytes,
     bytes_per_value,
+    copies_bytes,
     trained_parameters,
     training_states,
 )
@@ -78,7 +79,7 @@ class GPUPlan:
     Attributes:
         devices: The GPUs: all hold the same.
         phases: In the order of a step.
-        host: What one GPU's roles hold in host memory while others have the GPU, at most, in bytes.
+        host: What one GPU's roles hold in host memory, with what makes room for others there, at most, in bytes.
         cache: Key-value cache of an engine on one GPU in bytes, where it follows from the GPU's memory.
         cache_per_token: What one token takes of it, in bytes.
         left_out: Roles on these GPUs whose memory is not counted.
@@ -97,12 +98,16 @@ class GPUPlan:
 
 @dataclass(slots=True, kw_only=True)
 class _Model:
-    """A model on a GPU: what it holds, what it takes to compute, and whether it makes room for engines."""
+    """A model on a GPU: what it holds, what it takes to compute, and whether it makes room for engines.
+
+    `in_host` is what it keeps in host memory throughout.
+    """
 
     role: str
     moves: bool
     processes: int
     weights: int
+    in_host: int = 0
     optimizer: dict[str, int] = field(default_factory=dict)
     computing: dict[str, int] = field(default_factory=dict)
     stage: tuple[int, int] = (0, 1)
@@ -183,7 +188,7 @@ def _plan_of(
     return GPUPlan(
         devices=roles[0].devices,
         phases=tuple(phases),
-        host=_in_host(models, 0 if awake else sum(loaded.values())),
+        host=_in_host(models, 0 if awake else sum(loaded.values())) + sum(model.in_host for model in models),
         cache=cache,
         cache_per_token=per_token,
         left_out=left_out,
@@ -307,6 +312,7 @@ def _trained_stage(config: RunConfig, role: str, settings: TrainerConfig, shape:
         moves=False,
         processes=0,
         weights=states.weights,
+        in_host=copies_bytes(config, shape, states) if role == "training" else 0,
         optimizer={
             "gradients": states.gradients,
             "optimizer": states.optimizer,

@@ -177,9 +177,11 @@ def _too_much_in_host(config: RunConfig, report: GPUReport) -> Iterator[Finding]
     if report.host_memory is not None and moved > report.host_memory:
         yield Finding.error(
             "training.sleep",
-            f"offloaded states need {moved / GIB:.1f} GiB of host memory on each machine, and this one has "
+            f"{'offloaded states and copies of the policy' if config.copies else 'offloaded states'} need "
+            f"{moved / GIB:.1f} GiB of host memory on each machine, and this one has "
             f"{report.host_memory / GIB:.1f} GiB; set training.sleep: false or inference.sleep: false where both fit "
-            "on a GPU, or give engines and models GPUs of their own",
+            "on a GPU, or give engines and models GPUs of their own"
+            + ("; training.zero_stage: 3 divides the copies among ranks" if config.copies else ""),
         )
 
 

@@ -29,6 +29,8 @@ DRAFT = "draft"
 DRAFT_WEIGHTS = "draft's weights"
 #: Part of a trainer's memory: models that it does not work on.
 ASIDE = "other models"
+#: Part of a trainer's memory: what a reference or a teacher has that follows the policy.
+COPIES = "copies of the policy"
 _BYTES = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -241,13 +243,29 @@ def aside_bytes(config: RunConfig, states: StateBytes) -> int:
     return 0 if aside is None else aside * (2 * states.gradients + states.optimizer) + states.gradients
 
 
+def copies_bytes(config: RunConfig, model: ModelShape, states: StateBytes) -> int:
+    """Return the host memory of one rank's copies of what is trained, each with room for the policy meanwhile.
+
+    Args:
+        states: Of the rank.
+    """
+    backend, trained = TRAINING_BACKENDS.get(config.training.backend), trained_parameters(config, model)
+    width = 4 if backend.trains_in_float32 else bytes_per_value(config)
+    share = trained // (config.training.workers if "weights" in backend.divided(config.training) else 1)
+    if trained == model.parameters and states.weights:  # as the backend itself divides them
+        share = states.weights // width
+    kept = (4 if section.mixup_alpha < 1.0 else width for section in config.copies.values())
+    return sum(share * (each + width) for each in kept)
+
+
 def trainer_memory(config: RunConfig, model: ModelShape) -> MemoryLine:
     """Return the estimated memory of one rank of the trainer, without activations."""
     trained = trained_parameters(config, model)
     width = bytes_per_value(config)
     states = training_states(config.training, model, trained, width, model.quantized_parameters)
     aside = aside_bytes(config, states)
-    parts = (*_parts(states), *([(ASIDE, aside)] if aside else []))
+    further = {ASIDE: aside, COPIES: copies_bytes(config, model, states)}
+    parts = (*_parts(states), *((part, size) for part, size in further.items() if size))
     if config.task == "text-classification":  # one output in place of a vocabulary
         return MemoryLine(role="training", parts=parts)
     chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]

@@ -35,6 +35,7 @@ Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Epochs = Annotated[float, Field(gt=0, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)

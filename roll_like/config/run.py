@@ -23,7 +23,7 @@ from roll_like.config.evaluation import ScheduleConfig
 from roll_like.config.model import ModelTask
 from roll_like.config.named import NamedConfig
 from roll_like.config.resources import ResourcesConfig, RolePlan
-from roll_like.config.training import TrainerConfig, TrainingConfig
+from roll_like.config.training import CopySection, TrainerConfig, TrainingConfig
 from roll_like.errors import ConfigError
 from roll_like.registry import CALLBACKS, TRACKERS
 
@@ -210,6 +210,12 @@ class RunConfig(NamedConfig, PipelineConfig):
     def trained(self) -> dict[str, TrainerConfig]:
         """The sections of the models that are trained, by their keys."""
         return {"training": self.training}
+
+    @property
+    def copies(self) -> dict[str, CopySection]:
+        """The sections of what the policy's ranks compute with copies of its weights, by their names."""
+        reference = getattr(self, "reference", None)
+        return {} if reference is None or reference.mode != "copy" else {"reference": reference}
 
     @property
     def frozen(self) -> dict[str, Any]:

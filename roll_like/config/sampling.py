@@ -466,7 +466,7 @@ class PolicyGradientConfig(SamplingRunConfig):
                 "layers are not compiled together with algorithm.router_replay; remove one of the two",
             )
         if reference is not None:
-            yield from reference.violations(self.training, self.resources.own_devices("reference"))
+            yield from reference.violations(self.training, self.resources.own_devices("reference"), self.steps)
             if reference.mode == "cluster":
                 budget = reference.max_tokens_per_micro_batch
                 yield from budget_violations(("reference",), budget, longest, self.longest_sample_terms)

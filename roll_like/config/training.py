@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveInt, Violation
+from roll_like.config.base import ConfigModel, Fraction, PositiveFloat, PositiveFraction, PositiveInt, Violation
 from roll_like.config.resources import DeviceRange
 from roll_like.errors import PluginError
 from roll_like.registry import TRAINING_BACKENDS
@@ -493,7 +493,45 @@ class CriticConfig(TrainerConfig):
     updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps of the critic over a step's samples.")
 
 
-class ReferenceSection(ConfigModel):
+class CopySection(ConfigModel):
+    """How a copy of the policy's weights follows them, as in TR-DPO (arXiv:2404.09656)."""
+
+    sync_steps: PositiveInt | None = Field(
+        default=None, description="Steps after which the copy moves, each time; null: it stays what the policy was."
+    )
+    mixup_alpha: PositiveFraction = Field(
+        default=1.0,
+        description="Share of the policy in the copy when it moves: copy ← α·policy + (1 − α)·copy. 1: a hard reset to "
+        "the policy; a small one with `sync_steps: 1`: a moving average (EMA).",
+    )
+    reset_optimizer: bool = Field(
+        default=False,
+        description="Whether the optimizer forgets its moments when the copy moves (ProRL, arXiv:2505.24864).",
+    )
+
+    def copy_violations(self, section: tuple[str, ...], steps: int | None) -> Iterator[Violation]:
+        """Yield what would have no effect.
+
+        Args:
+            section: Where this is.
+            steps: Steps of the run; None where they are not known.
+        """
+        if self.sync_steps is None:
+            for key in self.changed("mixup_alpha", "reset_optimizer"):
+                yield Violation(
+                    (*section, key),
+                    f"without {'.'.join(section)}.sync_steps nothing moves, so this has no effect; set sync_steps, or "
+                    "remove it",
+                )
+        elif steps is not None and self.sync_steps >= steps:
+            yield Violation(
+                (*section, "sync_steps"),
+                f"{self.sync_steps} steps are not over before the last of {steps}, so nothing would be computed with "
+                "what has moved; lower it, or set it to null",
+            )
+
+
+class ReferenceSection(CopySection):
     """The model that the policy is compared with."""
 
     if TYPE_CHECKING:  # each pipeline has its own modes
@@ -503,16 +541,42 @@ class ReferenceSection(ConfigModel):
     workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
     max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
 
-    def violations(self, training: TrainingConfig, devices: DeviceRange | None) -> Iterator[Violation]:
-        """Yield what does not go with `mode: adapter_off`.
+    @property
+    def on_trainer(self) -> bool:
+        """Whether the trainer's own ranks compute it, with other weights than the policy's."""
+        return self.mode in ("adapter_off", "copy")
+
+    def violations(
+        self, training: TrainingConfig, devices: DeviceRange | None, steps: int | None
+    ) -> Iterator[Violation]:
+        """Yield what does not go with the mode.
 
         Args:
             training: The `training` section.
             devices: `resources.device_mapping.reference`.
+            steps: Steps of the run; None where they are not known.
         """
-        if self.mode != "adapter_off":
-            return
-        if training.lora is None:
+        yield from self.copy_violations(("reference",), steps)
+        if self.mode == "copy":
+            yield from keeps_copies(training, ("reference", "mode"), "mode: cluster")
+        elif self.sync_steps is not None:
+            stays = {
+                "precomputed": "its log-probabilities are computed once, before the first step",
+                "adapter_off": "without its adapters the trainer stays the model that training started from",
+                "iteration": "it is the policy at the start of each iteration already",
+            }
+            yield Violation(
+                ("reference", "sync_steps"),
+                f"a reference of mode {self.mode!r} does not move this way: "
+                f"{stays.get(self.mode, 'its ranks have a frozen model of their own')}; set reference.mode: copy, "
+                "with which the trainer's ranks keep a copy of what is trained, or remove sync_steps",
+            )
+        if self.on_trainer:
+            yield from self._trainer_violations(training, devices)
+
+    def _trainer_violations(self, training: TrainingConfig, devices: DeviceRange | None) -> Iterator[Violation]:
+        """Yield what the trainer's ranks cannot do, or do by settings of their own."""
+        if self.mode == "adapter_off" and training.lora is None:
             yield Violation(
                 ("reference", "mode"),
                 "'adapter_off' uses the trainer with its adapters switched off, and it has none; add "
@@ -521,8 +585,8 @@ class ReferenceSection(ConfigModel):
         if self.path is not None:
             yield Violation(
                 ("reference", "path"),
-                f"{self.path} would never be loaded: without adapters the trainer is model.path; remove the key, or "
-                "use mode: cluster",
+                f"{self.path} would never be loaded: the trainer starts from model.path, and so does this reference; "
+                "remove the key, or use mode: cluster",
             )
         for key in self.changed("workers", "max_tokens_per_micro_batch"):
             yield Violation(
@@ -541,11 +605,23 @@ class ReferenceSection(ConfigModel):
 class ReferenceConfig(ReferenceSection):
     """A frozen copy of the starting model, for KL terms."""
 
-    mode: Literal["cluster", "adapter_off"] = Field(
+    mode: Literal["cluster", "adapter_off", "copy"] = Field(
         default="cluster",
         description="`cluster`: a frozen model of its own. `adapter_off`: the trainer with its adapters switched off "
-        "(`training.lora`), and no second model.",
+        "(`training.lora`), and no second model. `copy`: the trainer with a copy of what it trains, kept in host "
+        "memory; the one that can move (`sync_steps`).",
     )
+
+
+def keeps_copies(training: TrainerConfig, section: tuple[str, ...], instead: str) -> Iterator[Violation]:
+    """Yield a backend whose ranks cannot keep copies of what they train."""
+    if not TRAINING_BACKENDS.get(training.backend).keeps_copies:
+        able = [name for name in sorted(TRAINING_BACKENDS.names()) if TRAINING_BACKENDS.get(name).keeps_copies]
+        yield Violation(
+            section,
+            f"the backend {training.backend!r} keeps no copies of what it trains; use training.backend: "
+            f"{' or '.join(able)}, or {instead}",
+        )
 
 
 #: Bytes of a weight in 4 bits: with an 8-bit scale for 64 of them, and a float32 one for 256 scales.

@@ -74,6 +74,10 @@ train/samples | samples | samples | Given samples that the step trains on.
 train/loss | – | loss | The objective that is minimised: policy loss and penalties.
 train/policy_loss | – | policy loss | The policy's part of the loss.
 train/kl | nats/token | kl | Distance from the reference model, by the configured estimator.
+reference/last_sync | step | reference of step | Step after which a reference that follows moved last; 0: none.
+reference/distance | – | moved by | Root mean square of what policy and reference differ by in weights, before it moves.
+teacher/last_sync | step | teacher of step | The same of a policy's own teacher.
+teacher/distance | – | moved by | The same of a policy's own teacher.
 train/kl_loss | – | kl loss | The KL penalty's part of the loss.
 train/distillation_loss | – | distillation loss | The part of the loss that compares distributions with a teacher's.
 train/old_kl | nats/token | old kl | Distance from the policy at the start of the step (k3).

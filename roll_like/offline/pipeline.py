@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 from roll_like.check import Finding, Report, check_run
@@ -23,7 +24,7 @@ from roll_like.offline.check import data_findings, offline_plan
 from roll_like.offline.samples import samples_metrics
 from roll_like.run.pipeline import StepT, TrainerPipeline
 from roll_like.run.state import Evaluates, RunContext
-from roll_like.training.engine import Timer, TrainingEngine, untimed
+from roll_like.training.engine import PolicyCopy, Timer, TrainingEngine, untimed
 from roll_like.training.interface import Objective
 from roll_like.training.start import start_trainer
 from roll_like.values import Metrics
@@ -78,12 +79,14 @@ class OfflinePipeline(TrainerPipeline[ConfigT, StepT], Generic[ConfigT, SampleT,
         data: SampleSet[SampleT],
         trainer: TrainingEngine[StepT],
         evaluator: Evaluates | None,
+        copies: Mapping[str, PolicyCopy] = MappingProxyType({}),
         **parts: Any,
     ) -> Self:
         """Return the pipeline of these parts, where a resumed run left them."""
         samples = data.order(seed=config.seed, shuffle=config.shuffles)
-        run.state.keep([trainer], **{cls.position: samples})
-        return cls(config=config, run_state=run.state, samples=samples, trainer=trainer, evaluator=evaluator, **parts)
+        run.state.keep([trainer], **{cls.position: samples}, **copies)
+        parts = {"trainer": trainer, "evaluator": evaluator, "copies": copies, **parts}
+        return cls(config=config, run_state=run.state, samples=samples, **parts)
 
     @classmethod
     def start_trainer(
@@ -98,7 +101,14 @@ class OfflinePipeline(TrainerPipeline[ConfigT, StepT], Generic[ConfigT, SampleT,
         """Start the ranks of the model that is trained; frozen ones are measured only."""
         objective = cls.objective(config)
         return start_trainer(
-            config, resolve_model(config.model), objective, resources, stack, timer=timer, frozen=frozen
+            config,
+            resolve_model(config.model),
+            objective,
+            resources,
+            stack,
+            timer=timer,
+            frozen=frozen,
+            copies={} if frozen else config.copies,
         )
 
     @classmethod

@@ -31,7 +31,7 @@ from roll_like.rollout.replay import ReplayedRollouts
 from roll_like.rollout.source import KeptRollouts, RolloutSource, SynchronousRollouts
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import Evaluates, RunContext
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.engine import TrainingEngine, follow, policy_copies
 from roll_like.types import Group, PolicySample, Scored, TrainingValues
 from roll_like.values import Metrics
 
@@ -73,9 +73,10 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
                 assigned = self.assign(collected.groups)
                 values = self.training_values(collected.groups, assigned.trained, assigned.samples)
                 report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
+                moved = follow(workers.copies, step + 1)
             sync = workers.push()
             rollout = self.rollout_metrics(collected, sync.version - 1)
-            state.log(step, rollout, assigned.metrics, report, sync.metrics)
+            state.log(step, rollout, assigned.metrics, report, moved, sync.metrics)
             state.keep_rollouts(collected, values)
             state.evaluate(self.evaluator)
 
@@ -101,7 +102,8 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
         with starting_workers(config, run, auxiliary) as workers:
             model, sharing = workers.model, workers.gpu_sharing
             workers.actor = start_actor(config, run, model, cls.objective(config, kl), sharing)
-            reference = start_reference(config, run, model, workers.actor, sharing)
+            workers.copies = policy_copies(workers.actor, config.copies)
+            reference = start_reference(config, run, model, workers.actor, workers.copies, sharing)
             workers.critic = start_critic(config, run, model, sharing)
         workers.kl_reference = reference if config.algorithm.kl.use == "loss" else None
         estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
@@ -119,7 +121,7 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
             difficulty=config.domain_difficulty,
         )
         rollouts = replayed or _sampled_rollouts(config, run, workers, auxiliary)
-        run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=advantages)
+        run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=advantages, **workers.copies)
         return cls(
             config=config,
             run_state=run.state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ from roll_like.policy_gradient.probe import weight_probe
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.run.state import RunContext
-from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
+from roll_like.training.engine import PolicyCopy, Reference, TrainingEngine, WithoutAdapters
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import rank_spec, start_engine
@@ -58,9 +58,8 @@ def start_actor(
     """Start the policy that is trained."""
     devices = config.resources.devices_of("training")
     learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
-    spec = rank_spec(
-        config, model, devices, objective, total_updates=learning_steps * config.algorithm.updates_per_step
-    )
+    updates = learning_steps * config.algorithm.updates_per_step
+    spec = rank_spec(config, model, devices, objective, total_updates=updates, copies=config.copies)
     engine = start_engine("training", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
     gpu_sharing.add(engine, devices)
     return engine
@@ -71,6 +70,7 @@ def start_reference(
     run: RunContext,
     actor_model: ResolvedModel,
     actor: TrainingEngine[Any],
+    copies: Mapping[str, PolicyCopy],
     gpu_sharing: GPUSharing,
 ) -> Reference[PolicySample] | None:
     """Start the frozen model that KL terms compare with, where it is not the actor itself; nothing without one."""
@@ -78,6 +78,8 @@ def start_reference(
         return None
     if config.reference.mode == "adapter_off":
         return WithoutAdapters(actor)
+    if config.reference.mode == "copy":
+        return copies["reference"]
     path = config.reference.path
     model = actor_model if path is None else resolve_model(config.model.at(path))
     training = config.training.frozen(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from roll_like.rollout.collection import SampleProgress, no_progress
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.source import GroupSource
 from roll_like.run.state import Evaluates, RunContext, RunState
-from roll_like.training.engine import Reference, TrainingEngine
+from roll_like.training.engine import PolicyCopy, Reference, TrainingEngine
 from roll_like.types import PolicySample
 from roll_like.values import Metrics
 
@@ -68,6 +68,7 @@ class Workers:
         engines: The engines; None where recorded rollouts are replayed.
         gpu_sharing: Decides what holds the memory of GPUs that engines and models share.
         actor: The policy being trained.
+        copies: Copies of the actor's weights on its ranks, by name.
         critic: The value model that the advantage estimator learns with, where it has one.
         kl_reference: The reference model, where the policy loss needs it.
         weights: Actor to engines.
@@ -80,6 +81,7 @@ class Workers:
     engines: EnginePool | None
     gpu_sharing: GPUSharing
     actor: TrainingEngine[Any] = field(init=False)
+    copies: Mapping[str, PolicyCopy] = field(default_factory=dict)
     critic: Critic | None = None
     kl_reference: Reference[PolicySample] | None = None
     weights: WeightSync | VersionCounter = field(init=False)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -30,7 +31,7 @@ from roll_like.run.launch import measuring, running
 from roll_like.run.recovery import Recovery
 from roll_like.run.signals import StopRequested
 from roll_like.run.state import Evaluates, RunContext, RunState
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.engine import PolicyCopy, TrainingEngine, follow
 from roll_like.types import Callbacks, RunResult
 from roll_like.values import Metrics, reduce
 
@@ -171,10 +172,12 @@ class TrainerPipeline(Pipeline[ConfigT], Generic[ConfigT, StepT]):
     Attributes:
         trainer: The ranks of the model.
         evaluator: Measures the model; None without an evaluation.
+        copies: Copies of the model's weights on its ranks, by name.
     """
 
     trainer: TrainingEngine[StepT]
     evaluator: Evaluates | None
+    copies: Mapping[str, PolicyCopy] = field(default_factory=dict)
 
     def run(self) -> None:
         """Train to the end: draw a batch, with what other models say of it, and train on it."""
@@ -184,7 +187,8 @@ class TrainerPipeline(Pipeline[ConfigT], Generic[ConfigT, StepT]):
             batch, figures = self.next_batch()
             with self.training():
                 report = self.trainer.train_step(batch)
-            state.log(step, report, figures)
+                moved = follow(self.copies, step + 1)
+            state.log(step, report, moved, figures)
             state.evaluate(self.evaluator)
 
     @abstractmethod

@@ -158,6 +158,10 @@ class TrainingBackend(ABC):
     divides_experts: ClassVar[bool] = False
     #: Whether it can put what is trained aside and go on with something else of the same shapes (`set_aside`).
     switches_models: ClassVar[bool] = False
+    #: Whether ranks keep what is trained in float32, whatever the forward pass computes in.
+    trains_in_float32: ClassVar[bool] = False
+    #: Whether it tells `trained_shares` and can `reset_optimizer`: ranks may keep copies of what is trained.
+    keeps_copies: ClassVar[bool] = False
     #: Whether ranks can divide the matrices of a layer (`tensor_parallel`).
     divides_matrices: ClassVar[bool] = False
     #: Whether it steps with Muon (`optimizer.muon`).
@@ -312,8 +316,16 @@ class TrainingBackend(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not switch between models")
 
     def trained_shares(self) -> dict[str, Tensor]:
-        """Return this rank's shares of what is trained, by name; they change as it is trained."""
-        raise NotImplementedError(f"{type(self).__name__} does not switch between models")
+        """Return this rank's shares of what is trained, by name; they change as it is trained.
+
+        What is written to them is computed with until the next optimizer step. For backends that declare
+        `keeps_copies` or `switches_models`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not tell what it trains")
+
+    def reset_optimizer(self) -> None:
+        """Forget moments and their count of steps; for backends that declare `keeps_copies`."""
+        raise NotImplementedError(f"{type(self).__name__} keeps its optimizer's states")
 
     def write(self, parameter: Tensor, whole: Tensor) -> None:
         """Give a parameter other numbers; every rank has the whole of them."""

@@ -44,6 +44,7 @@ class DeepSpeedBackend(TrainingBackend):
 
     start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "offload")
     reads_late: ClassVar[bool] = True
+    keeps_copies: ClassVar[bool] = True
     orthogonalises: ClassVar[bool] = True
     _engine: Any
 
@@ -199,6 +200,15 @@ class DeepSpeedBackend(TrainingBackend):
             return None
         norms = [p.grad.norm() for p in self.module.parameters() if p.grad is not None]
         return float(torch.stack(norms).norm())
+
+    def trained_shares(self) -> dict[str, Tensor]:
+        """Return the parameters of the forward pass, or what ZeRO-3 keeps of them here, without what fills it up."""
+        if self.sharded:
+            self._engine.empty_partition_cache()  # small parameters stay whole after a pass
+        return deepspeed_states.trained_shares(self._engine, divided=self.sharded)
+
+    def reset_optimizer(self) -> None:
+        deepspeed_states.forget_moments(self._engine)
 
     @contextmanager
     def gathered(self, parameters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

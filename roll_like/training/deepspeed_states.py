@@ -85,6 +85,29 @@ def stretches(engine: Any) -> Iterator[Stretch]:
                 yield Stretch(names[parameter], parameter, 0, parameter.numel(), master, 0)
 
 
+def trained_shares(engine: Any, *, divided: bool) -> dict[str, Tensor]:
+    """Return what this rank computes with of each trained parameter, as views, in the forward pass's precision.
+
+    Args:
+        divided: Whether ranks divide the parameters (ZeRO 3); else each has them whole.
+    """
+    trained = {name: each for name, each in engine.module.named_parameters() if each.requires_grad}
+    if not divided:
+        return {name: each.data for name, each in trained.items()}
+    rank, shares = torch.distributed.get_rank(engine.data_parallel_group), {}
+    for name, each in trained.items():
+        partition: Any = each
+        width = partition.partition_numel()
+        numel = max(min(width, partition.ds_numel - rank * width), 0)  # what is beyond the end is padding
+        shares[name] = partition.ds_tensor.data.view(-1)[:numel]
+    return shares
+
+
+def forget_moments(engine: Any) -> None:
+    """Let the optimizer begin anew: without running means, and with its first step to come."""
+    _adam(engine).state.clear()
+
+
 def pieces_of_matrices(engine: Any, muon: Muon) -> Iterator[MatrixPiece]:
     """Yield what this rank keeps of the matrices that Muon moves: of each a piece, which may have no elements."""
     from roll_like.training.muon import matrices_within

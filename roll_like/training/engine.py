@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,15 +12,16 @@ from typing import Any, Generic, Protocol, TypeVar
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.worker_restarts import RestartCallback, WorkerRestarts, to_stderr
 from roll_like.config.model import ModelConfig
+from roll_like.config.training import CopySection
 from roll_like.errors import WorkerError
 from roll_like.models.card import ModelCard
 from roll_like.training.backend import State
-from roll_like.training.interface import BatchT, Objective, Share, StepT, Update
+from roll_like.training.interface import BatchT, CopyShare, Objective, Share, StepT, Update
 from roll_like.training.layout import Layout, MicroBatch, micro_batches, per_sample
 from roll_like.training.rank import TrainingRank
 from roll_like.training.skipped import COMPUTE_SECONDS, SkippedUpdates
 from roll_like.types import FloatArray, TrainingSample
-from roll_like.values import Max, Metric, Sum, merge
+from roll_like.values import Last, Max, Metric, Sum, merge
 
 Timer = Callable[[str], AbstractContextManager[None]]
 
@@ -73,6 +75,7 @@ class TrainingEngine(Generic[StepT]):
         #: Moves the weights by the gradient that was added up; returns each rank's metrics.
         self.optimizer_step = partial(cluster.everywhere, TrainingRank.optimizer_step)
         self._skipped = SkippedUpdates(objective.section, objective.metric_prefix)
+        self._copy: str | None = None  # what computes in the place of what is trained
 
     def rebuild(self) -> None:
         """Start all ranks anew, in the place of those that are there or have died, as they were at their first start.
@@ -147,6 +150,31 @@ class TrainingEngine(Generic[StepT]):
         """Return what the model, as a teacher, says of each rank's micro-batches."""
         return self._passed(TrainingRank.teach, shards)
 
+    @contextmanager
+    def computing_with(self, copy: str) -> Iterator[None]:
+        """Let `forward`, `logprobs` and `teach` compute with a copy of what is trained (`RankSpec.copies`)."""
+        self._copy = copy
+        try:
+            yield
+        finally:
+            self._copy = None
+
+    def move_copy(self, copy: str, share: float, *, reset_optimizer: bool = False) -> float:
+        """Move a copy to `share` of what is trained, and the rest of itself; 1: it is the same then.
+
+        Args:
+            reset_optimizer: Whether the optimizer forgets its moments, too.
+
+        Returns:
+            How far they were apart: the root mean square of the differences of weights.
+        """
+        with self.resident("weights", *(("optimizer",) if reset_optimizer else ())):
+            found = self.cluster.everywhere(TrainingRank.move_copy, copy, share)
+            if reset_optimizer:
+                self.cluster.everywhere(TrainingRank.reset_optimizer)
+        squared, count = (sum(each) for each in zip(*found, strict=True))
+        return math.sqrt(squared / max(count, 1))
+
     def _passed(
         self, method: Callable[[TrainingRank, Any], list[Any]], shards: Sequence[Sequence[BatchT]]
     ) -> list[list[Any]]:
@@ -155,7 +183,10 @@ class TrainingEngine(Generic[StepT]):
         while True:
             try:
                 with self.resident("weights"):
-                    return self.scatter(method, shards)
+                    if self._copy is None:
+                        return self.scatter(method, shards)
+                    shares = [CopyShare(copy=self._copy, method=method.__name__, batches=each) for each in shards]
+                    return self.scatter(TrainingRank.compute_with, shares)
             except WorkerError as error:
                 died = isinstance(error, WorkerDied)
                 # what is raised twice does not pass by itself; what a trained model has learned its files do not have,
@@ -241,7 +272,7 @@ def _shares(update: Update[BatchT]) -> list[Share[BatchT]]:
 
 
 class Reference(Protocol[SampleT_contra]):
-    """What a policy is compared with: a frozen engine, or `WithoutAdapters`."""
+    """What a policy is compared with: a frozen engine, `WithoutAdapters`, or a `PolicyCopy`."""
 
     def logprobs(self, samples: Sequence[SampleT_contra]) -> list[FloatArray]:
         """Return each sample's log-probabilities, shape [T], 0 where not sampled."""
@@ -256,3 +287,58 @@ class WithoutAdapters:
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Return each sample's log-probabilities, shape [T], 0 where not sampled."""
         return self._policy.logprobs(samples, adapters=False)
+
+
+class PolicyCopy:
+    """A copy of the policy's weights on its own ranks, which follows them: a reference, or a teacher.
+
+    It starts as the policy does, and moves after every `sync_steps` steps: copy ← α·policy + (1 − α)·copy.
+
+    Args:
+        policy: The model that is trained.
+        name: The copy's, for its ranks and metrics.
+        section: How it follows.
+    """
+
+    def __init__(self, policy: TrainingEngine[Any], name: str, section: CopySection) -> None:
+        self._policy, self._name, self._section = policy, name, section
+        self._last_sync = 0
+
+    def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Return each sample's log-probabilities, shape [T], 0 where not sampled."""
+        with self.computing():
+            return self._policy.logprobs(samples)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Let the policy's engine compute with the copy."""
+        return self._policy.computing_with(self._name)
+
+    def follow(self, finished: int) -> dict[str, Metric]:
+        """Move if that is due after so many steps; return metrics.
+
+        Called after the step's optimizer updates and before its checkpoint, also when the step is computed again.
+        """
+        section, metrics = self._section, dict[str, Metric]()
+        if section.sync_steps is not None and finished % section.sync_steps == 0:
+            distance = self._policy.move_copy(self._name, section.mixup_alpha, reset_optimizer=section.reset_optimizer)
+            metrics[f"{self._name}/distance"] = Last(distance)
+            self._last_sync = finished
+        return {**metrics, f"{self._name}/last_sync": Last(float(self._last_sync))}
+
+    def state(self) -> dict[str, Any]:
+        """Return the step after which it moved last."""
+        return {"last_sync": self._last_sync}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; its numbers are on the ranks."""
+        self._last_sync = state["last_sync"]
+
+
+def policy_copies(policy: TrainingEngine[Any], sections: Mapping[str, CopySection]) -> dict[str, PolicyCopy]:
+    """Return the copies that a policy's ranks keep (`RunConfig.copies`), by name."""
+    return {name: PolicyCopy(policy, name, section) for name, section in sections.items()}
+
+
+def follow(copies: Mapping[str, PolicyCopy], finished: int) -> dict[str, Metric]:
+    """Move the copies that are due after so many steps; return their metrics."""
+    return merge(copy.follow(finished) for copy in copies.values())

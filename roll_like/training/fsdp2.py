@@ -63,6 +63,8 @@ class FSDP2Backend(TrainingBackend):
     reads_late: ClassVar[bool] = True
     divides_experts: ClassVar[bool] = True
     switches_models: ClassVar[bool] = True
+    trains_in_float32: ClassVar[bool] = True
+    keeps_copies: ClassVar[bool] = True
     divides_matrices: ClassVar[bool] = True
     orthogonalises: ClassVar[bool] = True
 
@@ -275,6 +277,9 @@ class FSDP2Backend(TrainingBackend):
 
     def trained_shares(self) -> dict[str, Tensor]:
         return {name: _local(parameter) for name, parameter in self._trained().items()}
+
+    def reset_optimizer(self) -> None:
+        self._optimizer.state.clear()
 
     def write(self, parameter: Tensor, whole: Tensor) -> None:
         from torch.distributed.tensor import DTensor, distribute_tensor

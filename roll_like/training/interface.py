@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -61,6 +61,21 @@ class Update(Generic[BatchT]):
 
     shards: Sequence[Sequence[BatchT]]
     shared: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyShare:
+    """What one rank computes with a copy of what it trains in its place.
+
+    Attributes:
+        copy: The copy's name.
+        method: The name of the rank's method.
+        batches: Its argument.
+    """
+
+    copy: str
+    method: str
+    batches: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +237,7 @@ class RankSpec(Generic[StepT]):
         imports: Modules to import first; they register plugins.
         plugins: Losses and backends that no module can be imported for (`notebook_plugins`).
         float32_head: Whether a language model's output layer computes in float32.
+        copies: Names of copies of what is trained that each rank keeps, and whether in float32.
     """
 
     objective: Objective[StepT, Any]
@@ -237,6 +253,7 @@ class RankSpec(Generic[StepT]):
     imports: tuple[str, ...] = ()
     plugins: tuple[SentPlugin, ...] = ()
     float32_head: bool = False
+    copies: Mapping[str, bool] = field(default_factory=dict)
 
 
 def computed(batch: MicroBatch, model: RankModel) -> Metrics:

@@ -70,6 +70,7 @@ class MegatronBackend(TrainingBackend):
         "sequence_parallel",
     )
     reads_late: ClassVar[bool] = True
+    keeps_copies: ClassVar[bool] = True
     divides_experts: ClassVar[bool] = True
     divides_matrices: ClassVar[bool] = True
     divides_layers: ClassVar[bool] = True
@@ -467,6 +468,21 @@ class MegatronBackend(TrainingBackend):
     @property
     def stage(self) -> StageWeights | None:
         return self._weights if self._settings.pipeline_parallel > 1 else None
+
+    def trained_shares(self) -> dict[str, Tensor]:
+        """Return this rank's weights, by chunk and Megatron-Core's names."""
+        return {
+            f"{index}.{name}": each.data
+            for index, chunk in enumerate(self._chunks)
+            for name, each in chunk.named_parameters()
+            if each.requires_grad
+        }
+
+    def reset_optimizer(self) -> None:
+        for inner in self._optimizers():
+            inner.optimizer.state.clear()
+        for group in self._optimizer.param_groups:
+            group["step"] = 0
 
     def save(self, directory: str) -> None:
         """Write this rank's share of model and optimizer; ranks with other sizes can take it back."""

@@ -47,7 +47,7 @@ from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
 from roll_like.training.backend import Stage, State, TrainingBackend, whole_shape
 from roll_like.training.host_copies import HostCopies
-from roll_like.training.interface import RankModel, RankSpec, Share
+from roll_like.training.interface import CopyShare, RankModel, RankSpec, Share
 from roll_like.training.language_model import score_energies
 from roll_like.training.layout import MicroBatch
 from roll_like.training.optimizer import learning_rate
@@ -56,6 +56,7 @@ from roll_like.training.profiled import RankProfile, RankProfiler
 from roll_like.training.sequence_parallel import SequenceParallel
 from roll_like.training.skipped import COMPUTE_SECONDS
 from roll_like.training.speed import Speed
+from roll_like.training.weight_copy import WeightCopy
 from roll_like.values import Last, Max, Mean, Metric, Metrics, merge
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 R = TypeVar("R")
 
+#: Keys that say how ranks divide the weights; a copy of them is read as it was written.
+COPY_KEYS = ("backend", "workers", "zero_stage", "tensor_parallel", "pipeline_parallel", "expert_parallel")
 #: What reading a damaged checkpoint raises.
 _UNREADABLE = (
     OSError,
@@ -108,6 +111,7 @@ class TrainingRank:
         self._speed: Speed | None = None
         self._random_states: dict[str, Any] = {}  # before the gradient was computed
         self._profiler: RankProfiler | None = None
+        self._copies: dict[str, WeightCopy] = {}
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -149,6 +153,9 @@ class TrainingRank:
             if self._settings.sequence_parallel > 1:
                 share_rows(module, self._settings.sequence_parallel)
             self.take(module)
+            self._copies = {
+                name: WeightCopy(self._backend.trained_shares, precise=precise) for name, precise in spec.copies.items()
+            }
             self._speed = None if spec.frozen else Speed.of(self._hf_model(), spec)
         except ConfigError as error:
             raise EngineError(
@@ -219,6 +226,23 @@ class TrainingRank:
         """Return the same of the model without its adapters: what training started from."""
         with adapters_off(self._hf_model()):
             return self.forward(batches)
+
+    @shared_phase
+    def compute_with(self, share: CopyShare) -> list[Any]:
+        """Return what `forward` or `teach` returns with a copy of what is trained in its place."""
+        with self._copies[share.copy].in_place():
+            found: list[Any] = getattr(self, share.method)(share.batches)
+        return found
+
+    @shared_phase
+    def move_copy(self, name: str, share: float) -> tuple[float, int]:
+        """Move a copy towards what is trained (`WeightCopy.follow`)."""
+        return self._copies[name].follow(share)
+
+    @shared_phase
+    def reset_optimizer(self) -> None:
+        """Let the optimizer begin anew; the schedule of the learning rate goes on."""
+        self._backend.reset_optimizer()
 
     @shared_phase
     @torch.no_grad()
@@ -525,7 +549,7 @@ class TrainingRank:
             for tensor in self._tensors(state):
                 storage = tensor.untyped_storage()._cdata
                 found[storage] = max(found.get(storage, 0), tensor.nbytes)
-        return sum(found.values())
+        return sum(found.values()) + sum(copy.bytes for copy in self._copies.values())
 
     @shared_phase
     def save(self, directory: str) -> None:
@@ -539,6 +563,8 @@ class TrainingRank:
             self._backend.save(directory)
             PROGRESS.tick()
             torch.save(state, Path(directory) / f"rank_{self.rank}.pt")
+            for name, copy in self._copies.items() if self._backend.sharded or self.rank == 0 else ():
+                copy.save(self._copy_file(directory, name))
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             # other ranks may wait in a collective that this one left
             kind = DiskFullError if self.world_size == 1 else CheckpointError
@@ -576,12 +602,25 @@ class TrainingRank:
                 fix="set model.path and model.revision to those of the run (config.yaml in the checkpoint), or leave "
                 "--resume out to start a new one",
             )
+        for name, copy in self._copies.items():
+            try:
+                copy.load(self._copy_file(directory, name))
+            except _UNREADABLE as error:
+                raise CheckpointError(
+                    f"rank {self.rank} cannot read its copy of the policy's weights, the {name}: {error}",
+                    fix=f"continue with training.{', training.'.join(COPY_KEYS)} and training.lora of the run "
+                    "(config.yaml in the checkpoint), or leave --resume out to start a new one",
+                ) from error
         self.updates = state["updates"]
         if own.exists():
             restore_random_states(state["rng"])
         else:  # random states of its own, not those of rank 0
             sequence = np.random.SeedSequence([self._spec.seed, self.updates, drawing])
             seed_everything(int(sequence.generate_state(1)[0]))
+
+    def _copy_file(self, directory: str, name: str) -> Path:
+        # ranks that do not divide the weights have the same copy
+        return Path(directory) / f"copy_{name}_{self.rank if self._backend.sharded else 0}.pt"
 
     @shared_phase
     def offload(self, state: State) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any
 
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
 from roll_like.config.load import notebook_plugins
 from roll_like.config.resources import DeviceRange
 from roll_like.config.run import RunConfig
-from roll_like.config.training import TrainerConfig
+from roll_like.config.training import CopySection, TrainerConfig
 from roll_like.models.load import ResolvedModel
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
@@ -27,6 +28,7 @@ def rank_spec(
     objective: Objective[StepT, Any],
     *,
     total_updates: int | None,
+    copies: Mapping[str, CopySection] = MappingProxyType({}),
 ) -> RankSpec[StepT]:
     """Return what the ranks of a model need to know.
 
@@ -36,6 +38,7 @@ def rank_spec(
         devices: Their devices, divided among them.
         objective: What they compute.
         total_updates: Optimizer steps of the whole run; None for a model that is not trained.
+        copies: What is computed with copies of what they train, by name.
     """
     return RankSpec(
         objective=objective,
@@ -51,6 +54,8 @@ def rank_spec(
         imports=config.import_,
         plugins=notebook_plugins(config),
         float32_head=config.model.head_dtype == "float32",
+        # a part of the policy's moves may be too small for 16 bits; all of it has its precision
+        copies={name: section.mixup_alpha < 1.0 for name, section in copies.items()},
     )
 
 
@@ -103,14 +108,19 @@ def start_trainer(
     *,
     timer: Timer = untimed,
     frozen: bool = False,
+    copies: Mapping[str, CopySection] = MappingProxyType({}),
 ) -> TrainingEngine[StepT]:
     """Start the ranks of the model that a run trains, one optimizer step a step; frozen ones only compute.
+
+    Args:
+        copies: `RunConfig.copies`, where they are computed with.
 
     Raises:
         EngineError: A rank did not start.
     """
     devices = config.resources.devices_of("training")
-    spec = rank_spec(config, model, devices, objective, total_updates=None if frozen else config.total_steps)
+    updates = None if frozen else config.total_steps
+    spec = rank_spec(config, model, devices, objective, total_updates=updates, copies=copies)
     return start_engine("training", spec, resources, devices, stack=stack, timer=timer)
 
 

@@ -135,7 +135,7 @@ def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Pat
 
 
 @pytest.mark.slow
-def test_distributions_of_the_policy_itself_killed_and_resumed(tmp_path: Path, models: tuple[Path, Path]) -> None:
+def test_distributions_of_the_policys_own_average_killed_and_resumed(tmp_path: Path, models: tuple[Path, Path]) -> None:
     settings = {
         "steps": 4,
         "teachers": {},
@@ -144,6 +144,7 @@ def test_distributions_of_the_policy_itself_killed_and_resumed(tmp_path: Path, m
             "signal": "top_k",
             "reward_weight": 1.0,
             "demonstration": {"field": "answer", "max_prompt_tokens": 200},
+            "self_teacher": {"sync_steps": 1, "mixup_alpha": 0.3},
         },
         "rewards": {"use": [{"type": "letter_e"}]},
         "training": {
@@ -170,10 +171,11 @@ def test_distributions_of_the_policy_itself_killed_and_resumed(tmp_path: Path, m
                 code, output = run_here(config)
             assert code == 0, output
         steps = read_lines(folder / "runs" / "tiny" / "metrics.jsonl")
+        assert [step["teacher/last_sync"] for step in steps] == [1, 2, 3, 4]
         for step in steps:
             parts = step["train/policy_loss"] + step["train/distillation_loss"]
             assert step["train/loss"] == pytest.approx(parts, abs=1e-6)
-        series.append([(step["train/loss"], step["distill/divergence"]) for step in steps])
+        series.append([(step["train/loss"], step["distill/divergence"], step["teacher/distance"]) for step in steps])
     assert len(series[0]) == len(series[1]) == 4
     for ours, theirs in zip(*series, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
