@@ -166,7 +166,8 @@ class TrainingEngine(Generic[StepT]):
             reset_optimizer: Whether the optimizer forgets its moments, too.
 
         Returns:
-            How far they were apart: the root mean square of the differences of weights.
+            How far they were apart: the root mean square of the differences of weights; what several ranks hold counts
+            on each.
         """
         with self.resident("weights", *(("optimizer",) if reset_optimizer else ())):
             found = self.cluster.everywhere(TrainingRank.move_copy, copy, share)
