@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from roll_like.training.backend import (
     State,
     StatePart,
     TrainingBackend,
+    meet,
     refuse_float16,
     require_same_sum,
     require_same_tensors,
@@ -149,7 +151,7 @@ class FSDP2Backend(TrainingBackend):
     def join(self) -> None:
         if self._device == "cuda":
             torch.cuda.set_device(0)  # each rank's process sees one
-        torch.distributed.init_process_group("gloo" if self._device == "cpu" else "nccl", timeout=COLLECTIVE_TIMEOUT)
+        meet(self._device, int(os.environ["RANK"]))
 
     def wrap(self, module: nn.Module) -> None:
         """Take a module on the CPU, to train it on the device, or to compute with one that is frozen.

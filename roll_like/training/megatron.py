@@ -32,7 +32,15 @@ from roll_like.config.model import Precision
 from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.models.megatron_plan import refuse_no_converter
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.backend import COLLECTIVE_TIMEOUT, BatchT, State, StatePart, TrainingBackend, refuse_float16
+from roll_like.training.backend import (
+    COLLECTIVE_TIMEOUT,
+    BatchT,
+    State,
+    StatePart,
+    TrainingBackend,
+    meet,
+    refuse_float16,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -200,12 +208,7 @@ class MegatronBackend(TrainingBackend):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of packages for GPUs that are not there
                 megatron_cpu.install()
-        torch.distributed.init_process_group(
-            "gloo" if self._device == "cpu" else "nccl",
-            rank=(stage * models + model) * inner + place,
-            world_size=self._world_size,
-            timeout=COLLECTIVE_TIMEOUT,
-        )
+        meet(self._device, (stage * models + model) * inner + place)
         with self._on_device():
             from megatron.core import parallel_state
             from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
