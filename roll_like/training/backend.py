@@ -135,7 +135,7 @@ class Stage(Protocol):
         """
 
 
-def meet(device: str, rank: int) -> str:
+def join_ranks(device: str, rank: int) -> str:
     """Make the process group of WORLD_SIZE ranks, and return its backend.
 
     Its store listens at MASTER_ADDR and MASTER_PORT; one that torch makes by itself would listen at all addresses.

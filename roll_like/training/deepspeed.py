@@ -21,7 +21,7 @@ from roll_like.config.training import StateBytes, StateSizes, TrainerConfig
 from roll_like.models.imports import quick_imports
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training import deepspeed_states
-from roll_like.training.backend import COLLECTIVE_TIMEOUT, BatchT, State, StatePart, TrainingBackend, meet
+from roll_like.training.backend import COLLECTIVE_TIMEOUT, BatchT, State, StatePart, TrainingBackend, join_ranks
 from roll_like.training.host_copies import tensors_within
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class DeepSpeedBackend(TrainingBackend):
         if self._device == "cpu":
             # without this, DeepSpeed compiles a shared-memory backend with g++ for a minute
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        backend = meet(self._device, int(os.environ["RANK"]))
+        backend = join_ranks(self._device, int(os.environ["RANK"]))
         # it takes the group that is there
         deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=COLLECTIVE_TIMEOUT)
 

@@ -31,7 +31,7 @@ from roll_like.training.backend import (
     State,
     StatePart,
     TrainingBackend,
-    meet,
+    join_ranks,
     refuse_float16,
     require_same_sum,
     require_same_tensors,
@@ -151,7 +151,7 @@ class FSDP2Backend(TrainingBackend):
     def join(self) -> None:
         if self._device == "cuda":
             torch.cuda.set_device(0)  # each rank's process sees one
-        meet(self._device, int(os.environ["RANK"]))
+        join_ranks(self._device, int(os.environ["RANK"]))
 
     def wrap(self, module: nn.Module) -> None:
         """Take a module on the CPU, to train it on the device, or to compute with one that is frozen.

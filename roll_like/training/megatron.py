@@ -38,7 +38,7 @@ from roll_like.training.backend import (
     State,
     StatePart,
     TrainingBackend,
-    meet,
+    join_ranks,
     refuse_float16,
 )
 
@@ -208,7 +208,7 @@ class MegatronBackend(TrainingBackend):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of packages for GPUs that are not there
                 megatron_cpu.install()
-        meet(self._device, (stage * models + model) * inner + place)
+        join_ranks(self._device, (stage * models + model) * inner + place)
         with self._on_device():
             from megatron.core import parallel_state
             from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
