@@ -52,7 +52,7 @@ class TaughtReader(ConversationReader):
 
     teacher: str
 
-    def join(self, parts: Sequence[TrainingSample], value: float) -> TaughtSample:  # noqa: ARG002
+    def join(self, parts: Sequence[TrainingSample], values: Sequence[float]) -> TaughtSample:  # noqa: ARG002
         return TaughtSample(**parts[0].shared_fields, teacher=self.teacher)
 
 

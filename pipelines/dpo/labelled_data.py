@@ -79,15 +79,15 @@ class LabelledReader(Reader[LabelledSample]):
 
     def finish(self, row: Row, parts: list[TrainingSample], counter: RowCounter) -> list[LabelledSample]:
         """Return the response with its label."""
-        return [self.join([self.fit(usable(parts[0]), counter)], _label(row, self.source, self.key))]
+        return [self.join([self.fit(usable(parts[0]), counter)], [_label(row, self.source, self.key)])]
 
-    def value(self, sample: LabelledSample) -> float:
+    def values(self, sample: LabelledSample) -> Sequence[float]:
         """Return the label, which is kept beside the response."""
-        return float(sample.desirable)
+        return (float(sample.desirable),)
 
-    def join(self, parts: Sequence[TrainingSample], value: float) -> LabelledSample:
+    def join(self, parts: Sequence[TrainingSample], values: Sequence[float]) -> LabelledSample:
         """Return a response with its label."""
-        return LabelledSample(**parts[0].shared_fields, desirable=bool(value))
+        return LabelledSample(**parts[0].shared_fields, desirable=bool(values[0]))
 
 
 def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:

@@ -1,4 +1,4 @@
-"""What a reward model learns: which of two conversations should score higher, or the score of each."""
+"""What a reward model learns: which of two conversations should score higher, or the score of each, or of steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from roll_like.values import Metrics, merge
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreObjective(Objective[StepT, BatchT]):
-    """A loss on the scores of whole conversations.
+    """A loss on the scores of whole conversations, or of the steps of answers.
 
     Attributes:
         settings: The `training` section.
@@ -44,11 +44,12 @@ class ScoreObjective(Objective[StepT, BatchT]):
     task: ClassVar[ModelTask] = "text-classification"
 
     def load(self, spec: RankSpec[Any]) -> nn.Module:
-        """Return a sequence classifier with one output."""
+        """Return a classifier with one output."""
         loaded = load_classifier(
             Path(spec.model_path),
             spec.dtype,
             seed=spec.seed,
+            task=self.task,
             trust_remote_code=spec.trust_remote_code,
             late=loads_late(spec, self.settings),
         )
@@ -59,7 +60,7 @@ class ScoreObjective(Objective[StepT, BatchT]):
         return module.classifier
 
     def forward(self, model: RankModel, batch: BatchT) -> FloatArray:
-        """Return the score of every conversation, in the order of the batch's sequences, shape [R]."""
+        """Return the scores of a batch, in the order of `scores`."""
         scores_R: FloatArray = self.scores(model, batch).cpu().numpy()
         return scores_R
 
@@ -108,20 +109,22 @@ class ScoreHead(nn.Module):
     It is no `nn.Linear`, so that what is done to a model's linear layers (adapters) leaves it as it is.
 
     Args:
-        linear: The output, [1, D] without bias.
+        linear: The output, [1, D], with or without a bias.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight = linear.weight
+        self.bias = linear.bias
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
         """Return scores, shape [N], float32."""
-        return nn.functional.linear(hidden_ND.float(), self.weight.float()).squeeze(1)
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(hidden_ND.float(), self.weight.float(), bias).squeeze(1)
 
 
 class ScoreModule(RowModule):
-    """A Hugging Face sequence classifier with one output, whose forward pass takes one micro-batch.
+    """A Hugging Face classifier with one output, whose forward pass takes one micro-batch.
 
     Args:
         classifier: The model. Its output is trained, whatever else of it is frozen.

@@ -1,4 +1,4 @@
-"""Training of a reward model: score preferred answers higher than others, or each answer as it was."""
+"""Training of a reward model: score preferred answers higher than others, or each answer, or step, as it was."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any, ClassVar, TypeAlias
 
 from roll_like.builtin.pipelines.reward_model.answer_objective import ScoredAnswerObjective
 from roll_like.builtin.pipelines.reward_model.check import score_findings
-from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig, ScoredPairData
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig, ScoredPairData, StepData
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective, ScoreObjective
 from roll_like.builtin.pipelines.reward_model.scored_answers import ScoredAnswer, load_scored_answers
 from roll_like.builtin.pipelines.reward_model.scored_pairs import load_scored_pairs
+from roll_like.builtin.pipelines.reward_model.step_objective import StepObjective
+from roll_like.builtin.pipelines.reward_model.steps import StepAnswer, load_steps
 from roll_like.check import Report
 from roll_like.check.findings import failed
 from roll_like.check.hub import localised
@@ -33,7 +35,7 @@ from roll_like.types import Pair
 from roll_like.values import Metrics
 
 #: What is learned from.
-ScoredItem: TypeAlias = Pair | ScoredAnswer
+ScoredItem: TypeAlias = Pair | ScoredAnswer | StepAnswer
 
 
 class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredItem, Sequence[Any]]):
@@ -43,9 +45,11 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredItem, Sequ
 
     @classmethod
     def load(cls, config: RewardModelRunConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[Any]:
-        """Return the pairs, or the single answers, of `rows`."""
+        """Return the pairs, the single answers, or the answers in steps, of `rows`."""
         if isinstance(rows, ScoredPairData):
             return load_scored_pairs(rows, renderer, section=section)
+        if isinstance(rows, StepData):
+            return load_steps(rows, renderer, section=section)
         return load_scored_answers(rows, renderer, loss=config.algorithm.loss, section=section)
 
     @classmethod
@@ -56,7 +60,7 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredItem, Sequ
         model = localised(config.model, "model.path", []) if shape is not None else None
         if model is not None:
             try:
-                check_outputs(resolve_model(model).path, trust_remote_code=model.trust_remote_code)
+                check_outputs(resolve_model(model).path, config.task, trust_remote_code=model.trust_remote_code)
             except RollLikeError as error:
                 yield failed("model.path", error)
         loaded = yield from super().findings(config, renderer, shape, report)
@@ -67,14 +71,14 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredItem, Sequ
     def objective(cls, config: RewardModelRunConfig) -> ScoreObjective[Any, Any]:
         """Return the loss, of a language model or a reward model to start from."""
         shape = load_model_config(resolve_model(config.model).path, trust_remote_code=config.model.trust_remote_code)
-        of_rows: type[ScoreObjective[Any, Any]] = (
-            RewardModelObjective if config.data.type == "pairs" else ScoredAnswerObjective
-        )
-        return of_rows(
-            settings=config.training,
-            algorithm=config.algorithm,
-            pad_token_id=pad_token_id(shape, load_tokenizer(config.model)),
-        )
+        shared: Any = {
+            "settings": config.training,
+            "algorithm": config.algorithm,
+            "pad_token_id": pad_token_id(shape, load_tokenizer(config.model)),
+        }
+        if config.data.type == "steps":
+            return StepObjective(**shared, stated=config.stated_in_model)
+        return (RewardModelObjective if config.data.type == "pairs" else ScoredAnswerObjective)(**shared)
 
     def batch(self, samples: Sequence[ScoredItem]) -> Sequence[ScoredItem]:
         """Return a step's pairs, or its answers."""

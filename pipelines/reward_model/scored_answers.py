@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from roll_like.builtin.pipelines.reward_model.config import ScoredAnswerData, ScoredAnswerSource
 from roll_like.builtin.pipelines.reward_model.scored_pairs import number_in_field, read_at_its_end, whole_conversation
@@ -73,15 +73,15 @@ class ScoredAnswerReader(Reader[ScoredAnswer]):
 
     def finish(self, row: Row, parts: list[TrainingSample], counter: RowCounter) -> list[ScoredAnswer]:
         """Return the conversation with its score."""
-        return [self.join([read_at_its_end(self.fit(parts[0], counter))], self.score(row))]
+        return [self.join([read_at_its_end(self.fit(parts[0], counter))], [self.score(row)])]
 
-    def value(self, sample: ScoredAnswer) -> float:
+    def values(self, sample: ScoredAnswer) -> Sequence[float]:
         """Return the score, which is kept beside the conversation."""
-        return sample.score
+        return (sample.score,)
 
-    def join(self, parts: Sequence[TrainingSample], value: float) -> ScoredAnswer:
+    def join(self, parts: Sequence[TrainingSample], values: Sequence[float]) -> ScoredAnswer:
         """Return a conversation with its score."""
-        return ScoredAnswer(**parts[0].shared_fields, score=value)
+        return ScoredAnswer(**parts[0].shared_fields, score=values[0])
 
     def score(self, row: Row) -> float:
         """Return the score of a row.
@@ -92,8 +92,7 @@ class ScoredAnswerReader(Reader[ScoredAnswer]):
         field = self.source.score_field
         require_fields(row, {field: f"{self.key}.score_field"})
         found = row.fields[field]
-        word = yes_or_no(found)
-        score = number_in_field(found) if word is None else float(word)
+        score = score_in(found)
         least, most = self.bounds
         if score is not None and least <= score <= most:
             return score
@@ -106,6 +105,12 @@ class ScoredAnswerReader(Reader[ScoredAnswer]):
             f"{row.origin}: expected {expected} in {field!r}, found {short(found)}",
             fix=f"correct the row, or {self.key}.score_field{instead}",
         )
+
+
+def score_in(value: Any) -> float | None:
+    """Return the number that a value is, true and false as 1 and 0; None where it is something else."""
+    word = yes_or_no(value)
+    return number_in_field(value) if word is None else float(word)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,15 +47,15 @@ class ScoredPairReader(PairReader):
         """Return both conversations with their margin."""
         if np.array_equal(chosen.token_ids, rejected.token_ids):
             raise identical()
-        return self.join([read_at_its_end(chosen), read_at_its_end(rejected)], _margin(row, self.source, self.key))
+        return self.join([read_at_its_end(chosen), read_at_its_end(rejected)], [_margin(row, self.source, self.key)])
 
-    def value(self, sample: Pair) -> float:
+    def values(self, sample: Pair) -> Sequence[float]:
         """Return the margin, which is kept beside the conversations."""
-        return sample.margin or 0.0
+        return (sample.margin or 0.0,)
 
-    def join(self, parts: Sequence[TrainingSample], value: float) -> Pair:
+    def join(self, parts: Sequence[TrainingSample], values: Sequence[float]) -> Pair:
         """Return a pair of its conversations and its margin."""
-        return Pair(chosen=parts[0], rejected=parts[1], margin=value)
+        return Pair(chosen=parts[0], rejected=parts[1], margin=values[0])
 
 
 def whole_conversation(renderer: Renderer, found: ConversationRow) -> list[Piece]:

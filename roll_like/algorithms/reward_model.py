@@ -1,13 +1,16 @@
-"""The losses of a reward model, from the scores of chosen and rejected responses or of single answers.
+"""The losses of a reward model, from the scores of chosen and rejected responses, of single answers, or of steps.
 
 In the model of Bradley and Terry (1952), the response with score a is preferred to that with score b with probability
 σ(a − b). A reward model is trained on the likelihood of the preferences that people had (Ouyang et al. 2022,
 arXiv:2203.02155, equation 1). A verifier, or outcome reward model, learns from single answers whether they are right
-(Cobbe et al. 2021, arXiv:2110.14168): σ(a) is the probability that the answer with score a is.
+(Cobbe et al. 2021, arXiv:2110.14168): σ(a) is the probability that the answer with score a is. A process reward model
+learns the same of each step of an answer (Lightman et al. 2023, arXiv:2305.20050; with soft labels Wang et al. 2023,
+Math-Shepherd, arXiv:2312.08935, section 3.3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,11 +147,15 @@ def mse_loss(scores_S: Tensor, labels_S: Tensor) -> Tensor:
     return (scores_S - labels_S).square()
 
 
-def scored_answers_objective(answers: ScoredAnswers, *, loss: str) -> tuple[Tensor, dict[str, Metric]]:
+def scored_answers_objective(
+    answers: ScoredAnswers, *, loss: str, counted: str = "samples"
+) -> tuple[Tensor, dict[str, Metric]]:
     """Return Σ_i w_i·ℓ_i, and its metrics; what is said of `reward_model_objective` holds here too.
 
     Args:
+        answers: Single answers, or the steps of answers.
         loss: `bce` or `mse`.
+        counted: What they are called in the metric that counts them.
 
     Raises:
         EngineError: A score is infinite or NaN.
@@ -170,9 +177,10 @@ def scored_answers_objective(answers: ScoredAnswers, *, loss: str) -> tuple[Tens
             "preference/accuracy": (torch.where(labels_S > 0.5, above_S, 1 - above_S), right_S | wrong_S),
             "preference/score_chosen": (scores_S, right_S),
             "preference/score_rejected": (scores_S, wrong_S),
+            "preference/positive": ((labels_S > 0.5).float(), counted_S),
         }
     sums = {"train/loss": objective, "train/preference_loss": objective}
-    return objective, item_metrics(sums, figures, {"preference/samples": counted_S})
+    return objective, item_metrics(sums, figures, {f"preference/{counted}": counted_S})
 
 
 def area_under_curve(scores_S: FloatArray, labels_S: FloatArray) -> float | None:
@@ -188,6 +196,46 @@ def area_under_curve(scores_S: FloatArray, labels_S: FloatArray) -> float | None
     if not right or not wrong:
         return None
     return float((ranks_S[right_S].sum() - right * (right + 1) / 2) / (right * wrong))
+
+
+def first_wrong(values_K: FloatArray, threshold: float) -> int:
+    """Return the index of the first step below a threshold, or −1 where there is none.
+
+    >>> first_wrong(np.array([0.9, 0.2, 0.1]), 0.5)
+    1
+    """
+    below = np.flatnonzero(values_K < threshold)
+    return int(below[0]) if len(below) else -1
+
+
+def first_wrong_shares(
+    scores: Sequence[FloatArray], labels: Sequence[FloatArray], threshold: float
+) -> tuple[float | None, float | None]:
+    """Return how often the first wrong step is found, and how often an answer without one is passed.
+
+    ProcessBench (Zheng et al. 2024, arXiv:2412.06559): a step is wrong if its label is below ½, and found wrong if its
+    score is below the threshold. The shares are of answers with a wrong step, and of answers without; None where there
+    is no such answer. `harmonic_mean` of both is the benchmark's F1.
+
+    Args:
+        scores: Of the steps of each answer, one array [K] an answer.
+        labels: Of the same steps.
+    """
+    found: dict[bool, list[bool]] = {True: [], False: []}
+    for scores_K, labels_K in zip(scores, labels, strict=True):
+        place = first_wrong(labels_K, 0.5)
+        found[place >= 0].append(first_wrong(scores_K, threshold) == place)
+    wrong, right = (float(np.mean(found[kind])) if found[kind] else None for kind in (True, False))
+    return wrong, right
+
+
+def harmonic_mean(one: float, other: float) -> float:
+    """Return 2ab/(a + b), 0 where both are 0.
+
+    >>> harmonic_mean(1.0, 0.5)
+    0.6666666666666666
+    """
+    return 2 * one * other / (one + other) if one + other else 0.0
 
 
 def rank_correlation(scores_S: FloatArray, labels_S: FloatArray) -> float | None:

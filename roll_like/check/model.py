@@ -49,7 +49,7 @@ def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig
         # the tokenizer is a finding of its own
         resolved = resolve_model(model.model_copy(update={"tokenizer": None}))
         shape = load_model_shape(resolved.path)
-        _refuse_unsuited(config, resolved.path, scores=config.task == "text-classification")
+        _refuse_unsuited(config, resolved.path, scores=config.task != "text-generation")
     except RollLikeError as error:
         findings.append(failed(MODEL, error))
         return None, _shape_without_weights(config, Path(os.path.expanduser(model.path)), findings)

@@ -266,7 +266,7 @@ def trainer_memory(config: RunConfig, model: ModelShape) -> MemoryLine:
     aside = aside_bytes(config, states)
     further = {ASIDE: aside, COPIES: copies_bytes(config, model, states)}
     parts = (*_parts(states), *((part, size) for part, size in further.items() if size))
-    if config.task == "text-classification":  # one output in place of a vocabulary
+    if config.task != "text-generation":  # one output in place of a vocabulary
         return MemoryLine(role="training", parts=parts)
     chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
     return MemoryLine(role="training", parts=(*parts, ("logits of a chunk", chunk)))

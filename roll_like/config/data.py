@@ -416,16 +416,17 @@ class PairData(RowLimits):
     sources: Annotated[tuple[PairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
 
 
-def pairs_or(other: str) -> Discriminator:
-    """Return what tells sections of `type: pairs` from those of another type; they are of pairs where they do not say.
+def pairs_or(*others: str) -> Discriminator:
+    """Return what tells sections of `type: pairs` from those of other types; they are of pairs where they do not say.
 
     Args:
-        other: The other type.
+        others: The other types.
     """
+    listed = " or ".join(["`type: pairs` (the default)", *(f"`type: {other}`" for other in others)])
     return Discriminator(
         _rows_type,
         custom_error_type="rule",
-        custom_error_message=f"expected a section with `type: pairs` (the default) or `type: {other}`",
+        custom_error_message=f"expected a section with {listed}",
     )
 
 

@@ -16,7 +16,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 #: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
-ModelTask = Literal["text-generation", "text-classification"]
+ModelTask = Literal["text-generation", "text-classification", "token-classification"]
 
 
 class ReasoningConfig(ConfigModel):

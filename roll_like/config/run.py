@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -163,8 +163,6 @@ class RunConfig(NamedConfig, PipelineConfig):
         "epochs",
     )
 
-    #: What the trained model is for.
-    task: ClassVar[ModelTask] = "text-generation"
     #: Whether rows may have images, where the model sees them.
     takes_images: ClassVar[bool] = False
 
@@ -195,6 +193,16 @@ class RunConfig(NamedConfig, PipelineConfig):
     @abstractmethod
     def longest_sample_terms(self) -> str:
         """The keys that `longest_sample` follows from, with their values, for messages."""
+
+    @property
+    def task(self) -> ModelTask:
+        """What the trained model is for."""
+        return "text-generation"
+
+    @property
+    def stated_in_model(self) -> Mapping[str, Any]:
+        """What the config.json of an exported model says beside what that of the starting model does."""
+        return {}
 
     @property
     def context_window(self) -> int:

@@ -117,12 +117,12 @@ class ConversationReader(Reader[TrainingSample]):
         kept = []
         for part in parts:
             try:
-                kept.append(self.join([self.fit(usable(part), counter)], 0.0))
+                kept.append(self.join([self.fit(usable(part), counter)], ()))
             except BadRow as bad:
                 counter.leave(part.origin, bad)
         return kept
 
-    def join(self, parts: Sequence[TrainingSample], value: float) -> TrainingSample:  # noqa: ARG002
+    def join(self, parts: Sequence[TrainingSample], values: Sequence[float]) -> TrainingSample:  # noqa: ARG002
         """Return a conversation, which is its one sequence."""
         return parts[0]
 

@@ -89,6 +89,13 @@ def _listed(row: Row, field: str) -> Any:
     )
 
 
+def list_in(row: Row, field: str) -> Any:
+    """Return what a field holds; the list where that is the JSON text of a list, as in a cell of a table."""
+    value = row.fields[field]
+    found = _parsed(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    return found if isinstance(found, list) else value
+
+
 def read_prompt(row: Row, source: RowSource | DataSource, key: str, *, plain: bool = False) -> list[ChatMessage]:
     """Return the messages of a row's prompt: all of its field, or those before the reference answer.
 

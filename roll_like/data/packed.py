@@ -18,20 +18,25 @@ import numpy.typing as npt
 from roll_like.data.reader import Reader, SampleT
 from roll_like.types import TrainingSample
 
-#: The columns and their types. `sequence_ends` counts tokens, `origin_ends` bytes of `origins`; both of all before.
+#: The columns and their types. `sequence_ends` counts tokens, `value_ends` numbers of `values`, `origin_ends` bytes of
+#: `origins`; each of all before.
 COLUMNS: dict[str, npt.DTypeLike] = {
     "token_ids": np.int32,
     "trained": np.bool_,
     "sequence_ends": np.int64,
     "parts": np.int32,
     "values": np.float64,
+    "value_ends": np.int64,
     "origins": np.uint8,
     "origin_ends": np.int64,
 }
 
 
-def packed(samples: Sequence[tuple[Sequence[TrainingSample], float]]) -> dict[str, npt.NDArray[Any]]:
-    """Return samples, given as their sequences and a number, in columns; ends count from the first one's beginning."""
+def packed(samples: Sequence[tuple[Sequence[TrainingSample], Sequence[float]]]) -> dict[str, npt.NDArray[Any]]:
+    """Return samples, given as their sequences and their numbers, in columns.
+
+    Ends count from the first one's beginning.
+    """
     flat = [each for sequences, _ in samples for each in sequences]
     origins = [sequences[0].origin.encode("utf-8", "surrogatepass") for sequences, _ in samples]
     columns: dict[str, Any] = {
@@ -39,7 +44,8 @@ def packed(samples: Sequence[tuple[Sequence[TrainingSample], float]]) -> dict[st
         "trained": np.concatenate([each.loss_mask for each in flat]) if flat else [],
         "sequence_ends": np.cumsum([len(each) for each in flat], dtype=np.int64),
         "parts": [each.part for each in flat],
-        "values": [value for _, value in samples],
+        "values": [value for _, values in samples for value in values],
+        "value_ends": np.cumsum([len(values) for _, values in samples], dtype=np.int64),
         "origins": np.frombuffer(b"".join(origins), np.uint8),
         "origin_ends": np.cumsum([len(each) for each in origins], dtype=np.int64),
     }
@@ -58,7 +64,7 @@ class Columns:
         self._files: dict[str, IO[bytes]] = {
             name: io.BytesIO() if folder is None else (folder / name).open("wb") for name in COLUMNS
         }
-        self._tokens = self._bytes = 0
+        self._tokens = self._values = self._bytes = 0
 
     def append(self, columns: dict[str, npt.NDArray[Any]]) -> None:
         """Write further samples, whose ends count from their own beginning.
@@ -68,11 +74,13 @@ class Columns:
         """
         moved = {
             "sequence_ends": columns["sequence_ends"] + self._tokens,
+            "value_ends": columns["value_ends"] + self._values,
             "origin_ends": columns["origin_ends"] + self._bytes,
         }
         for name, file in self._files.items():
             file.write(moved.get(name, columns[name]).tobytes())
         self._tokens += len(columns["token_ids"])
+        self._values += len(columns["values"])
         self._bytes += len(columns["origins"])
 
     def finish(self) -> dict[str, npt.NDArray[Any]]:
@@ -116,14 +124,14 @@ class PackedSamples(Sequence[SampleT], Generic[SampleT]):
 
     Args:
         columns: All samples, as `COLUMNS` says.
-        reader: Makes a sample of its sequences and its number.
+        reader: Makes a sample of its sequences and its numbers.
     """
 
     def __init__(self, columns: dict[str, npt.NDArray[Any]], reader: Reader[SampleT]) -> None:
         self.columns, self._reader = columns, reader
 
     def __len__(self) -> int:
-        return len(self.columns["values"])
+        return len(self.columns["value_ends"])
 
     @overload
     def __getitem__(self, index: int) -> SampleT: ...
@@ -149,8 +157,9 @@ class PackedSamples(Sequence[SampleT], Generic[SampleT]):
             TrainingSample(token_ids=tokens[begin:end], loss_mask=loss_mask[begin:end], part=part)
             for begin, end, part in zip([0, *ends], ends, columns["parts"].tolist(), strict=False)
         )
-        for value in columns["values"].tolist():
-            yield join(list(islice(sequences, width)), value)
+        values, value_ends = columns["values"].tolist(), columns["value_ends"].tolist()
+        for begin, end in zip([0, *value_ends], value_ends, strict=False):
+            yield join(list(islice(sequences, width)), values[begin:end])
 
     def _at(self, index: int) -> SampleT:
         columns, width = self.columns, self._reader.width
@@ -163,7 +172,8 @@ class PackedSamples(Sequence[SampleT], Generic[SampleT]):
             tokens, loss_mask = np.array(columns["token_ids"][begin:end]), np.array(columns["trained"][begin:end])
             part = int(columns["parts"][each])
             sequences.append(TrainingSample(token_ids=tokens, loss_mask=loss_mask, origin=origin, part=part))
-        return self._reader.join(sequences, float(columns["values"][index]))
+        begin, end = _bounds(columns["value_ends"], index)
+        return self._reader.join(sequences, columns["values"][begin:end].tolist())
 
 
 def _bounds(ends: npt.NDArray[Any], index: int) -> tuple[int, int]:

@@ -78,7 +78,7 @@ class PairReader(Reader[Pair]):
             )
         return Pair(chosen=chosen, rejected=rejected)
 
-    def join(self, parts: Sequence[TrainingSample], value: float) -> Pair:  # noqa: ARG002
+    def join(self, parts: Sequence[TrainingSample], values: Sequence[float]) -> Pair:  # noqa: ARG002
         """Return a pair of its two sequences."""
         return Pair(chosen=parts[0], rejected=parts[1])
 

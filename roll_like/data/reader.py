@@ -53,12 +53,12 @@ class Reader(ABC, Generic[SampleT]):
         """Return the samples of a row from its sequences, as tokens; errors are those of `draft`."""
 
     @abstractmethod
-    def join(self, parts: Sequence[TrainingSample], value: float) -> SampleT:
-        """Return a sample that was kept as its sequences and a number."""
+    def join(self, parts: Sequence[TrainingSample], values: Sequence[float]) -> SampleT:
+        """Return a sample that was kept as its sequences and its numbers."""
 
-    def value(self, sample: SampleT) -> float:  # noqa: ARG002
-        """Return the number that is kept of a sample beside its sequences."""
-        return 0.0
+    def values(self, sample: SampleT) -> Sequence[float]:  # noqa: ARG002
+        """Return the numbers that are kept of a sample beside its sequences."""
+        return ()
 
     def sent(self) -> Self:
         """Return what other processes get: the same without rows."""

@@ -92,7 +92,7 @@ class TokeniseJob:
         counter.trained += sum(part.trained_tokens for part in parts)
         if any(part.images for part in parts):
             return Tokenised(columns=None, with_images=samples, counter=counter)
-        columns = packed([(sample.sequences, reader.value(sample)) for sample in samples])
+        columns = packed([(sample.sequences, reader.values(sample)) for sample in samples])
         return Tokenised(columns=columns, with_images=[], counter=counter)
 
 

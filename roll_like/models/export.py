@@ -64,13 +64,13 @@ def save_hf_directory(
         more_files: Further files to copy, such as those of an image processor.
         trust_remote_code: Whether the model's class comes with the model.
         adapter: What of the model was trained, where that is less than all; goes into the folder `adapter`.
-        task: Whether it is a language model, or a sequence classifier with one output.
+        task: Whether it is a language model, or a classifier with one output: of sequences, or of tokens.
 
     Raises:
         CheckpointError: The weights do not fit the configuration, or the directory cannot be written.
     """
     config = copy.deepcopy(config)  # saving writes precision and architecture into it
-    if task == "text-classification":
+    if task != "text-generation":
         classifier_config(config, tokenizer)
     model = empty_model(config, trust_remote_code, task)
     pairs = weights.items() if isinstance(weights, Mapping) else weights

@@ -365,7 +365,7 @@ class Adapter:
             config.target_modules or tuple({name.split(".")[-3] for name in lora}),
             base_model_name_or_path=base,
             inference_mode=True,
-            task_type="SEQ_CLS" if task == "text-classification" else "CAUSAL_LM",
+            task_type={"text-generation": "CAUSAL_LM", "text-classification": "SEQ_CLS"}.get(task, "TOKEN_CLS"),
             modules_to_save=sorted(whole) or None,
         )
         return cls(peft_config=written, tensors=tensors)

@@ -220,10 +220,19 @@ def empty_model(
 ) -> PreTrainedModel:
     """Return the architecture without memory for weights: it knows names, shapes and ties."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
 
     generating = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
-    auto = {"text-generation": generating, "text-classification": AutoModelForSequenceClassification}[task]
+    auto = {
+        "text-generation": generating,
+        "text-classification": AutoModelForSequenceClassification,
+        "token-classification": AutoModelForTokenClassification,
+    }[task]
     config = copy.deepcopy(config)  # saving writes precision and architecture into it
     config.use_cache = True  # trainers switch it off; generation uses it
     with torch.device("meta"):

@@ -63,9 +63,11 @@ def export_weights(trained: Mapping[str, Tensor], config: RunConfig, steps: int,
     adapter = None
     if config.training.lora is not None:
         weights, adapter = _with_base(weights, config, model)
+    shape = load_model_config(model.path, trust_remote_code=config.model.trust_remote_code)
+    shape.update(dict(config.stated_in_model))
     save_hf_directory(
         weights,
-        load_model_config(model.path, trust_remote_code=config.model.trust_remote_code),
+        shape,
         load_tokenizer(config.model),
         output,
         model_card(config, steps),
@@ -86,9 +88,9 @@ def _with_base(
     assert lora is not None, "the caller asked"
     dtype, trusted = precision_of(config), config.model.trust_remote_code
     loaded: Any = (
-        load_classifier(model.path, dtype, seed=config.seed, trust_remote_code=trusted)
-        if config.task == "text-classification"
-        else load_causal_lm(model.path, dtype, trust_remote_code=trusted)
+        load_causal_lm(model.path, dtype, trust_remote_code=trusted)
+        if config.task == "text-generation"
+        else load_classifier(model.path, dtype, seed=config.seed, task=config.task, trust_remote_code=trusted)
     )
     add_adapters(loaded, lora, seed=config.seed)
     load_adapters(loaded, trained)

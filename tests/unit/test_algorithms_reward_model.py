@@ -214,4 +214,4 @@ def test_an_order_of_one_kind_is_none() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(reward_model, extraglobs={"torch": torch}) == doctest.TestResults(0, 4)
+    assert doctest.testmod(reward_model, extraglobs={"torch": torch}) == doctest.TestResults(0, 6)

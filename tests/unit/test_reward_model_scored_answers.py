@@ -202,7 +202,11 @@ def config(**changes: Any) -> RewardModelRunConfig:
         ({"algorithm": {}}, "algorithm.loss", "set bce for scores from 0 to 1 (right or wrong), or mse for ratings"),
         ({"algorithm": {"loss": "hinge"}}, "algorithm.loss", "Input should be 'bradley_terry', 'bce' or 'mse'"),
         ({"data": PAIRS}, "algorithm.loss", "'bce' learns from answers that have a score each"),
-        ({"data__type": "labels"}, "data", "expected a section with `type: pairs` (the default) or `type: scores`"),
+        (
+            {"data__type": "labels"},
+            "data",
+            "expected a section with `type: pairs` (the default) or `type: scores` or `type: steps`",
+        ),
         (
             {"algorithm__label_smoothing": 0.1},
             "algorithm.label_smoothing",
