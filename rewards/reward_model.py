@@ -1,8 +1,14 @@
-"""A reward model: a sequence classifier from the Hugging Face hub or a directory scores whole conversations.
+"""A reward model from the Hugging Face hub or a directory: it scores whole conversations, or the steps of answers.
 
 - type: reward_model
   path: Skywork/Skywork-Reward-V2-Qwen3-0.6B
   squash: sigmoid
+- type: reward_model
+  path: runs/reward_model_steps/model
+  steps: {reduce: min}
+
+A sequence classifier scores conversations. A process reward model scores steps: a token classifier, or a model of its
+own code with an output at every token. With two outputs the second says that the step is right.
 """
 
 from __future__ import annotations
@@ -14,10 +20,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Outcome, Renderer, Reward, RewardCase, RewardConfig, RewardResult, register_reward
+from roll_like import (
+    Completion,
+    Outcome,
+    Renderer,
+    Reward,
+    RewardCase,
+    RewardConfig,
+    RewardResult,
+    StepScore,
+    register_reward,
+)
+from roll_like.builtin.rewards.process_steps import (
+    REDUCED,
+    ScoredRow,
+    StepsConfig,
+    in_steps,
+    scores_steps,
+    settings_of,
+)
 from roll_like.errors import EnvError, RefusedAnswerError, RewardError
 from roll_like.models.rotary import fix_frequencies
-from roll_like.types import IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +50,7 @@ class RewardModelConfig(RewardConfig):
     """Settings of the `reward_model` reward."""
 
     type: Literal["reward_model"] = "reward_model"
-    path: str = Field(description="Directory or hub id of a sequence-classification model.")
+    path: str = Field(description="Directory or hub id of a sequence classifier, or of a process reward model.")
     device: str = Field(
         default="cpu",
         pattern=r"^(cpu|cuda(:\d+)?)$",
@@ -41,11 +64,21 @@ class RewardModelConfig(RewardConfig):
         description="A longer conversation is lost, because a truncated one cannot be scored. Tokens.",
     )
     label: int | None = Field(
-        default=None, ge=0, description="Which output counts, of a model with several; needed there, none elsewhere."
+        default=None,
+        ge=0,
+        description="Which output counts, of a classifier of conversations with several; needed there, none elsewhere.",
     )
-    squash: Literal["none", "sigmoid"] = Field(default="none", description="What the raw score is put through first.")
+    squash: Literal["none", "sigmoid"] | None = Field(
+        default=None,
+        description="What a raw score is put through first; default: `sigmoid` for steps, unless the model's "
+        "config.json says `problem_type: regression`; else `none`.",
+    )
     scale: float = Field(default=1.0, allow_inf_nan=False, description="Factor of the score after that.")
     shift: float = Field(default=0.0, allow_inf_nan=False, description="Added to the score after that.")
+    steps: StepsConfig | None = Field(
+        default=None,
+        description="Of a process reward model: how answers are split into steps, and scores of steps become one.",
+    )
     chat_template: Path | None = Field(
         default=None, description="Jinja file that replaces the model's own chat template."
     )
@@ -64,7 +97,8 @@ class RewardModelConfig(RewardConfig):
 class RewardModel(Reward):
     """`scale` × squashed score + `shift`; `raw` is the model's own score.
 
-    Each reward worker loads the model once, when it starts.
+    Of a process reward model the squashed scores of steps are reduced to one first, and each step has a score of its
+    own beside it. Each reward worker loads the model once, when it starts.
     """
 
     Config: ClassVar[type[RewardConfig]] = RewardModelConfig
@@ -76,18 +110,19 @@ class RewardModel(Reward):
         super().__init__(config)
         self._model: Any = None
         self._renderer: Renderer | None = None
+        self._steps: StepsConfig | None = None
 
     def start(self) -> None:
         """Load the model and its tokenizer.
 
         Raises:
-            RewardError: It cannot be loaded, has no chat template, or `label` does not fit it.
+            RewardError: It cannot be loaded, has no chat template, or `label` or `steps` do not fit it.
         """
         if self._model is not None:
             return
         # imported here: seconds, and only this reward needs them
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         config = self.config
         if config.device.startswith("cuda") and not torch.cuda.is_available():
@@ -96,7 +131,8 @@ class RewardModel(Reward):
             tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
             if config.chat_template is not None:
                 tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8-sig")
-            model, info = AutoModelForSequenceClassification.from_pretrained(
+            shape = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+            model, info = _auto_class(shape, config).from_pretrained(
                 config.path,
                 dtype=getattr(torch, config.dtype),
                 trust_remote_code=config.trust_remote_code,
@@ -108,6 +144,7 @@ class RewardModel(Reward):
                 fix="correct `path` (and `chat_template`) of the reward_model reward",
             ) from error
         self._check(model, tokenizer, sorted(info["missing_keys"]))
+        self._steps = settings_of(shape, config.path, config.steps)
         rows = int(model.get_input_embeddings().weight.shape[0])
         self._renderer = Renderer(tokenizer, template_options=config.template_options, vocabulary=rows)
         fix_frequencies(model, config.max_tokens)
@@ -120,26 +157,28 @@ class RewardModel(Reward):
         """
         self.start()
         outcomes: list[Outcome] = []
-        rows: dict[int, IntArray] = {}
+        rows: dict[int, ScoredRow] = {}
         for index, row in enumerate(map(self._encode, completions)):
             if isinstance(row, RewardError):
                 outcomes.append(row)
                 continue
-            if len(row) <= self.config.max_tokens:
+            if len(row.token_ids) <= self.config.max_tokens:
                 rows[index] = row
             outcomes.append(
                 RefusedAnswerError(
-                    f"the conversation has {len(row)} tokens, above max_tokens: {self.config.max_tokens}",
+                    f"the conversation has {len(row.token_ids)} tokens, above max_tokens: {self.config.max_tokens}",
                     fix="raise `max_tokens` of the reward_model reward, or lower rollout.max_response_tokens",
                 )
             )
         # neighbours of equal length need little padding
-        fitting = sorted(rows, key=lambda index: len(rows[index]))
-        size = self.config.batch_size if self._model.config.pad_token_id is not None else 1
+        fitting = sorted(rows, key=lambda index: len(rows[index].token_ids))
+        # what reads the last token that is no padding has to know that token
+        alone = self._steps is None and self._model.config.pad_token_id is None
+        size = 1 if alone else self.config.batch_size
         for start in range(0, len(fitting), size):
             batch = fitting[start : start + size]
-            for index, raw in zip(batch, self._forward([rows[index] for index in batch]), strict=True):
-                outcomes[index] = self._outcome(raw)
+            for index, raws in zip(batch, self._forward([rows[index] for index in batch]), strict=True):
+                outcomes[index] = self._outcome(raws, rows[index])
         return outcomes
 
     def cases(self) -> Sequence[RewardCase]:
@@ -158,13 +197,13 @@ class RewardModel(Reward):
 
     def close(self) -> None:
         """Let go of the model."""
-        self._model = self._renderer = None
+        self._model = self._renderer = self._steps = None
 
     def _check(self, model: Any, tokenizer: Any, absent: Sequence[str]) -> None:
         if absent:  # transformers would go on with random numbers
             raise RewardError(
                 f"the reward model {self.config.path} lacks {len(absent)} of its tensors, first {absent[0]}: it is no "
-                "sequence classifier, or not a complete one",
+                "classifier, or not a complete one",
                 fix="set `path` of the reward_model reward to a reward model; to judge with a language model, use "
                 "`llm_judge`",
             )
@@ -175,22 +214,32 @@ class RewardModel(Reward):
             )
         outputs = int(model.config.num_labels)
         label = self.config.label
-        if (label is None and outputs != 1) or (label is not None and label >= outputs):
+        if scores_steps(model.config):
+            if label is not None or outputs > 2:
+                raise RewardError(
+                    f"the process reward model {self.config.path} has {outputs} outputs, and label is {label}; one or "
+                    "two were expected, of which the second says that a step is right",
+                    fix="remove label" if outputs <= 2 else "set `path` to another model",
+                )
+        elif (label is None and outputs != 1) or (label is not None and label >= outputs):
             raise RewardError(
                 f"the reward model {self.config.path} has {outputs} outputs, and label is {label}",
                 fix=f"set label to one of 0 to {outputs - 1}" if outputs > 1 else "remove label",
             )
 
-    def _encode(self, completion: Completion) -> IntArray | RewardError:
-        """Return the tokens of the prompt and the response (or all turns), written by the chat template, shape [T]."""
-        assert self._renderer is not None
+    def _encode(self, completion: Completion) -> ScoredRow | RewardError:
+        """Return the tokens of the prompt and the response (or all turns), as the chat template writes them."""
+        renderer = self._renderer
+        assert renderer is not None
         # what an episode's environment said last is answered by no turn, and the model scores the end
         unanswered = len(completion.turns[-1].after) if completion.turns else 0
         messages = completion.conversation[: len(completion.conversation) - unanswered]
         try:
+            if self._steps is not None:
+                return in_steps(renderer, completion, messages[:-1], self._steps)
             # an answer that spells the end of its turn must not write the user's next one
-            text = self._renderer.render(messages, (), generation_prompt=False, foreign_answers=True)
-            return self._renderer.encode(text)
+            text = renderer.render(messages, (), generation_prompt=False, foreign_answers=True)
+            return ScoredRow(renderer.encode(text))
         except EnvError as error:
             return RewardError(
                 f"the reward model {self.config.path}: {error.message}",
@@ -198,23 +247,67 @@ class RewardModel(Reward):
                 "reward",
             )
 
-    def _forward(self, rows: Sequence[IntArray]) -> list[float]:
-        """Return the raw scores of conversations [B], padded on the right to the longest."""
+    def _forward(self, rows: Sequence[ScoredRow]) -> list[list[float]]:
+        """Return the raw scores of each conversation, or of its steps; rows are padded on the right to the longest."""
         import torch
 
-        pad = self._model.config.pad_token_id
-        longest = max(len(row) for row in rows)
-        ids_BL = torch.tensor([[*row, *[pad or 0] * (longest - len(row))] for row in rows], device=self.config.device)
-        mask_BL = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=self.config.device)
+        device = self.config.device
+        pad = getattr(self._model.config, "pad_token_id", None) or 0
+        tokens = [row.token_ids for row in rows]
+        longest = max(map(len, tokens))
+        ids_BL = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in tokens], device=device)
+        mask_BL = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in tokens], device=device)
         with torch.inference_mode():
-            scores_BC: torch.Tensor = self._model(input_ids=ids_BL, attention_mask=mask_BL).logits
-        return [float(score) for score in scores_BC[:, self.config.label or 0].float()]
+            found = self._model(input_ids=ids_BL, attention_mask=mask_BL)
+        outputs: torch.Tensor = (found[0] if isinstance(found, tuple) else found.logits).float()
+        if self._steps is None:
+            return [[float(score)] for score in outputs[:, self.config.label or 0]]
+        # of two outputs the log-odds of the second: its sigmoid is their softmax
+        scores_BL = outputs[..., -1] - outputs[..., 0] if outputs.shape[-1] == 2 else outputs[..., 0]
+        return [scores_L[list(row.places or ())].tolist() for row, scores_L in zip(rows, scores_BL, strict=True)]
 
-    def _outcome(self, raw: float) -> Outcome:
-        if not math.isfinite(raw):
-            return RewardError(f"the reward model gave {raw}", fix="try another `dtype`")
-        value = _sigmoid(raw) if self.config.squash == "sigmoid" else raw
-        return RewardResult(self.config.scale * value + self.config.shift, {"raw": raw})
+    def _outcome(self, raws: Sequence[float], row: ScoredRow) -> Outcome:
+        bad = next((raw for raw in raws if not math.isfinite(raw)), None)
+        if bad is not None:
+            return RewardError(f"the reward model gave {bad}", fix="try another `dtype`")
+        config = self.config
+        scores = [_sigmoid(raw) if self._squash == "sigmoid" else raw for raw in raws]
+
+        def scaled(score: float) -> float:
+            return config.scale * score + config.shift
+
+        if self._steps is None:
+            return RewardResult(scaled(scores[0]), {"raw": raws[0]})
+        steps = [StepScore(scaled(score), end) for score, end in zip(scores, row.ends, strict=True)]
+        details = {"steps": float(len(scores)), "lowest_step": min(scores)}
+        return RewardResult(scaled(REDUCED[self._steps.reduce](scores)), details, steps=steps)
+
+    @property
+    def _squash(self) -> str:
+        if self.config.squash is not None or self._steps is None:
+            return self.config.squash or "none"
+        return "none" if getattr(self._model.config, "problem_type", None) == "regression" else "sigmoid"
+
+
+def _auto_class(shape: Any, config: RewardModelConfig) -> Any:
+    """Return the class of transformers that loads a model.
+
+    Raises:
+        RewardError: `steps` is set, and it has no output at every token.
+    """
+    from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    if not scores_steps(shape):
+        if config.steps is None:
+            return AutoModelForSequenceClassification
+        raise RewardError(
+            f"the reward model {config.path} ({', '.join(shape.architectures or ['of no architecture'])}) scores whole "
+            "conversations, and `steps` is set",
+            fix="remove `steps`, or set `path` to a process reward model (…ForTokenClassification, "
+            "…ForProcessRewardModel)",
+        )
+    own_code = any(name.endswith("ForProcessRewardModel") for name in shape.architectures)
+    return AutoModel if own_code else AutoModelForTokenClassification
 
 
 def _sigmoid(value: float) -> float:

@@ -112,6 +112,7 @@ from roll_like.types import Message as Message
 from roll_like.types import PolicySample as PolicySample
 from roll_like.types import RunResult as RunResult
 from roll_like.types import Scored as Scored
+from roll_like.types import StepScore as StepScore
 from roll_like.types import StopReason as StopReason
 from roll_like.types import StopRun as StopRun
 from roll_like.types import Task as Task

@@ -294,6 +294,19 @@ class Trajectory:
         return min(segment.policy_version for segment in self.segments)
 
 
+@dataclass(frozen=True, slots=True)
+class StepScore:
+    """What one step of an answer earned.
+
+    Attributes:
+        value: Its score.
+        end: Characters of everything that was sampled (`Completion.full_text`) up to the step's end.
+    """
+
+    value: float
+    end: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     """A trajectory with its results.
@@ -309,6 +322,9 @@ class Scored:
         answer: The final answer that a reward found in it, equal texts for equal answers: of the first reward that
             compares answers. Empty where there was none, None without such a reward.
         agent: Who acted, in an episode of several agents; samples of a group are compared with those of the same agent.
+        step_scores: The scores of the answer's steps, in order, of each reward that gives some, by its name.
+        step_rewards: The same as estimators take them: the sampled token with which a step ends, counted from 0, and
+            the weighted scores of all rewards there; ascending. Empty until `with_step_rewards` has placed them.
     """
 
     trajectory: Trajectory
@@ -320,6 +336,13 @@ class Scored:
     turn_states: tuple[str, ...] = ()
     answer: str | None = None
     agent: str = ""
+    step_scores: Mapping[str, tuple[StepScore, ...]] = field(default_factory=dict)
+    step_rewards: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def outcome(self) -> float:
+        """The reward without the values of rewards that gave scores of steps."""
+        return self.reward - sum(self.weights[name] * self.rewards[name] for name in self.step_scores)
 
     @property
     def record(self) -> tuple[TurnRecord, ...]:

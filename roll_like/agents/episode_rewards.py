@@ -53,14 +53,14 @@ class EpisodeRewards:
 def with_rewards(episode: Scored, added: Scored | None, environment_weight: float) -> Scored:
     """Return an episode whose reward is environment_weight × return + Σ weight × reward.
 
-    The rewards see the whole episode, so what they give belongs to its last turn.
+    The rewards see the whole episode, so what they give belongs to its last turn; scores of steps are placed later.
 
     Args:
         episode: With its environment's rewards.
         added: What the reward workers gave; None where no reward scores its task.
         environment_weight: Factor of the environment's rewards.
     """
-    more = 0.0 if added is None else added.reward
+    more = 0.0 if added is None else added.outcome
     turns = [environment_weight * reward for reward in episode.turn_rewards]
     if turns:
         turns[-1] += more

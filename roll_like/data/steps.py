@@ -10,7 +10,9 @@ themselves: the separator has the same tokens everywhere, and a step that spells
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import codecs
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from roll_like.data.chat import ChatMessage, Renderer, sentinel
 from roll_like.data.turns import Piece
 from roll_like.errors import EnvError
-from roll_like.types import BoolArray
+from roll_like.types import BoolArray, IntArray
 
 
 def split_steps(text: str, separator: str) -> list[tuple[str, int]]:
@@ -69,6 +71,36 @@ def step_pieces(
     for step in written[:-1]:
         found += [Piece(step, False), Piece(separator, True)]
     return found
+
+
+def last_tokens(
+    token_ids: IntArray, text: str, ends: Sequence[int], *, spell: Callable[[int], bytes], special: Collection[int]
+) -> list[int]:
+    """Return at which sampled token the text up to each of some ends is complete.
+
+    A step behind which no word follows ends with the last token: what ends the answer belongs to it.
+
+    Args:
+        token_ids: What was sampled, shape [A], at least one.
+        text: What it says to rewards: without the special tokens that are no part of an answer, and without what ended
+            it.
+        ends: Characters of the text up to each end, ascending.
+        spell: Returns the bytes of a token (`Renderer.token_bytes`).
+        special: Tokens that the text may lack.
+    """
+    # whole characters that the tokens up to each one spell; one that is divided counts where it is complete
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    reached, told = 0, list[int]()
+    for at, token_id in enumerate(token_ids.tolist()):
+        spelled = spell(token_id)
+        if token_id in special and not text.startswith(spelled.decode(errors="replace"), reached):
+            spelled = b""
+        if not at and spelled[:1] == b" " and text[:1] != " ":  # a space that only the tokenizer knows of
+            spelled = spelled[1:]
+        reached += len(decoder.decode(spelled))
+        told.append(reached)
+    last = len(told) - 1
+    return [last if not text[end:].strip() else min(bisect_left(told, end), last) for end in ends]
 
 
 def last_of_runs(mask_T: BoolArray) -> BoolArray:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
 from roll_like.algorithms.advantages import AdvantageEstimator
@@ -17,11 +18,12 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.rollout import AsyncSchedule, GroupRolloutConfig, ReplaySchedule
 from roll_like.config.sampling import PolicyGradientConfig
 from roll_like.data.chat import Renderer
-from roll_like.models.load import resolve_model
+from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.shape import load_model_shape
 from roll_like.policy_gradient.advantages import Advantages, Assigned
 from roll_like.policy_gradient.objective import PolicyObjective, with_reference
 from roll_like.policy_gradient.start import policy_settings, start_actor, start_critic, start_reference
+from roll_like.policy_gradient.step_rewards import with_step_rewards
 from roll_like.policy_gradient.workers import AuxiliaryRole, Workers, start_evaluator, starting_workers
 from roll_like.registry import ADVANTAGES
 from roll_like.rollout.asynchronous import AsyncRollouts
@@ -82,7 +84,12 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
 
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return what a step trains on: the samples of its groups, each with its advantages."""
-        return self.advantages.assign(groups)
+        return self.advantages.assign(with_step_rewards(groups, lambda: self.renderer))
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """The policy's tokenizer with its chat template."""
+        return load_renderer(self.config.model)
 
     def rollout_metrics(self, collected: Collected, policy_version: int) -> Metrics:
         """Return what a step's samples were like; `policy_version` is that of the weights that it trained."""

@@ -29,7 +29,7 @@ from roll_like.config.base import PluginConfig
 from roll_like.data.reasoning import split_reasoning
 from roll_like.errors import FOREIGN_ERRORS, DataError, PluginError, RewardError, describe_error
 from roll_like.registry import REWARDS
-from roll_like.types import THINK, Message, Picture, ReasoningTags, StopReason, Task, TurnRecord
+from roll_like.types import THINK, Message, Picture, ReasoningTags, StepScore, StopReason, Task, TurnRecord
 
 
 class RewardConfig(PluginConfig):
@@ -102,6 +102,15 @@ class Completion:
             object.__setattr__(self, "tags", replace(THINK, opened=True))
 
     @property
+    def answer_start(self) -> int:
+        """Characters of `full_text` before `text`.
+
+        >>> given_completion("<think>3?</think>5", messages=(), answer=None, metadata={}).answer_start
+        17
+        """
+        return self.full_text.rindex(self.text) if self.text else len(self.full_text)
+
+    @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:
         """Every message from the prompt to the end, without reasoning; the policy's have the role `assistant`."""
         if not self.turns:
@@ -128,12 +137,15 @@ class RewardResult:
             it (`eval/maj@k`). Empty where the completion has none, None where the reward compares no answers.
         verdicts: Of a reward with criteria, how far each was found to be met, 0 to 1, by its name in the rubric's
             order; `check-reward` compares them with labels.
+        steps: Scores of the answer's steps, in order; `value` is what they come to. Estimators that supervise the
+            process use them in the place of `value`.
     """
 
     value: float
     details: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
     verdicts: Mapping[str, float] = field(default_factory=dict)
+    steps: Sequence[StepScore] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from numbers import Real
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from roll_like.errors import RewardError, describe_error
 from roll_like.rewards.base import Completion, Outcome, Reward, RewardResult, failure
+from roll_like.types import StepScore
 
 T = TypeVar("T")
 ResultOrError: TypeAlias = RewardResult | RewardError
@@ -42,7 +44,7 @@ class RewardCaller:
     async def call(self, completions: list[Completion]) -> tuple[list[ResultOrError], bool]:
         """Return an outcome for each completion of a group, and whether another call is pointless."""
         try:
-            return _read_outcomes(await self._raw(completions), len(completions)), False
+            return _read_outcomes(await self._raw(completions), completions), False
         except _HungError as error:
             return [RewardError(str(error))] * len(completions), True
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its samples become Failures
@@ -134,33 +136,45 @@ class _Threads:
         return results[0]
 
 
-def _read_outcomes(raw: Any, expected: int) -> list[ResultOrError]:
+def _read_outcomes(raw: Any, completions: Sequence[Completion]) -> list[ResultOrError]:
+    expected = len(completions)
     if not isinstance(raw, Sequence | np.ndarray) or isinstance(raw, str | bytes):
         error = RewardError(f"`score` should return a list of {expected} results, found {type(raw).__name__}")
         return [error] * expected
     if len(raw) != expected:
         return [RewardError(f"`score` returned {len(raw)} results for {expected} completions")] * expected
-    return [_read_outcome(outcome) for outcome in raw]
+    return [_read_outcome(outcome, completion) for outcome, completion in zip(raw, completions, strict=True)]
 
 
-def _read_outcome(outcome: Outcome) -> ResultOrError:
+def _read_outcome(outcome: Outcome, completion: Completion) -> ResultOrError:
     if isinstance(outcome, RewardError):
         return outcome
     reward_result = outcome if isinstance(outcome, RewardResult) else RewardResult(outcome)
+    for step in reward_result.steps:
+        if not isinstance(step, StepScore) or not isinstance(step.end, int | np.integer):
+            return RewardError(f"steps should be a list of StepScore(value, end), found {step!r} among them")
     for what, value in (
         ("result", reward_result.value),
         *((f"detail {key!r}", v) for key, v in reward_result.details.items()),
         *((f"verdict {key!r}", v) for key, v in reward_result.verdicts.items()),
+        *((f"score of step {at}", step.value) for at, step in enumerate(reward_result.steps)),
     ):
         if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
             return RewardError(f"the {what} should be a finite number, found {value!r} ({type(value).__name__})")
     if reward_result.answer is not None and not isinstance(reward_result.answer, str):
         return RewardError(f"the answer should be a text or None, found {reward_result.answer!r}")
+    ends = [step.end for step in reward_result.steps]
+    length = len(completion.full_text)
+    if any(end <= before for before, end in pairwise(ends)) or any(not 0 <= end <= length for end in ends):
+        return RewardError(
+            f"the ends of steps should go up, to at most {length} (the characters of `full_text`), found {ends}"
+        )
     return RewardResult(
         float(reward_result.value),
         {str(key): float(value) for key, value in reward_result.details.items()},
         reward_result.answer,
         {str(key): float(value) for key, value in reward_result.verdicts.items()},
+        tuple(StepScore(float(step.value), int(step.end)) for step in reward_result.steps),
     )
 
 

@@ -14,7 +14,7 @@ from roll_like.errors import FOREIGN_ERRORS, ConfigError, RewardError, describe_
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardConfig
 from roll_like.rewards.call import ResultOrError, RewardCaller
-from roll_like.types import Failure, Group, Scored, Task, Trajectory
+from roll_like.types import Failure, Group, Scored, StepScore, Task, Trajectory
 
 _log = logging.getLogger(__name__)
 
@@ -195,6 +195,7 @@ def _combine(
     """Return the weighted sum, or the first reward's failure."""
     values: dict[str, float] = {}
     details: dict[str, float] = {}
+    steps: dict[str, tuple[StepScore, ...]] = {}
     answer: str | None = None
     total = 0.0
     for entry in rewards:
@@ -205,6 +206,16 @@ def _combine(
         details |= {f"{entry.name}/{key}": value for key, value in reward_result.details.items()}
         if answer is None and reward_result.answer is not None:
             answer = whole_text(reward_result.answer)
+        if reward_result.steps:
+            steps[entry.name] = tuple(reward_result.steps)
         total += entry.config.weight * reward_result.value
     weights = {entry.name: entry.config.weight for entry in rewards}
-    return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights, answer=answer)
+    return Scored(
+        trajectory=trajectory,
+        reward=total,
+        rewards=values,
+        details=details,
+        weights=weights,
+        answer=answer,
+        step_scores=steps,
+    )

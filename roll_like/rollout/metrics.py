@@ -157,6 +157,7 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
             "reward": sample.reward,
             "rewards": dict(sample.rewards),
             "details": dict(sample.details),
+            **({"step_scores": _steps(sample)} if sample.step_scores else {}),
             "tokens": sample.trajectory.response_length,
             **({} if sample.answer is None else {"answer": sample.answer}),
             **({"agent": sample.agent} if sample.agent else {}),
@@ -169,6 +170,13 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
         for group in groups
         for sample in group.samples
     ]
+
+
+def _steps(sample: Scored) -> dict[str, list[dict[str, Any]]]:
+    """Return the scores of an answer's steps, and where these end, by the reward that gave them."""
+    return {
+        name: [{"score": step.value, "end": step.end} for step in steps] for name, steps in sample.step_scores.items()
+    }
 
 
 def _images(task: Task) -> list[dict[str, str]]:

@@ -298,5 +298,6 @@ def summed(results: Sequence[Scored]) -> Scored:
             details={**first.details, **other.details},
             weights={**first.weights, **other.weights},
             answer=other.answer if first.answer is None else first.answer,
+            step_scores={**first.step_scores, **other.step_scores},
         )
     return first

@@ -39,6 +39,7 @@ from roll_like.types import (
     ReasoningTags,
     Scored,
     Segment,
+    StepScore,
     StopReason,
     Task,
     TrainingValues,
@@ -51,7 +52,7 @@ FORMAT = 1
 #: Types whose fields are written by name. `Task` is one too, once for all that refer to it.
 _RECORDS = (
     *(Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, TrainingValues, PlacedImage, Picture),
-    *(ReasoningTags, KeptTokens),
+    *(ReasoningTags, KeptTokens, StepScore),
 )
 _FIELDS = {record: tuple(field.name for field in fields(record)) for record in (*_RECORDS, Task)}
 #: Kinds of dtype that a file without pickles can hold: bool, integers, floats.

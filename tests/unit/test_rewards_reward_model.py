@@ -189,7 +189,7 @@ def test_a_gpu_that_is_not_there(classifier: Path) -> None:
 
 def test_a_score_that_is_no_number_is_a_failure(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = make(classifier)
-    monkeypatch.setattr(reward, "_forward", lambda rows: [math.nan] * len(rows))
+    monkeypatch.setattr(reward, "_forward", lambda rows: [[math.nan]] * len(rows))
     assert all(isinstance(outcome, RewardError) for outcome in outcomes(reward, GROUP))
 
 
@@ -197,9 +197,9 @@ def test_its_own_cases_ask_for_an_order_and_not_for_a_scale(classifier: Path, mo
     reward = make(classifier)
     lengths: list[int] = []
 
-    def shorter_is_better(rows: Any) -> list[float]:
-        lengths.extend(len(row) for row in rows)
-        return [-float(len(row)) for row in rows]
+    def shorter_is_better(rows: Any) -> list[list[float]]:
+        lengths.extend(len(row.token_ids) for row in rows)
+        return [[-float(len(row.token_ids))] for row in rows]
 
     reward.start()
     monkeypatch.setattr(reward, "_forward", shorter_is_better)

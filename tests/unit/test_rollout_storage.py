@@ -24,7 +24,19 @@ from tests_support import group, scored, task
 
 from roll_like.errors import CheckpointError, DataError
 from roll_like.rollout.storage import has_groups, read_groups, write_groups
-from roll_like.types import Failure, Group, KeptTokens, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord
+from roll_like.types import (
+    Failure,
+    Group,
+    KeptTokens,
+    Part,
+    Scored,
+    Segment,
+    StepScore,
+    StopReason,
+    Task,
+    Trajectory,
+    TurnRecord,
+)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -137,6 +149,7 @@ def groups_of(draw: st.DrawFn) -> Group[Scored]:
         turn_rewards=many(st.floats()),
         turn_states=many(texts),
         answer=st.none() | texts,
+        step_scores=st.dictionaries(texts, many(st.builds(StepScore, st.floats(), st.integers()))),
     )
     return Group(
         task=owner, samples=draw(many(sample)), failures=draw(many(st.builds(Failure))), baselines=draw(many(sample))

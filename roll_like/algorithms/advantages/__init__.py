@@ -1,6 +1,6 @@
 """Advantage estimators: how much better each sampled token did than a baseline."""
 
-from roll_like.algorithms.advantages import groups, returns, roles, tokens, turns
+from roll_like.algorithms.advantages import groups, process, returns, roles, tokens, turns
 from roll_like.algorithms.advantages.base import AdvantageEstimator, GroupEstimator, Rewards
 from roll_like.algorithms.advantages.groups import grpo_advantages
 
@@ -10,6 +10,7 @@ __all__ = [
     "Rewards",
     "groups",
     "grpo_advantages",
+    "process",
     "returns",
     "roles",
     "tokens",

@@ -258,23 +258,38 @@ def penalised_rewards(groups: Groups, token_penalties: TokenValues) -> list[tupl
 
 
 def action_rewards(samples: Sequence[Scored], token_penalties: TokenValues) -> list[Rewards]:
-    """Return the reward of each sampled token: minus its penalty, plus the turn's reward at each turn's last token.
+    """Return the reward of each sampled token: minus its penalty, plus what `placed_rewards` places there.
 
-    What the rewards of turns leave of the sample's reward is added at the last token: all of it if turns have none.
+    What these leave of the sample's reward is added at the last token: all of it if there are none.
     """
     rewards = []
     for sample, penalties_T in zip(samples, token_penalties, strict=True):
         sampled = sample.trajectory.sampled
         per_action = -penalties_T[sampled].astype(np.float64)
         if per_action.size:
-            rest = sample.reward
-            for turn, last in turn_ends(sample.trajectory.turns[sampled]).items():
-                if turn < len(sample.turn_rewards):
-                    per_action[last] += sample.turn_rewards[turn]
-                    rest -= sample.turn_rewards[turn]
+            placed, rest = placed_rewards(sample)
+            for at, reward in placed.items():
+                per_action[at] += reward
             per_action[-1] += rest
         rewards.append(per_action)
     return rewards
+
+
+def placed_rewards(sample: Scored) -> tuple[dict[int, float], float]:
+    """Return the rewards that belong to one sampled token, by its index, and what they leave of the sample's reward.
+
+    A turn's reward is at the turn's last token, a step's at the step's. Scores of steps take the place of the value of
+    the reward that gave them.
+    """
+    placed = dict(sample.step_rewards)
+    rest = sample.outcome if placed else sample.reward
+    trajectory = sample.trajectory
+    if sample.turn_rewards:
+        for turn, last in turn_ends(trajectory.turns[trajectory.sampled]).items():
+            if turn < len(sample.turn_rewards):
+                placed[last] = placed.get(last, 0.0) + sample.turn_rewards[turn]
+                rest -= sample.turn_rewards[turn]
+    return placed, rest
 
 
 def turn_ends(turns_A: IntArray) -> dict[int, int]:

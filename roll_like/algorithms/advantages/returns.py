@@ -19,6 +19,7 @@ from roll_like.algorithms.advantages.base import (
     describe_sample,
     flatten,
     joined,
+    placed_rewards,
     policy_samples,
     split,
     spread_over_tokens,
@@ -110,7 +111,8 @@ def _greedy_reward(group: Group[Scored]) -> float:
             f"the group of task {group.task.task_id!r} has no greedy sample to compare with; "
             "ReMax needs one from the rollout source"
         )
-    rewards = [sample.reward for sample in group.baselines]
+    # all that its tokens earn, as of the samples that are compared with it
+    rewards = [sum((*placed.values(), rest)) for placed, rest in map(placed_rewards, group.baselines)]
     if not np.isfinite(rewards).all():
         raise EngineError(
             f"the greedy {describe_sample(group.baselines[0])} has the reward {rewards[0]}; expected a number"
