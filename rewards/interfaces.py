@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from roll_like import Completion, RewardResult
 from roll_like.errors import RewardError
-from roll_like.types import StopReason
+from roll_like.types import StepScore, StopReason
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,11 @@ def _last(completion: Completion) -> str:
 
 
 def _read_one(key: str) -> Callable[[Any], list[RewardResult]]:
-    """Return what reads a number, or a mapping with the number under `key`; other numbers in it are details."""
+    """Return what reads a number, or a mapping with the number under `key`; other numbers in it are details.
+
+    A list `steps` in it has the scores of the answer's steps: `{"score": 0.9, "end": 25}` each, `end` in characters of
+    what was sampled.
+    """
 
     def read(returned: Any) -> list[RewardResult]:
         if not isinstance(returned, Mapping):
@@ -256,9 +260,20 @@ def _read_one(key: str) -> Callable[[Any], list[RewardResult]]:
         others = {name: value for name, value in returned.items() if name != key}
         details = _numbers(others | dict(others.get("extra_logs") or {}))
         pred = returned.get("pred")
-        return [RewardResult(_number(returned[key]), details, pred if isinstance(pred, str) else None)]
+        answer, steps = pred if isinstance(pred, str) else None, _step_scores(returned.get("steps"))
+        return [RewardResult(_number(returned[key]), details, answer, steps=steps)]
 
     return read
+
+
+def _step_scores(given: Any) -> tuple[StepScore, ...]:
+    """Return the scores of steps; a number, such as how many there are, says none."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return ()
+    for step in given:
+        if not isinstance(step, Mapping) or not {"score", "end"} <= step.keys():
+            raise RewardError(f"`steps` should be a list of mappings with `score` and `end`, found {step!r:.80} in it")
+    return tuple(StepScore(_number(step["score"]), int(_number(step["end"]))) for step in given)
 
 
 def _number(value: Any) -> float:

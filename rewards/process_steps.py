@@ -59,7 +59,7 @@ def scores_steps(shape: Any) -> bool:
     return any(name.endswith(("ForTokenClassification", "ForProcessRewardModel")) for name in names)
 
 
-def settings_of(shape: Any, path: str, given: StepsConfig | None) -> StepsConfig | None:
+def filled_in(shape: Any, path: str, given: StepsConfig | None) -> StepsConfig | None:
     """Return how a model reads steps, with defaults filled in; None for one that scores whole conversations.
 
     Raises:

@@ -35,9 +35,9 @@ from roll_like.builtin.rewards.process_steps import (
     REDUCED,
     ScoredRow,
     StepsConfig,
+    filled_in,
     in_steps,
     scores_steps,
-    settings_of,
 )
 from roll_like.errors import EnvError, RefusedAnswerError, RewardError
 from roll_like.models.rotary import fix_frequencies
@@ -144,7 +144,7 @@ class RewardModel(Reward):
                 fix="correct `path` (and `chat_template`) of the reward_model reward",
             ) from error
         self._check(model, tokenizer, sorted(info["missing_keys"]))
-        self._steps = settings_of(shape, config.path, config.steps)
+        self._steps = filled_in(shape, config.path, config.steps)
         rows = int(model.get_input_embeddings().weight.shape[0])
         self._renderer = Renderer(tokenizer, template_options=config.template_options, vocabulary=rows)
         fix_frequencies(model, config.max_tokens)

@@ -195,6 +195,27 @@ def scored_rows(directory: Path) -> dict[str, Any]:
     return {**sections, "algorithm": {"loss": "bce"}}
 
 
+def step_rows(directory: Path) -> dict[str, Any]:
+    """Write answers in three steps, of which some are in capitals and wrong; return the sections that differ."""
+    words = ("abc", "moon", "hello", "xyz", "tea", "zebra", "quick", "dog")
+    sections: dict[str, Any] = {}
+    for section, some in (("data", words[:6]), ("evaluation", words[6:])):
+        rows = [
+            {
+                "prompt": f"Say {word} 3 times",
+                "completions": [word.upper() if wrong >> at & 1 else word for at in range(3)],
+                "labels": [not wrong >> at & 1 for at in range(3)],
+            }
+            for word in some
+            for wrong in range(8)
+        ]
+        path = directory / f"steps_{section}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sections[section] = {"type": "steps", "sources": [{"path": str(path)}]}
+    sections["data"] |= {"samples_per_step": 16, "max_tokens": 64, "step_separator": "\n"}
+    return {**sections, "algorithm": {"loss": "bce"}}
+
+
 def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
     return {
         "name": "tiny",

@@ -127,10 +127,15 @@ preference/length_rejected | tokens | length rejected | The same of rejected one
 preference/baseline | – | baseline | KL baseline of `kto`, scaled by β.
 preference/pairs | pairs | pairs | Pairs that the step trained on.
 preference/samples | samples | samples | Unpaired samples that the step trained on.
+preference/steps | steps | steps | Labelled steps of answers that the optimizer step trained on.
+preference/positive | share | positive | Share of single answers, or of steps, that are labelled above ½.
 preference/auc | share | AUC | Probability that an answer labelled above ½ scores higher than one labelled below; \
 ties ½.
 preference/rank_correlation | – | rank correlation | Spearman's correlation of a reward model's scores with the given \
 ones.
+preference/first_wrong | share | first wrong | Share of answers with a wrong step whose first wrong step is found.
+preference/none_wrong | share | none wrong | Share of answers without a wrong step in which none is found.
+preference/first_wrong_f1 | share | first wrong F1 | Harmonic mean of the two, as in ProcessBench.
 preference/<name> | – | <name> | A further figure of preference training.
 iteration/number | – | iteration | Which iteration of sampled pairs the step begins, counted from 1.
 iteration/steps | steps | steps | Steps that the iteration lasts.
@@ -231,6 +236,11 @@ eval/rank_correlation | – | eval rank correlation | Spearman's correlation of 
 evaluation.
 eval/error | – | eval error | Mean distance of a reward model's score from the given one in the evaluation; with \
 `bce`, of σ(score).
+eval/positive | share | eval positive | Share of the evaluation's answers, or steps, that are labelled above ½.
+eval/first_wrong | share | eval first wrong | Share of the evaluation's answers with a wrong step whose first one is \
+found.
+eval/none_wrong | share | eval none wrong | Share of its answers without a wrong step in which none is found.
+eval/first_wrong_f1 | share | eval first wrong F1 | Harmonic mean of the two, as in ProcessBench.
 eval/loss | nats/token | eval loss | Mean negative log-likelihood of the evaluation's answers, or its preference loss.
 eval/perplexity | – | eval perplexity | Its exponential.
 eval/tokens | tokens | eval tokens | Tokens of the evaluation's answers.

@@ -117,6 +117,23 @@ def _usage(card: ModelCard, task: ModelTask) -> list[str]:
             'inputs = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)',
             "print(scorer(**inputs).logits.item())  # higher is better",
         ]
+    if task == "token-classification":
+        return [
+            "import torch",
+            "from transformers import AutoModelForTokenClassification, AutoTokenizer",
+            "",
+            where,
+            "tokenizer, scorer = AutoTokenizer.from_pretrained(model), "
+            "AutoModelForTokenClassification.from_pretrained(model)",
+            'prompt, steps = [{"role": "user", "content": "What is 2 + 2 + 3?"}], ["2 + 2 is 4.", "4 + 3 is 8."]',
+            'ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]',
+            "ends = []",
+            "for step in steps:",
+            "    for text in (step, scorer.config.step_separator):",
+            '        ids += tokenizer(text, add_special_tokens=False)["input_ids"]',
+            "    ends.append(len(ids) - 1)  # a step is scored at the last token of its separator",
+            "print(scorer(torch.tensor([ids])).logits[0, ends, 0].tolist())  # higher is better",
+        ]
     system = [] if card.system_prompt is None else [f'    {{"role": "system", "content": {card.system_prompt!r}}},']
     return [
         "from transformers import pipeline",

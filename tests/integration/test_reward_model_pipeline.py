@@ -17,6 +17,7 @@ from run_config import (
     read_lines,
     run_here,
     scored_rows,
+    step_rows,
     write_reward_model_run,
 )
 
@@ -138,3 +139,34 @@ def test_a_short_run_on_scores_tells_right_from_wrong(tmp_path: Path, tiny_model
     assert after["eval/error"] < before["eval/error"]
     good, bad = scores(run / "model", bad="AETAETAET")
     assert good > bad
+
+
+def test_steps_are_learned_and_the_exported_model_finds_the_wrong_one(tmp_path: Path, tiny_model: Path) -> None:
+    write_reward_model_run(tmp_path, tiny_model)
+    config = write_reward_model_run(tmp_path, tiny_model, **step_rows(tmp_path), steps=12, checkpoint={"export": True})
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    lines, (before, after) = read_lines(run / "metrics.jsonl"), read_lines(run / "evaluations.jsonl")
+    assert losses(run)[0] == pytest.approx(0.6931, abs=0.02)  # log 2: scores begin near 0
+    assert lines[0]["preference/steps"] == 48  # 16 answers
+    assert after["eval/loss"] < before["eval/loss"] - 0.1
+    assert after["eval/accuracy"] > 0.9  # of words that are not trained on
+    assert after["eval/first_wrong_f1"] > 0.9
+    stated = json.loads((run / "model" / "config.json").read_text())
+    assert stated["architectures"] == ["LlamaForTokenClassification"]
+    assert (stated["step_separator"], stated["problem_type"]) == ("\n", "multi_label_classification")
+    assert "AutoModelForTokenClassification" in (run / "model" / "README.md").read_text()
+    assert evaluated(config, run / "model")["eval/loss"] == pytest.approx(after["eval/loss"], rel=1e-3)
+
+    reward = RewardModel(RewardModelConfig(path=str(run / "model")))
+    right, wrong = (completion(text, prompt="Say dog 3 times") for text in ("dog\ndog\ndog", "dog\nDOG\ndog"))
+    results: Any = reward.score([right, wrong])
+    assert results[0].value > 0.5 > results[1].value
+    assert [step.value > 0.5 for step in results[1].steps] == [True, False, True]
+    assert [step.end for step in results[1].steps] == [4, 8, 11]
+    merged = tmp_path / "merged"
+    exported(run / "checkpoints" / "step_000012", merged)
+    again: Any = RewardModel(RewardModelConfig(path=str(merged))).score([wrong])
+    assert again[0].value == pytest.approx(results[1].value, abs=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -122,17 +123,26 @@ def test_a_run_without_an_evaluation_has_no_table_of_it(tmp_path: Path) -> None:
     assert card.figures.keys() == {"reward_first", "reward_last"}
 
 
+@pytest.mark.parametrize(("task", "scores"), [("text-classification", 1), ("token-classification", 2)])
 def test_the_code_of_a_classifiers_card_works(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    task: Any,
+    scores: int,
 ) -> None:
     card = ModelCard(name="x", base_model="b", pipeline="reward_model", steps=1)
-    model = load_classifier(tiny_model, "float32", seed=0)
+    model = load_classifier(tiny_model, "float32", seed=0, task=task)
+    model.config.step_separator = "\n"
     tokenizer = load_tokenizer(ModelConfig(path=str(tiny_model)))
-    save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "m", card, task="text-classification")
+    save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "m", card, task=task)
     text = (tmp_path / "m" / "README.md").read_text()
-    assert huggingface_hub.ModelCard(text).data.pipeline_tag == "text-classification"
+    assert huggingface_hub.ModelCard(text).data.pipeline_tag == task
     found = re.search(r"```python\n(.*?)```", text, flags=re.S)
     assert found is not None
     monkeypatch.chdir(tmp_path / "m")
     exec(found[1], {})
-    assert math.isfinite(float(capsys.readouterr().out))
+    printed = [float(number) for number in capsys.readouterr().out.strip().strip("[]").split(",")]
+    assert len(printed) == scores
+    assert all(map(math.isfinite, printed))

@@ -54,7 +54,7 @@ def rewards_tokens(render: Renderer, prompt: str, text: str) -> list[int]:
 
     reward = RewardModel(RewardModelConfig(path="none"))
     reward._renderer = render
-    return [int(token) for token in reward._encode(completion(text, prompt=prompt))]
+    return [int(token) for token in reward._encode(completion(text, prompt=prompt)).token_ids]
 
 
 @pytest.mark.parametrize(

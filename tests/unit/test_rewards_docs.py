@@ -6,14 +6,16 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from roll_like import Reward, check_reward
+from roll_like import Reward, StepScore, check_reward
 from roll_like.builtin.rewards.code_tests import read_tests
 from roll_like.config.rewards import RewardsConfig
 from roll_like.registry import REWARDS
+from roll_like.rewards.base import given_completion
 from roll_like.rewards.cases import read_cases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +79,11 @@ def test_the_case_is_read_and_scored_as_it_says(tmp_path: Path) -> None:
 
 
 def test_the_python_finds_what_the_page_says_it_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = blocks("python")
+    of_steps, snippet = blocks("python")
+    names: dict[str, Any] = {}
+    exec(of_steps, names)
+    result = names["short_lines"](given_completion(f"Hm.\n{'x' * 80}", messages=(), answer=None, metadata={}))
+    assert (result.value, result.steps) == (0.0, [StepScore(1.0, 4), StepScore(0.0, 84)])
     exec(snippet, {})
     printed = capsys.readouterr().out
     assert "Suspicious: 1" in printed

@@ -22,7 +22,7 @@ import pytest
 import torch
 from reward_support import completion, row
 
-from roll_like import Completion, Outcome, RewardResult
+from roll_like import Completion, Outcome, RewardResult, StepScore
 from roll_like.builtin.rewards.function import ForeignFunction, ForeignFunctionConfig
 from roll_like.builtin.rewards.function_child import outcomes
 from roll_like.builtin.rewards.interfaces import INTERFACES
@@ -104,6 +104,22 @@ def test_verls_mapping_is_a_score_with_figures_and_an_answer_to_vote_over() -> N
 
     found = called("verl", compute_score, *(completion(text, **VERL_ROW) for text in ("long", "short", "number")))
     assert found == [RewardResult(-1.0, {"acc": 0.0, "np": 0.5}, "7"), RewardResult(1.0), RewardResult(1.0)]
+
+
+def test_a_mapping_may_have_scores_of_steps() -> None:
+    def compute_score(solution_str: str) -> dict[str, Any]:
+        ends = [at + 1 for at, letter in enumerate(solution_str) if letter == "."]
+        return {"score": 0.5, "steps": [{"score": 1 / end, "end": end} for end in ends], "used": 1}
+
+    found = only(called("verl", compute_score, completion("A. B.")))
+    assert found.steps == (StepScore(0.5, 2), StepScore(0.2, 5))
+    assert found.details == {"used": 1.0}
+    # how many there are is a figure
+    assert only(called("verl", lambda solution_str: {"score": 1, "steps": 3}, completion("A."))).details == {"steps": 3}
+
+    (lost,) = called("verl", lambda solution_str: {"score": 1, "steps": [0.5]}, completion("A."))
+    assert isinstance(lost, RewardError)
+    assert "`steps` should be a list of mappings with `score` and `end`, found 0.5 in it" in str(lost)
 
 
 def test_a_mapping_without_the_score_names_its_keys() -> None:
