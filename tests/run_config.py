@@ -196,14 +196,14 @@ def scored_rows(directory: Path) -> dict[str, Any]:
 
 
 def step_rows(directory: Path) -> dict[str, Any]:
-    """Write answers in three steps, of which some are in capitals and wrong; return the sections that differ."""
+    """Write answers in three steps, of which some say something else and are wrong; return the sections that differ."""
     words = ("abc", "moon", "hello", "xyz", "tea", "zebra", "quick", "dog")
     sections: dict[str, Any] = {}
     for section, some in (("data", words[:6]), ("evaluation", words[6:])):
         rows = [
             {
                 "prompt": f"Say {word} 3 times",
-                "completions": [word.upper() if wrong >> at & 1 else word for at in range(3)],
+                "completions": ["NOT THIS" if wrong >> at & 1 else word for at in range(3)],
                 "labels": [not wrong >> at & 1 for at in range(3)],
             }
             for word in some

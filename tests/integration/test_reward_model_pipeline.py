@@ -143,7 +143,9 @@ def test_a_short_run_on_scores_tells_right_from_wrong(tmp_path: Path, tiny_model
 
 def test_steps_are_learned_and_the_exported_model_finds_the_wrong_one(tmp_path: Path, tiny_model: Path) -> None:
     write_reward_model_run(tmp_path, tiny_model)
-    config = write_reward_model_run(tmp_path, tiny_model, **step_rows(tmp_path), steps=12, checkpoint={"export": True})
+    config = write_reward_model_run(
+        tmp_path, tiny_model, **step_rows(tmp_path), steps=40, checkpoint={"every": 40, "export": True}
+    )
     with nothing_left():
         code, output = run_here(config)
     assert code == 0, output
@@ -161,12 +163,12 @@ def test_steps_are_learned_and_the_exported_model_finds_the_wrong_one(tmp_path: 
     assert evaluated(config, run / "model")["eval/loss"] == pytest.approx(after["eval/loss"], rel=1e-3)
 
     reward = RewardModel(RewardModelConfig(path=str(run / "model")))
-    right, wrong = (completion(text, prompt="Say dog 3 times") for text in ("dog\ndog\ndog", "dog\nDOG\ndog"))
+    right, wrong = (completion(text, prompt="Say dog 3 times") for text in ("dog\ndog\ndog", "dog\nNOT THIS\ndog"))
     results: Any = reward.score([right, wrong])
     assert results[0].value > 0.5 > results[1].value
     assert [step.value > 0.5 for step in results[1].steps] == [True, False, True]
-    assert [step.end for step in results[1].steps] == [4, 8, 11]
+    assert [step.end for step in results[1].steps] == [4, 13, 16]
     merged = tmp_path / "merged"
-    exported(run / "checkpoints" / "step_000012", merged)
+    exported(run / "checkpoints" / "step_000040", merged)
     again: Any = RewardModel(RewardModelConfig(path=str(merged))).score([wrong])
     assert again[0].value == pytest.approx(results[1].value, abs=1e-4)
