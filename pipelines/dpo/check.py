@@ -52,7 +52,7 @@ def _both_kinds(config: DPOConfig, data: SampleSet[Preference]) -> Iterator[Find
         yield Finding.note("data.sources", f"{desirable} answers are desirable and {total - desirable} undesirable")
     weights = [source.weight for source in data.sources]
     shares = [weight * sum(each) / len(each) for weight, each in zip(weights, labels, strict=True)]
-    yield from _balance(config, sum(shares) / sum(weights))
+    yield from _balance(config, float(sum(shares) / sum(weights)))
 
 
 def _balance(config: DPOConfig, share: float) -> Iterator[Finding]:
