@@ -239,8 +239,8 @@ class Stages(Curriculum):
                     f"after_steps ascend, one for each of {len(self.limits)} limits; found {list(steps)}: with limits: "
                     "[1, 3] and after_steps: [100, 300] all tasks come after 300 steps"
                 )
-            if useless := self.model_fields_set & {"advance_at", "groups"}:
-                raise ValueError(f"with after_steps, stages follow the run's steps, so {min(useless)} has no effect")
+            if useless := self.changed("advance_at", "groups"):
+                raise ValueError(f"with after_steps, stages follow the run's steps, so {useless[0]} has no effect")
             return self
 
     def __init__(self, config: Any) -> None:

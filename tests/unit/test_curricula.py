@@ -227,6 +227,8 @@ def test_stages_may_follow_the_steps_of_the_run() -> None:
         order.begin_step(step)
         hardest.append(max(order.next().metadata["level"] for _ in range(2 * TASKS)))
     assert hardest == [2, 2, 5, 5, 11, 11]
+    section = curriculum("stages", field="level", limits=(2, 5), after_steps=(10, 30)).config
+    assert type(section)(**section.model_dump()) == section, "a run's config.yaml has all settings"
     state = json.loads(json.dumps(order.state()))
     again = order_of("stages", field="level", limits=(2, 5), after_steps=(10, 30))
     again.load_state(state)
