@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import random
 import time
+from statistics import fmean
 
-from roll_like import Completion, register_reward
+from roll_like import Completion, RewardResult, StepScore, register_reward
 
 
 @register_reward("letter_e")
 def letter_e(completion: Completion) -> float:
     return completion.text.count("e") / max(len(completion.text), 1)
+
+
+@register_reward("letter_e_by_step")
+def letter_e_by_step(completion: Completion) -> RewardResult:
+    """Each four characters are a step."""
+    text = completion.full_text
+    ends = [*range(4, len(text), 4), len(text)]
+    steps = [StepScore(text[max(end - 4, 0) : end].count("e") / 4, end) for end in ends]
+    return RewardResult(fmean(step.value for step in steps), steps=steps)
 
 
 @register_reward("slow_letter_e")

@@ -161,6 +161,28 @@ def test_groups_zero_variance_are_replaced(tmp_path: Path, tiny_model: Path, eng
     assert step["rollout/groups/rejected"] > 0
 
 
+@pytest.mark.parametrize("estimator", ["grpo_process", pytest.param("gae", marks=pytest.mark.slow)])
+def test_scores_of_steps_are_learned_from(tmp_path: Path, tiny_model: Path, estimator: str) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=8,
+        inference={"type": "hf"},
+        rollout={"prompts_per_step": 8, "samples_per_prompt": 8, "max_response_tokens": 12},
+        training={"optimizer": {"lr": 8.0e-3}, "max_tokens_per_micro_batch": 2048},
+        algorithm={"advantage": {"type": estimator}},
+        rewards={"use": [{"type": "letter_e_by_step"}]},
+        checkpoint={"at_end": False, "export": False},
+        **({"critic": PPO["critic"]} if estimator == "gae" else {}),
+    )
+    code, output = run_here(config)
+    assert code == 0, output
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    assert steps[-1]["rollout/reward/mean"] > steps[0]["rollout/reward/mean"] + 0.05
+    (first, *_) = read_lines(next((tmp_path / "runs" / "tiny" / "rollouts").glob("*1.jsonl")))
+    assert first["step_scores"]["letter_e_by_step"][-1]["end"] == len(first["text"])
+
+
 PPO = {
     "algorithm": {
         "advantage": {"type": "gae", "lam": 0.95},
