@@ -148,6 +148,6 @@ def test_what_needs_all_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"evaluation.sources.0.streaming: .*an evaluation measures all rows"):
         SFTConfig(steps=3, data=data, evaluation={"sources": [STREAM]}, **CONFIG)
     pairs = {"sources": [STREAM], "pairs_per_step": 1}
-    with pytest.raises(ConfigError, match=r"reference.mode: .*set mode: cluster"):
+    with pytest.raises(ConfigError, match=r"reference.mode: .*set mode: copy or cluster"):
         DPOConfig(steps=3, data=pairs, reference={}, **CONFIG)
     assert DPOConfig(steps=3, data=pairs, reference={"mode": "cluster"}, **CONFIG).data.sources[0].streaming

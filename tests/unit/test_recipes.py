@@ -112,6 +112,9 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "advantage.gigpo.gamma": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
     "advantage.gigpo.turn_weight": ({"advantage": {"type": "gigpo"}}, [0.5, 1.0]),
     "advantage.grpo_passk.divide_by_std": ({"advantage": {"type": "grpo_passk"}}, [False, True]),
+    "advantage.grpo_process.divide_by_std": ({"advantage": {"type": "grpo_process"}}, [False, True]),
+    # of rewards without scores of steps, which no sample here has beside others: tests/unit/test_algorithms_process.py
+    "advantage.grpo_process.outcome_weight": ({}, []),
     "advantage.optimal_token_baseline.gamma": ({"advantage": {"type": "optimal_token_baseline"}}, [0.5, 1.0]),
     "advantage.optimal_token_baseline.tail_returns": ({"advantage": {"type": "optimal_token_baseline"}}, [False, True]),
     "advantage.pkpo.k": ({"advantage": {"type": "pkpo"}}, [2, 4]),
