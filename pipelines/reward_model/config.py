@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
 from roll_like.config.base import ConfigModel, PositiveInt, Violation
 from roll_like.config.data import ConversationSource, PairSource, RowLimits, RowSource, pairs_or
@@ -53,6 +53,12 @@ class StepSource(RowSource):
         "`Step 1:` on the steps, each followed by this tag; `labels_field` has the same text with `+` or `-` in the "
         "place of each tag, or a list of labels.",
     )
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Self:
+        if self.step_tag is not None and self.changed("prompt_field"):
+            raise ValueError("with step_tag the question stands in `steps_field`; remove prompt_field")
+        return self
 
 
 class WholeConversations(RowLimits):

@@ -41,7 +41,7 @@ from roll_like.errors import DataError, EnvError
 from roll_like.types import TrainingSample
 
 _SIGNS = {"+": 1.0, "-": 0.0}
-_FIRST = re.compile(r"\s*(?=Step 1:)")
+_FIRST = re.compile(r"\s*(?=Step 1:(?!.*Step 1:))", flags=re.S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -556,20 +556,20 @@ class ReferenceSection(CopySection):
             devices: `resources.device_mapping.reference`.
             steps: Steps of the run; None where they are not known.
         """
-        yield from self.copy_violations(("reference",), steps)
         if self.mode == "copy":
+            yield from self.copy_violations(("reference",), steps)
             yield from keeps_copies(training, ("reference", "mode"), "mode: cluster")
-        elif self.sync_steps is not None:
+        for key in self.changed(*CopySection.model_fields) if self.mode != "copy" else ():
             stays = {
                 "precomputed": "its log-probabilities are computed once, before the first step",
                 "adapter_off": "without its adapters the trainer stays the model that training started from",
                 "iteration": "it is the policy at the start of each iteration already",
             }
             yield Violation(
-                ("reference", "sync_steps"),
+                ("reference", key),
                 f"a reference of mode {self.mode!r} does not move this way: "
                 f"{stays.get(self.mode, 'its ranks have a frozen model of their own')}; set reference.mode: copy, "
-                "with which the trainer's ranks keep a copy of what is trained, or remove sync_steps",
+                f"with which the trainer's ranks keep a copy of what is trained, or remove {key}",
             )
         if self.on_trainer:
             yield from self._trainer_violations(training, devices)

@@ -126,8 +126,9 @@ def _usage(card: ModelCard, task: ModelTask) -> list[str]:
             "tokenizer, scorer = AutoTokenizer.from_pretrained(model), "
             "AutoModelForTokenClassification.from_pretrained(model)",
             'prompt, steps = [{"role": "user", "content": "What is 2 + 2 + 3?"}], ["2 + 2 is 4.", "4 + 3 is 8."]',
-            'ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]',
-            "ends = []",
+            'answer = [{"role": "assistant", "content": "MARK"}]  # as templates write answers: some begin otherwise',
+            'begun = tokenizer.apply_chat_template(prompt + answer, tokenize=False).split("MARK")[0]',
+            'ids, ends = tokenizer(begun, add_special_tokens=False)["input_ids"], []',
             "for step in steps:",
             "    for text in (step, scorer.config.step_separator):",
             '        ids += tokenizer(text, add_special_tokens=False)["input_ids"]',

@@ -33,7 +33,7 @@ from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStor
 from roll_like.run.profile import StepProfiler
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.run.snapshots import Snapshots
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.engine import PolicyCopy, TrainingEngine
 from roll_like.types import Callbacks, Group, Scored, TrainingValues
 from roll_like.values import Last, Max, Metric, Metrics, Sum
 
@@ -202,6 +202,9 @@ class RunState:
         for engine in self.trained:
             engine.rebuild()
             engine.load(checkpoint.path)
+        for name, part in self._parts.items():
+            if isinstance(part, PolicyCopy):  # its numbers are with the ranks
+                part.load_state(checkpoint.state[name])
         self._note_health({"health/rewinds": Sum(1.0)})
         self.log(self.finished)
         self.write_checkpoint()  # from an older one the steps that were left would be learned again

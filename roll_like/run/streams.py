@@ -23,7 +23,11 @@ def lasting_streams() -> Iterator[None]:
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if _is_own(stream):
-            stream.flush()
+            try:
+                stream.flush()
+            except OSError:
+                _lose(stream.fileno())
+                stream.flush()
             lasting = io.TextIOWrapper(
                 io.BufferedWriter(_LastingFile(stream.fileno(), "w", closefd=False)),
                 stream.encoding,
@@ -49,12 +53,19 @@ def open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.dup2(null := os.open(os.devnull, os.O_RDWR), number)
-            if null > 2:
-                os.close(null)
+            _lose(number)
     # Python leaves None for a stream that was closed
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _lose(descriptor: int) -> None:
+    """Let what is written to a file descriptor go to the null device."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor)
+    os.set_inheritable(descriptor, True)  # it is not where it was the missing one itself
+    if null != descriptor:
+        os.close(null)
 
 
 def _is_own(stream: Any) -> bool:
@@ -74,8 +85,6 @@ class _LastingFile(io.FileIO):
             while (written := super().write(data)) is None:
                 select.select([], [self], [])
         except OSError:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            _lose(self.fileno())
             return memoryview(data).nbytes
         return written

@@ -63,8 +63,10 @@ class WeightCopy:
         with torch.no_grad():
             for name, share in self._shares().items():
                 self._policy[name].copy_(share)
-                share.copy_(self._numbers[name])
         try:
+            with torch.no_grad():
+                for name, share in self._shares().items():
+                    share.copy_(self._numbers[name])
             yield
         finally:
             with torch.no_grad():

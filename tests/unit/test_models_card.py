@@ -15,11 +15,12 @@ from run_folders import make_run
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.model import ModelConfig
+from roll_like.data.steps import step_pieces
 from roll_like.metrics.summary import write_summary
 from roll_like.models.card import ModelCard, render_model_card
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import save_hf_directory
-from roll_like.models.load import QUICKSTART_MODEL, load_tokenizer
+from roll_like.models.load import QUICKSTART_MODEL, load_renderer, load_tokenizer
 from roll_like.run.card import model_card
 
 CARD = ModelCard(
@@ -136,13 +137,23 @@ def test_the_code_of_a_classifiers_card_works(
     model = load_classifier(tiny_model, "float32", seed=0, task=task)
     model.config.step_separator = "\n"
     tokenizer = load_tokenizer(ModelConfig(path=str(tiny_model)))
+    # as Qwen3's, which writes an empty block before an answer, and not in the prompt
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ message.content }}", "{% if message.role == 'assistant' %}<t></t>{% endif %}{{ message.content }}"
+    )
+    assert "<t>" in tokenizer.chat_template
     save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "m", card, task=task)
     text = (tmp_path / "m" / "README.md").read_text()
     assert huggingface_hub.ModelCard(text).data.pipeline_tag == task
     found = re.search(r"```python\n(.*?)```", text, flags=re.S)
     assert found is not None
     monkeypatch.chdir(tmp_path / "m")
-    exec(found[1], {})
+    names: dict[str, Any] = {}
+    exec(found[1], names)
     printed = [float(number) for number in capsys.readouterr().out.strip().strip("[]").split(",")]
     assert len(printed) == scores
     assert all(map(math.isfinite, printed))
+    if task == "token-classification":
+        renderer = load_renderer(ModelConfig(path=str(tmp_path / "m")))
+        pieces = step_pieces(renderer, names["prompt"], (), names["steps"], "\n")
+        assert names["ids"] == [int(token) for piece in pieces for token in renderer.encode(piece.text)]

@@ -60,6 +60,7 @@ MOVING = {"mode": "copy", "sync_steps": 10, "mixup_alpha": 0.6}
             "at the start of each iteration already",
         ),
         (dpo, {"reference": {"mode": "copy", "mixup_alpha": 0.6}}, "reference.mixup_alpha", "set sync_steps"),
+        (rlvr, {"reference": {"reset_optimizer": True}}, "reference.reset_optimizer", "set reference.mode: copy"),
         (rlvr, {"reference": {"mode": "copy", "reset_optimizer": True}}, "reference.reset_optimizer", "set sync_steps"),
         (rlvr, {"reference": {**MOVING, "sync_steps": 40}}, "reference.sync_steps", "before the last of 40"),
         (dpo, {"reference": {**MOVING, "path": "org/other"}}, "reference.path", "use mode: cluster"),

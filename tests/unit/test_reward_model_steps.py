@@ -127,6 +127,15 @@ def test_rows_of_math_shepherd_are_those_of_lists(tmp_path: Path) -> None:
         assert (found.labels, found.loss_mask.tolist()) == (expected.labels, expected.loss_mask.tolist())
 
 
+def test_a_question_that_speaks_of_step_1_ends_before_the_last_one(tmp_path: Path) -> None:
+    row = {"input": "How? Follow Step 1: x. Step 1: a ки", "label": ["+"]}
+    (found,) = load(write(tmp_path, row), source=TAGGED).samples
+    expected = {"prompt": "How? Follow Step 1: x.", "completions": ["Step 1: a"], "labels": [1]}
+    assert found.token_ids.tolist() == load(write(tmp_path, expected)).samples[0].token_ids.tolist()
+    with pytest.raises(ValueError, match="with step_tag the question stands in `steps_field`; remove prompt_field"):
+        load(write(tmp_path, row), source=TAGGED | {"prompt_field": "question"})
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

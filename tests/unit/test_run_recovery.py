@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_run_state import make, without_a_configuration
 
 from roll_like.cluster import WorkerDied
+from roll_like.config.training import CopySection
 from roll_like.errors import (
     CheckpointError,
     ConfigError,
@@ -27,7 +28,7 @@ from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.source import KeptRollouts
 from roll_like.run.recovery import Recovery
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.engine import PolicyCopy, TrainingEngine
 from roll_like.values import Mean
 
 STEPS = 6
@@ -61,6 +62,9 @@ class Model(TrainingEngine[Any]):
         self.call()
         self.weights = (31 * self.weights + batch) % 1_000_003
         self.call()  # it may die after its weights have moved
+
+    def move_copy(self, copy: str, share: float, *, reset_optimizer: bool = False) -> float:
+        return 0.0
 
     def save(self, directory: Path) -> None:
         self.call()
@@ -101,7 +105,8 @@ class Run:
         self.state, self.metrics = make(folder, STEPS, every=every, at_end=True)
         rollouts: Any = self.sampled
         self.rollouts = KeptRollouts(rollouts, until_checkpoint=every > 0)
-        self.state.keep([model, critic], order=self.order, rollouts=self.rollouts)
+        self.copy = PolicyCopy(model, "reference", CopySection(sync_steps=4))
+        self.state.keep([model, critic], order=self.order, rollouts=self.rollouts, reference=self.copy)
         self.recovery = Recovery(self.state, sleep=lambda seconds: None)
         self.replaces = replaces
 
@@ -112,7 +117,7 @@ class Run:
             self.critic.learn(batch)
             self.model.learn(batch + self.order.count)
             self.state.note({"noted": Mean(1.0)})
-            self.state.log(step, {"train/loss": Mean(float(step))})
+            self.state.log(step, {"train/loss": Mean(float(step))}, self.copy.follow(step + 1))
 
     def to_the_end(self) -> None:
         while True:
@@ -214,6 +219,7 @@ def test_gradients_that_are_not_finite_send_the_models_back_once(tmp_path: Path)
     assert rewound == 5
     assert saved[:2] == [saved[0]] * 2, "what is written after step 5 is what was written after step 3"
     assert (model.rebuilt, run.critic.rebuilt) == (1, 1)
+    assert run.copy.state() == {"last_sync": 0}, "it moved after step 4, and is where it was after step 3"
     (warning,) = run.metrics.warnings
     assert warning.startswith("too many were skipped; after 0 s the models are where they were after step 3, step 5 is")
 

@@ -91,11 +91,31 @@ def test_closed_streams_are_opened(tmp_path: Path) -> None:
         "import os, sys; from roll_like.run.streams import open_standard_streams; open_standard_streams(); "
         "print('lost'); print('lost', file=sys.stderr); "
         f"file = open({str(tmp_path / 'file')!r}, 'w'); assert file.fileno() > 2; "
-        "os.write(1, b'lost'); os.write(2, b'lost')"
+        "os.write(1, b'lost'); os.write(2, b'lost'); "
+        "print([os.get_inheritable(number) for number in range(3)], file=file)"
     )
     command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     assert subprocess.run(command, check=False).returncode == 0
-    assert (tmp_path / "file").read_text() == ""
+    assert (tmp_path / "file").read_text() == "[True, True, True]\n"
+
+
+def test_output_that_was_lost_before_is_no_error(tmp_path: Path) -> None:
+    code = (
+        "import sys; from roll_like.run.streams import lasting_streams\n"
+        "sys.stdin.readline(); print('before')\n"
+        f"with lasting_streams(): print('within', flush=True)\nopen({str(tmp_path / 'end')!r}, 'w').write('done')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert (tmp_path / "end").read_text() == "done"
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.guardian import name_semaphores
 from roll_like.cluster.progress import PROGRESS
-from roll_like.errors import STOPPING, EngineError
+from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import STRUCTURED_OUTPUTS, model_arguments
 from roll_like.inference.vllm.config import VLLMJudgeConfig
@@ -141,7 +141,7 @@ def _serve() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the actor ended in between
         sys.exit(1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # vLLM ends its own processes by them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # vLLM ends its own processes by it
     PROGRESS.open()
     name_semaphores()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

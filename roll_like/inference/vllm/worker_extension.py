@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from roll_like.cluster.progress import PROGRESS
-from roll_like.errors import STOPPING, WeightSyncError
+from roll_like.errors import WeightSyncError
 from roll_like.inference.vllm.adapters import HeldAdapters, compute_adapters_on_cpu
 from roll_like.inference.vllm.arguments import ADAPTER_ID
 from roll_like.inference.vllm.cpu_kernels import check_guesses_as_sampled, rotate_every_head
@@ -149,7 +149,7 @@ class WorkerExtension:
 
     def accept_signals(self) -> None:
         """Let SIGTERM end this process, which ignores it as all that a run starts does (`cluster.session.spared`)."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     @torch.inference_mode()
     def hold_adapter(self, rank: int, modules: list[str]) -> list[str]:
