@@ -93,7 +93,14 @@ def _member(task: Task, place: int, tokens: int, draw: np.random.Generator) -> S
         stop_reason=StopReason.STOP,
     )
     reward = float(draw.uniform())
-    return Scored(trajectory=trajectory, reward=reward, rewards={"one": reward}, details={}, weights={"one": 1.0})
+    return Scored(
+        trajectory=trajectory,
+        reward=reward,
+        rewards={"one": reward},
+        details={},
+        weights={"one": 1.0},
+        turn_rewards=(reward,),  # `grpo_process` has none without steps or turns
+    )
 
 
 def median_seconds(work: Callable[[], object], repetitions: int) -> float:
@@ -124,7 +131,7 @@ def driver_seconds(groups: list[Group[Scored]], tokens: int, repetitions: int) -
     samples: list[PolicySample] = []
     weights: list[FloatArray] = []
     for name in ADVANTAGES.names():
-        shaping = {} if name == "gdpo" or ADVANTAGES.get(name).nonnegative_rewards else SHAPING
+        shaping = {} if name in ("gdpo", "grpo_process") or ADVANTAGES.get(name).nonnegative_rewards else SHAPING
         algorithm = AlgorithmConfig.model_validate(
             {
                 "advantage": name,

@@ -136,7 +136,7 @@ class Stage(Protocol):
 
 
 def join_ranks(device: str, rank: int) -> str:
-    """Make the process group of WORLD_SIZE ranks, and return its backend.
+    """Make the process group of WORLD_SIZE ranks, unless this process is in one, and return its backend.
 
     Its store listens at MASTER_ADDR and MASTER_PORT; one that torch makes by itself would listen at all addresses.
 
@@ -144,13 +144,15 @@ def join_ranks(device: str, rank: int) -> str:
         device: `cpu` (gloo) or `cuda` (NCCL).
         rank: This one's place in the group; the first one is on the machine of MASTER_ADDR.
     """
+    backend = "gloo" if device == "cpu" else "nccl"
+    if torch.distributed.is_initialized():
+        return backend
     host, port, size = (os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, int(port)), family=family).detach() if rank == 0 else None
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # documented, and not in `__all__`
         host, int(port), int(size), rank == 0, COLLECTIVE_TIMEOUT, wait_for_workers=False, master_listen_fd=listening
     )
-    backend = "gloo" if device == "cpu" else "nccl"
     torch.distributed.init_process_group(
         backend, store=store, rank=rank, world_size=int(size), timeout=COLLECTIVE_TIMEOUT
     )
