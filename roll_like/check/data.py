@@ -86,6 +86,7 @@ class RowsOnly(Renderer):
 
     def __init__(self) -> None:
         """Without a tokenizer."""
+        self.tokenizer = None
         self._reasoning = None
 
     def render(
@@ -120,7 +121,7 @@ def _load_one(
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
-    findings += only_first_rows(source, key)
+    findings += only_first_rows(source, key, max(FIRST_ROWS, tasks.report.rows))
     findings += damaged_images(((task.origin, image.picture) for task in tasks.items for image in task.images), key)
     report = tasks.report
     for left in report.left_out:
@@ -146,12 +147,12 @@ def is_out_of_reach(source: SourceConfig) -> bool:
     return not is_cached(source)
 
 
-def only_first_rows(source: SourceConfig, key: str) -> Iterator[Finding]:
+def only_first_rows(source: SourceConfig, key: str, rows: int = FIRST_ROWS) -> Iterator[Finding]:
     """Yield that a check has read the first rows of a source only, where it did."""
     if source.streaming:
         yield Finding.note(
             f"{key}.streaming",
-            f"the first {FIRST_ROWS:,} rows of {source.label!r} were checked; what is wrong with later ones is found "
+            f"the first {rows:,} rows of {source.label!r} were checked; what is wrong with later ones is found "
             "when they are read",
         )
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from itertools import islice
 from typing import cast
 
 from roll_like.check.data import RowsOnly, is_out_of_reach
 from roll_like.config.base import PipelineConfig
 from roll_like.config.sampling import PromptRunConfig
-from roll_like.data.tasks import load_task_source
+from roll_like.data.tasks import first_tasks
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardCase, RewardConfig
 from roll_like.rewards.scorer import reward_name, scores_task
 from roll_like.types import Task
 
-#: Rows that are taken of each source.
+#: Rows that are taken of each source, the first ones that the reward scores.
 ROWS = 4
 
 
 def reward_cases(config: PipelineConfig, name: str) -> list[RewardCase]:
-    """Return the first rows of each source that a reward scores, with the fields that the sources name.
+    """Return the first rows that a reward scores of each source, with the fields that the sources name.
 
     Where the reward needs a reference answer, that is a right answer, and those of the other rows are wrong ones;
     other rewards are tried on empty and hostile answers alone, because what they pay for is not known.
@@ -40,8 +40,12 @@ def reward_cases(config: PipelineConfig, name: str) -> list[RewardCase]:
     for index, source in enumerate(config.data.sources):
         if is_out_of_reach(source):
             continue
-        rows = load_task_source(source, RowsOnly(), sys.maxsize, f"data.sources.{index}", most=ROWS).items
-        tasks += [task for task in rows if scores_task(section, task, config.domain_rewards)]
+        scored = (
+            task
+            for task in first_tasks(source, RowsOnly(), f"data.sources.{index}")
+            if scores_task(section, task, config.domain_rewards)
+        )
+        tasks += islice(scored, ROWS)
     compares = "answer" in REWARDS.get(section.type).required_fields
     return [_case(task, tasks, compares=compares) for task in tasks]
 

@@ -205,10 +205,12 @@ class Band(ConfigModel):
         return self
 
 
-def _filter_of(value: Any) -> str:
-    if isinstance(value, Mapping | Band):
+def _filter_of(value: Any) -> str | None:
+    if isinstance(value, Band) or (isinstance(value, Mapping) and value.keys() <= Band.model_fields.keys()):
         return "band"
-    return "values" if isinstance(value, list | tuple) else "value"
+    if isinstance(value, list | tuple):
+        return "values" if all(isinstance(each, str | int | float) for each in value) else None
+    return "value" if isinstance(value, str | int | float) else None
 
 
 #: What a row's field has to be: a value, one of several, or a number within a band.
@@ -216,7 +218,12 @@ RowFilter: TypeAlias = Annotated[
     Annotated[Band, Tag("band")]
     | Annotated[str | bool | int | float, Tag("value")]
     | Annotated[tuple[str | bool | int | float, ...], Field(min_length=1), Tag("values")],
-    Discriminator(_filter_of),
+    Discriminator(
+        _filter_of,
+        custom_error_type="rule",
+        custom_error_message="expected a text, a number, true or false, a list of these, or a band of numbers with "
+        "`low` and `high`",
+    ),
 ]
 
 

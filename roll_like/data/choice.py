@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from roll_like.config.data import Band, DataSource, RowFilter
 from roll_like.data.bad_rows import LeftOut
@@ -83,18 +83,22 @@ class RowChoice:
         )
 
     def refuse_none(self) -> None:
-        """Check that a row was chosen.
+        """Check that a row was chosen, of all that are read.
 
         Raises:
             DataError: None was; names the values that were found.
         """
+        if not self.rows:
+            raise DataError(f"{self.source.place} holds no rows", fix=f"correct {self.key}.path or {self.key}.split")
         if sum(count for count, _ in self._left.values()) < self.rows:
             return
         field = max(self._left, key=lambda field: self._left[field][0])
+        streamed = self.source.streaming
         raise DataError(
-            f"{self.source.place}: `where` keeps none of {self.rows} rows; in {field!r} there are "
-            f"{counted(self._found[field])}",
-            fix=f"correct {self.key}.where",
+            f"{self.source.place}: `where` keeps none of {'the first ' if streamed else ''}{self.rows} rows; in "
+            f"{field!r} there are {counted(self._found[field])}",
+            fix=f"correct {self.key}.where"
+            + ("; if later rows are meant, put them first: the others are not read before a run" if streamed else ""),
         )
 
     def _matches(self, row: Row, field: str, wanted: RowFilter) -> bool:
@@ -103,7 +107,7 @@ class RowChoice:
             return False
         if not isinstance(wanted, Band):
             options = wanted if isinstance(wanted, tuple) else (wanted,)
-            return any(value == option and isinstance(value, bool) == isinstance(option, bool) for option in options)
+            return any(_equal(value, option) for option in options)
         number = as_number(value)
         if number is None:
             raise DataError(
@@ -111,6 +115,20 @@ class RowChoice:
                 fix=f"correct the row, or {self.key}.where",
             )
         return (wanted.low is None or number >= wanted.low) and (wanted.high is None or number <= wanted.high)
+
+
+def _equal(value: Any, option: str | bool | int | float) -> bool:
+    """Return whether a field holds a value; a number and a text are equal if the text is that number, as in CSV.
+
+    >>> _equal("3", 3), _equal(3.0, "3"), _equal("3", "3.0"), _equal(True, 1)
+    (True, True, False, False)
+    """
+    if isinstance(value, bool) or isinstance(option, bool):
+        return value is option
+    if isinstance(value, str) == isinstance(option, str):
+        return bool(value == option)
+    number = as_number(value)
+    return number is not None and number == as_number(option)
 
 
 def counted(values: Mapping[str, int]) -> str:
@@ -124,8 +142,11 @@ def counted(values: Mapping[str, int]) -> str:
     return shown + (f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else "")
 
 
-def refuse_weights(source: DataSource, tasks: Sequence[Task], key: str) -> None:
+def refuse_weights(source: DataSource, tasks: Sequence[Task], domains: Mapping[str, int], key: str) -> None:
     """Check that the weights of domains are those of the domains that there are.
+
+    Args:
+        domains: Rows of each domain, those too that are left out for their length.
 
     Raises:
         DataError: A domain has no weight, or a weight has no rows.
@@ -134,16 +155,24 @@ def refuse_weights(source: DataSource, tasks: Sequence[Task], key: str) -> None:
         return
     found = Counter(task.domain for task in tasks)
     for domain in source.domain_weights:
-        if domain not in found:
+        if domain in found:
+            continue
+        if domain in domains:
             raise DataError(
-                f"{key}.domain_weights has {domain!r}, and no row is of this domain; there are {counted(found)}",
-                fix="remove it, or correct its name",
+                f"{source.place}: all {domains[domain]} prompts of the domain {domain!r} are longer than "
+                "data.max_prompt_tokens",
+                fix=f"raise that, or remove the domain from {key}.domain_weights",
             )
+        kept = " that `where` keeps" if source.where else ""
+        raise DataError(
+            f"{source.place}: no row{kept} is of the domain {domain!r}; there are {counted(found)}",
+            fix=f"remove it from {key}.domain_weights, or correct its name",
+        )
     without = {domain: count for domain, count in found.items() if domain not in source.domain_weights}
     if without:
         raise DataError(
-            f"{key}.domain_weights has no weight for {counted(without)}",
-            fix=f"name each of these, or leave their rows out by {key}.where",
+            f"{source.place}: there is no weight for the domains {counted(without)}",
+            fix=f"add them to {key}.domain_weights, or leave their rows out by {key}.where",
         )
 
 

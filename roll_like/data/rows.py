@@ -53,15 +53,19 @@ def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     Raises:
         DataError: It does not exist, cannot be read, or a line is not a JSON object.
     """
-    for written in _read_rows(source, key):
-        row = replace(written, fields=as_named(written.fields, source))
-        images = None if source.images_field is None else row.fields.get(source.images_field)
-        if images is None:
-            yield row
-            continue
-        images = images if isinstance(images, list | tuple) else [images]
-        fields = {name: value for name, value in row.fields.items() if name != source.images_field}
-        yield replace(row, fields=fields, images=tuple(images))
+    for row in written_rows(source, key):
+        yield as_read(row, source)
+
+
+def as_read(row: Row, source: RowSource | DataSource) -> Row:
+    """Return a row with its fields as the source names them, images apart."""
+    row = replace(row, fields=as_named(row.fields, source))
+    images = None if source.images_field is None else row.fields.get(source.images_field)
+    if images is None:
+        return row
+    images = images if isinstance(images, list | tuple) else [images]
+    fields = {name: value for name, value in row.fields.items() if name != source.images_field}
+    return replace(row, fields=fields, images=tuple(images))
 
 
 def content_hash(source: RowSource | DataSource, key: str) -> str | None:
@@ -86,7 +90,8 @@ def content_hash(source: RowSource | DataSource, key: str) -> str | None:
     return rows_hash(hub_rows(source, key)[0])
 
 
-def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+def written_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    """Yield the rows as they stand in the files; arguments and errors as for `read_rows`."""
     if source.rows is not None:
         yield from _given_rows(source, key)
         return

@@ -20,6 +20,8 @@ ItemT = TypeVar("ItemT")
 
 #: Rows of a stream that are read before a run, to find what is wrong with them.
 FIRST_ROWS = 1024
+#: Rows that are read at most to find so many that `where` keeps.
+MOST_ROWS = 64 * FIRST_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ from roll_like.data.images import as_text, download_images, pictures_of
 from roll_like.data.messages import field_names, read_last_answer, read_prompt, require_fields, short, with_system
 from roll_like.data.order import ItemSet, ItemSource, Order
 from roll_like.data.rows import Row, read_rows
-from roll_like.data.streamed import FIRST_ROWS, Stream
+from roll_like.data.streamed import FIRST_ROWS, MOST_ROWS, Stream
 from roll_like.errors import CheckpointError, DataError, EnvError
 from roll_like.types import Message, Task
 
@@ -164,32 +165,29 @@ def _content(task: Task) -> bytes:
     return text.encode() + task.prompt_ids.tobytes() + images
 
 
-def load_task_source(
-    source: DataSource, renderer: Renderer, limit: int, key: str, *, most: int | None = None
-) -> TaskSource:
-    """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration, `most` reads first rows."""
-    if source.streaming:
-        most = FIRST_ROWS
+def load_task_source(source: DataSource, renderer: Renderer, limit: int, key: str) -> TaskSource:
+    """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration."""
     kept: list[Task] = []
     left: list[str] = []
     longest = 0
+    domains: Counter[str] = Counter()
     chosen = RowChoice(source, key)
-    for task in _tasks(islice(read_rows(source, key), most), renderer, chosen):
+    rows = islice(read_rows(source, key), MOST_ROWS if source.streaming else None)
+    for task in islice(_tasks(rows, renderer, chosen), FIRST_ROWS if source.streaming else None):
+        domains[task.domain] += 1
         longest = max(longest, len(task.prompt_ids))
         if len(task.prompt_ids) <= limit:
             kept.append(task)
         else:
             left.append(f"{task.origin} ({len(task.prompt_ids)} tokens)")
-    if not chosen.rows:
-        raise DataError(f"{source.path} holds no rows", fix=f"correct {key}.path or {key}.split")
     chosen.refuse_none()
-    rows = len(kept) + len(left)
     if not kept:
         raise DataError(
-            f"{source.path}: all {rows} prompts are longer than {limit} tokens; first: {left[0]}",
+            f"{source.path}: all {len(left)} prompts are longer than {limit} tokens; first: {left[0]}",
             fix=f"raise data.max_prompt_tokens (the longest prompt has {longest} tokens)",
         )
-    refuse_weights(source, kept, key)
+    _refuse_no_answers(source, kept, key)
+    refuse_weights(source, kept, domains, key)
     too_long = (LeftOut(problem=TOO_LONG, count=len(left), first=left[0]),) if left else ()
     left_out = (*chosen.left_out(), *too_long)
     report = RowsReport(name=source.label, rows=chosen.rows, kept=len(kept), longest=longest, left_out=left_out)
@@ -205,15 +203,36 @@ def load_task_source(
     )
 
 
+def first_tasks(source: DataSource, renderer: Renderer, key: str) -> Iterator[Task]:
+    """Yield the tasks of one dataset, reading each row when it is asked for; of one that is streamed, of first rows."""
+    chosen = RowChoice(source, key)
+    for number, row in enumerate(islice(read_rows(source, key), MOST_ROWS if source.streaming else None), 1):
+        yield from _tasks([row], renderer, chosen, number)
+    chosen.refuse_none()
+
+
+def _refuse_no_answers(source: DataSource, tasks: Sequence[Task], key: str) -> None:
+    """Check that a task has an answer, where some may have none; first rows of a stream say nothing of later ones."""
+    if source.answer_field is None or source.streaming or any(task.answer is not None for task in tasks):
+        return
+    raise DataError(
+        f"{source.place}: none of {len(tasks)} rows has an answer in {source.answer_field!r}; the first has the fields "
+        f"{field_names(tasks[0].metadata)}",
+        fix=f"correct {key}.answer_field, or set it to null if there are no reference answers",
+    )
+
+
 def _stream(source: DataSource, renderer: Renderer, limit: int, key: str) -> Stream[Task]:
     def items(rows: Sequence[Row], number: int) -> list[Task]:
         tasks = _tasks(rows, renderer, RowChoice(source, key), number)
         return [task for task in tasks if len(task.prompt_ids) <= limit]
 
+    # not in the settings if unset, so that checkpoints from before these keys are continued
+    unset = {name for name in ("domain_field", "domain_weights", "where") if not getattr(source, name)}
     return Stream(
         label=source.label,
         block=source.stream_block,
-        settings=f"{source.model_dump_json()} {limit} {renderer.fingerprint}",
+        settings=f"{source.model_dump_json(exclude=unset)} {limit} {renderer.fingerprint}",
         rows=partial(read_rows, source, key),
         items=items,
         content=_content,

@@ -21,7 +21,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -38,7 +38,7 @@ class RewardConfig(PluginConfig):
     name: str | None = Field(default=None, description="Name in metrics; default: its `type`.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor in the sum of all rewards.")
     sources: tuple[str, ...] | None = Field(default=None, description="Data sources it scores; default: all.")
-    domains: tuple[str, ...] | None = Field(
+    domains: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None, description="Domains it scores, `*` for any text (`codegen__*`); default: all."
     )
 

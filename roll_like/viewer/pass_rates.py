@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from roll_like.config.data import DataSource
 from roll_like.config.load import load_config
 from roll_like.config.sampling import PromptRunConfig
-from roll_like.data.rows import read_rows
+from roll_like.data.rows import as_read, written_rows
 from roll_like.errors import ConfigError, DataError
 from roll_like.metrics.files import replacing
 from roll_like.metrics.rollouts import RolloutKind, read_rollouts, rollout_steps
@@ -48,7 +50,9 @@ class Written:
 
 
 def write_pass_rates(folder: Path, output: Path, kind: RolloutKind, solved_at: float) -> list[Written]:
-    """Write the rows of each source that a run sampled, with `pass_rate` (null: not sampled) and `attempts`.
+    """Write the rows of each source that a run sampled, with `pass_rate` and `attempts`.
+
+    Rows that were not sampled keep what they have of both: if nothing, null and 0.
 
     Args:
         folder: The run's.
@@ -57,7 +61,8 @@ def write_pass_rates(folder: Path, output: Path, kind: RolloutKind, solved_at: f
         solved_at: An answer is right if its reward is at least this.
 
     Raises:
-        ConfigError: The run has no prompts, none of this kind were sampled, or only some of the groups were recorded.
+        ConfigError: The run has no prompts, none of this kind were sampled, only some of the groups were recorded, or a
+            file would be written where a source is read.
         DataError: Rollouts or rows cannot be read, or a row cannot be written as JSON.
     """
     config = load_config(folder / "config.yaml")
@@ -82,17 +87,19 @@ def write_pass_rates(folder: Path, output: Path, kind: RolloutKind, solved_at: f
             f"{folder} has no rollouts of {section}.sources",
             fix="let the run take a step, or an evaluation (`--kind evaluate`), first",
         )
+    paths = [output / f"{source.label}.jsonl" for _, source in chosen]
+    _refuse_sources(paths, config.sources)
     output.mkdir(parents=True, exist_ok=True)
     written = []
-    for index, source in chosen:
-        path = output / f"{source.label}.jsonl"
+    for path, (index, source) in zip(paths, chosen, strict=True):
         shares: list[float | None] = []
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             for number, (origin, fields) in enumerate(_rows(source, f"{section}.sources.{index}"), start=1):
                 task_id = f"{source.label}:{number}"
                 tried = attempts[task_id]
                 shares.append(right[task_id] / tried if tried else None)
-                file.write(_line({**fields, PASS_RATE: shares[-1], ATTEMPTS: tried}, origin))
+                measured = {PASS_RATE: shares[-1], ATTEMPTS: tried}
+                file.write(_line({**fields, **measured} if tried else {**measured, **fields}, origin))
         written.append(
             Written(
                 path=path,
@@ -103,6 +110,17 @@ def write_pass_rates(folder: Path, output: Path, kind: RolloutKind, solved_at: f
             )
         )
     return written
+
+
+def _refuse_sources(paths: Iterable[Path], sources: Iterable[DataSource]) -> None:
+    """Check that no file is one that a source reads, or lies in a directory that it reads."""
+    for path, source in product(paths, sources):
+        place = Path(os.path.expanduser(source.path)).resolve()
+        if source.path and place.exists() and (path.resolve() == place or place in path.resolve().parents):
+            raise ConfigError(
+                f"{path} would be written where the source {source.label!r} is read: {source.path}",
+                fix="name another directory with -o",
+            )
 
 
 def _counts(folder: Path, kind: RolloutKind, solved_at: float) -> tuple[Counter[str], Counter[str]]:
@@ -122,14 +140,13 @@ def _counts(folder: Path, kind: RolloutKind, solved_at: float) -> tuple[Counter[
 
 def _rows(source: DataSource, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield rows as they stand in the file, with their origins."""
-    paths = {name for name in source.fields.values() if "." in name}
-    for row in read_rows(source, key):
-        if row.images:
+    for row in written_rows(source, key):
+        if as_read(row, source).images:
             raise DataError(
                 f"{row.origin}: a row with images cannot be written as JSON beside other files",
                 fix="add the column with a program of your own: `roll-like rollouts RUN --json` has task_id and reward",
             )
-        yield row.origin, {name: value for name, value in row.fields.items() if name not in paths}
+        yield row.origin, row.fields
 
 
 def _line(fields: Mapping[str, Any], origin: str) -> str:

@@ -641,6 +641,24 @@ def test_a_reward_that_no_row_names_is_an_error(make: Make, files: Path) -> None
     )
 
 
+def test_a_key_is_said_once(make: Make, files: Path) -> None:
+    text = only(mixed(make, files, source={"domain_weights": {"forms": 1}}))
+    assert text.startswith(
+        "error: data.sources.0: mixed.jsonl: there is no weight for the domains sums__small (9); add"
+    )
+
+
+def test_a_reward_for_no_domain_is_refused(make: Make, files: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.use\.0\.domains: found \[\]; expected a list of 1 or more"):
+        mixed(make, files, [{"type": "math", "domains": []}])
+
+
+def test_rows_that_are_streamed_need_no_tokenizer(make: Make, files: Path) -> None:
+    found = mixed(make, files, source={"streaming": True}, model={"path": "nobody/not-here"})
+    assert [each for each in found.errors if each.key.startswith("data")] == []
+    assert "the first 1,024 rows of 'mixed' were checked" in str(found.findings)
+
+
 def test_rows_that_are_streamed_say_nothing_of_those_that_were_not_read(make: Make, files: Path) -> None:
     use = [*BY_KIND, {"type": "exact_match", "domains": ["geography"]}]
     assert mixed(make, files, use, source={"streaming": True}).errors == []

@@ -109,8 +109,9 @@ def test_what_where_leaves_out_is_counted(renderer: Renderer) -> None:
 
 
 def test_values_keep_their_types(renderer: Renderer) -> None:
-    rows: list[dict[str, Any]] = [{"prompt": "a", "x": value} for value in (1, True, "1", 1.0)]
-    for wanted, kept in ((1, [1, 4]), (True, [2]), ("1", [3])):
+    """A number and a text are equal by the number, as in CSV; texts and truth values by themselves."""
+    rows: list[dict[str, Any]] = [{"prompt": "a", "x": value} for value in (1, True, "1", 1.0, "1.0", "one", [1])]
+    for wanted, kept in ((1, [1, 3, 4, 5]), (True, [2]), ("1", [1, 3, 4]), ("one", [6]), (["1.0", 2], [1, 4, 5])):
         assert ids(load(renderer, rows, where={"x": wanted})) == [f"mix:{number}" for number in kept]
 
 
@@ -136,6 +137,18 @@ def test_where_that_keeps_nothing_says_what_there_is(renderer: Renderer) -> None
         ({"where": {"x": {"low": 2, "high": 1}}}, "the band is empty: low is 2, high is 1"),
         ({"where": {"x": {}}}, "a band without low and high leaves nothing out"),
         ({"where": {"x": []}}, r"found \[\]; expected a list of 1 or more"),
+        *(
+            (
+                {"where": {"x": value}},
+                rf"^where\.x: {found}expected a text, a number, true or false, a list of these, or a band of "
+                r"numbers with `low` and `high` \[",
+            )
+            for value, found in (
+                (None, ""),
+                ([None], r"found \[null\]; "),
+                ({"min": 2}, r'found \{"min": 2\}; '),
+            )
+        ),
     ],
 )
 def test_mistakes_in_a_source(settings: dict[str, Any], message: str) -> None:
@@ -187,11 +200,24 @@ def test_an_order_with_weights_resumes(renderer: Renderer) -> None:
 
 
 def test_weights_are_of_the_domains_that_there_are(renderer: Renderer) -> None:
-    with pytest.raises(DataError, match=r"has no weight for stem \(1\)") as caught:
+    with pytest.raises(DataError, match=r"^`rows`: there is no weight for the domains stem \(1\)") as caught:
         load(renderer, domain_field="data_source", domain_weights={"math": 1, "code": 1})
-    assert caught.value.fix == "name each of these, or leave their rows out by data.sources.0.where"
-    with pytest.raises(DataError, match=r"has 'maths', and no row is of this domain; there are math \(4\), code \(1\)"):
+    assert (
+        caught.value.fix == "add them to data.sources.0.domain_weights, or leave their rows out by data.sources.0.where"
+    )
+    with pytest.raises(DataError, match=r"no row is of the domain 'maths'; there are math \(4\), code \(1\)"):
         load(renderer, domain_field="data_source", domain_weights={"maths": 1})
+    with pytest.raises(DataError, match=r"no row that `where` keeps is of the domain 'stem'; there are math \(4\)"):
+        load(
+            renderer,
+            domain_field="data_source",
+            domain_weights={"math": 1, "stem": 1},
+            where={"data_source": "math"},
+        )
+    long: list[dict[str, Any]] = [*ROWS, *({"prompt": "word " * 300, "data_source": "long"} for _ in range(2))]
+    weights = {"math": 1, "code": 1, "stem": 1, "long": 1}
+    with pytest.raises(DataError, match=r"all 2 prompts of the domain 'long' are longer than data\.max_prompt_tokens"):
+        load(renderer, long, domain_field="data_source", domain_weights=weights)
     kept = load(
         renderer,
         domain_field="data_source",
@@ -213,6 +239,50 @@ def test_rows_that_are_streamed_have_domains_and_are_chosen(renderer: Renderer, 
     assert all(task.task_id == f"many:{task.metadata['level'] + 1}" for task in found)
     assert {task.domain for task in found} == {"odd", "even"}
     assert order.find("many:78").metadata["level"] == 77
+
+
+def test_rows_that_are_kept_may_come_late_in_a_stream(
+    renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check before a run reads on until it has its rows, within a bound."""
+    file = tmp_path / "sorted.jsonl"
+    rows = [{"prompt": f"row {at}", "kind": "b" if at >= 2000 else "a"} for at in range(4000)]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    source = DataSource(path=str(file), streaming=True, where={"kind": "b"})
+    [report] = load_tasks([source], renderer, 200).report
+    assert (report.rows, report.kept) == (3024, 1024)
+    monkeypatch.setattr("roll_like.data.tasks.MOST_ROWS", 2000)
+    with pytest.raises(DataError, match=r"keeps none of the first 2000 rows; in 'kind' there are str 'a'") as caught:
+        load_tasks([source], renderer, 200)
+    assert "the others are not read before a run" in (caught.value.fix or "")
+
+
+def test_keys_that_are_not_set_leave_the_fingerprint_of_a_stream(renderer: Renderer, tmp_path: Path) -> None:
+    """Checkpoints from before `domain_field`, `domain_weights` and `where` are continued."""
+    file = tmp_path / "many.jsonl"
+    file.write_text('{"prompt": "a", "answer": "b"}\n', "utf-8")
+    values = {"path": str(file), "streaming": True, "answer_field": "answer"}
+
+    def settings(**changes: Any) -> str:
+        [source] = load_tasks([DataSource.model_validate(values | changes)], renderer, 200).sources
+        assert source.stream is not None
+        return source.stream.settings
+
+    before = (
+        f'{{"path":"{file}","rows":null,"name":null,"subset":null,"split":"train","revision":null,"streaming":true,'
+        '"stream_block":4096,"weight":1.0,"prompt_field":"prompt","system_prompt":null,"images_field":"images",'
+        '"transcripts":false,"domain":null,"answer_field":"answer","answer_after":null,"answer_boxed":false}'
+    )
+    assert settings() == f"{before} 200 {renderer.fingerprint}"
+    assert '"where":{"answer":"b"}' in settings(where={"answer": "b"})
+
+
+def test_an_answer_that_no_row_has_is_an_error(renderer: Renderer) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "kind": "math", "answer": "4"}, {"prompt": "b", "kind": "code"}]
+    with pytest.raises(DataError, match=r"none of 2 rows has an answer in 'ansewr'; .* 'kind', 'answer'") as caught:
+        load(renderer, rows, domain_field="kind", answer_field="ansewr")
+    assert caught.value.fix is not None
+    assert caught.value.fix.startswith("correct data.sources.0.answer_field, or set it to null")
 
 
 def test_teachers_of_domains_that_rows_name(renderer: Renderer) -> None:

@@ -426,3 +426,25 @@ def test_rows_of_a_runs_own_data_are_tried(tmp_path: Path, capsys: pytest.Captur
     config.write_text(json.dumps(changed(MINIMAL, data={"sources": [source]}, rewards={"use": use})))
     assert cli.main(["check-reward", "sums", "--config", str(config)]) == 1
     assert "sums.jsonl:1: the row has no field 'text'" in capsys.readouterr().err
+
+
+def test_rows_are_read_until_a_reward_scores_some(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{kind} {n}", "d": kind, "answer": str(n)} for kind in "ab" for n in range(6)]
+    file = tmp_path / "mixed.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source: dict[str, Any] = {"path": str(file), "domain_field": "d", "answer_field": "answer"}
+
+    def found(**settings: Any) -> list[str]:
+        use = [{"type": "math", "domains": ["b"]}, {"type": "exact_match", "domains": ["a"]}]
+        values = changed(MINIMAL, data={"sources": [source | settings]}, rewards={"use": use})
+        (tmp_path / "run.yaml").write_text(json.dumps(values))
+        return [case.prompt for case in reward_cases(load_config(tmp_path / "run.yaml"), "math")]
+
+    assert found() == found(domain_weights={"a": 1, "b": 1}) == ["b 0", "b 1", "b 2", "b 3"]
+    assert found(where={"answer": ["4", "5"]}) == ["b 4", "b 5"]
+    assert found(streaming=True) == ["b 0", "b 1", "b 2", "b 3"]
+    with pytest.raises(DataError, match="`where` keeps none of 12 rows"):
+        found(where={"answer": "7"})
+    file.write_text("")
+    with pytest.raises(DataError, match="holds no rows"):
+        found()

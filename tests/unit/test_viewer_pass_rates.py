@@ -85,3 +85,54 @@ def test_groups_that_were_not_recorded_are_not_guessed(run: Path, capsys: pytest
     assert cli.main(["pass-rates", "first", "-o", "rated"]) == 2
     assert "the rates of training would be wrong" in capsys.readouterr().err
     assert cli.main(["pass-rates", "first", "-o", "rated", "--kind", "evaluate"]) == 0
+
+
+def written(run: Path, rows: list[dict[str, Any]], **settings: Any) -> list[Any]:
+    """The rows of a run with others in place of its own."""
+    Path("sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["data"]["sources"] = [{"path": "sums.jsonl", **settings}]
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    assert cli.main(["pass-rates", "first", "-o", "rated"]) == 0
+    return [json.loads(line) for line in Path("rated/sums.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_rows_stand_as_in_the_file(run: Path) -> None:
+    """A flattened table has columns with dots; a transcript stays a text; a path adds no column."""
+    flat = [{"prompt": f"s{n}", "reward_model.ground_truth": str(n)} for n in range(4)]
+    rows = written(run, flat, answer_field="reward_model.ground_truth")
+    assert rows == [row | rate for row, rate in zip(flat, map(rate_of, rows), strict=True)]
+    talks = [{"prompt": "\n\nHuman: Hi\n\nAssistant:", "more": {"answer": str(n)}} for n in range(4)]
+    rows = written(run, talks, answer_field="more.answer", transcripts=True)
+    assert rows == [row | rate for row, rate in zip(talks, map(rate_of, rows), strict=True)]
+
+
+def rate_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {"pass_rate": row["pass_rate"], "attempts": row["attempts"]}
+
+
+def test_rows_that_were_not_sampled_keep_their_rate(run: Path) -> None:
+    rows = [{"prompt": f"s{n}", "pass_rate": 0.5, "attempts": 6} for n in range(5)]
+    rows += [{"prompt": "s5", "pass_rate": 0.25}, {"prompt": "s6"}]
+    assert [(row["pass_rate"], row["attempts"]) for row in written(run, rows)] == [
+        *((0.0, 2), (0.75, 4), (1.0, 2), (0.0, 2)),
+        *((0.5, 6), (0.25, 0), (None, 0)),
+    ]
+
+
+def test_no_file_is_written_where_a_source_is_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("sums.jsonl").read_text("utf-8")
+    assert cli.main(["pass-rates", "first", "-o", "."]) == 2
+    said = capsys.readouterr().err
+    assert "sums.jsonl would be written where the source 'sums' is read: sums.jsonl" in said
+    assert "fix: name another directory with -o" in said
+    assert Path("sums.jsonl").read_text("utf-8") == before
+    # nor into a directory that is read whole
+    Path("eval").mkdir()
+    Path("eval/some.jsonl").write_text(before, "utf-8")
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["evaluation"] = {"sources": [{"path": "eval", "answer_field": "reward_model.ground_truth"}]}
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    assert cli.main(["pass-rates", "first", "-o", "eval/rated"]) == 2
+    assert "is read: eval\n" in capsys.readouterr().err
+    assert not Path("eval/rated").exists()
