@@ -13,6 +13,7 @@ import pytest
 from algorithm_samples import make_group, make_scored, make_task
 
 from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.algorithms.advantages.groups import pkpo_advantages
 from roll_like.algorithms.advantages.tokens import token_baseline_advantages
 from roll_like.errors import ConfigError, EngineError, RewardError
 from roll_like.registry import ADVANTAGES
@@ -88,6 +89,13 @@ def test_pkpo_by_hand() -> None:
     assert [row[0] for row in responses(best_of_all)] == pytest.approx([0, 1.5, 0])
     lost = estimator("pkpo", k=3).assign([make_group([1.0, 0.0]), make_group([1.0], task_id="toy/1")])
     assert [row[0] for row in responses(lost)] == [2, 0, 0], "fewer than k are left: the best of those"
+
+
+def test_pkpo_of_large_groups() -> None:
+    """One right answer of 2,000 is in half of the sets of 1,000: 2000 · C(1999, 999)/C(2000, 1000) = 1000."""
+    advantages = pkpo_advantages(np.array([1.0] + [0.0] * 1999), k=1000)
+    assert advantages[0] == pytest.approx(1000, rel=1e-12)
+    assert not advantages[1:].any()
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])

@@ -289,9 +289,11 @@ def pkpo_advantages(rewards: Rewards, k: int) -> Rewards:
     if not has_signal(rewards):
         return np.zeros_like(rewards)
     ascending = np.sort(rewards)
-    sets = np.array([math.comb(rank, k - 2) for rank in range(size)], np.float64)
+    # integers are divided exactly: of large groups they are beyond floats
+    all_sets = math.comb(size, k)
+    sets = np.array([math.comb(rank, k - 2) / all_sets for rank in range(size)])
     gains = np.maximum(rewards[:, None] - ascending[None, :], 0.0)  # over each reward that is lower
-    advantages: Rewards = gains @ sets * size / math.comb(size, k)
+    advantages: Rewards = gains @ sets * size
     return advantages
 
 
