@@ -55,10 +55,11 @@ class CompositeConfig(RewardConfig):
         for name in sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two parts are called {name!r}; give each a `name` of its own")
         for part, name in zip(self.parts, names, strict=True):
-            if part.sources is not None:
-                raise ValueError(
-                    f"the part {name!r} has `sources`, which only the composite itself can have; move them"
-                )
+            for key in ("sources", "domains"):
+                if getattr(part, key) is not None:
+                    raise ValueError(
+                        f"the part {name!r} has `{key}`, which only the composite itself can have; move them"
+                    )
         weighed = {"weighted": self.parts, "product": (), "gated": self.parts[1:]}[self.combine]
         for part, name in zip(self.parts, names, strict=True):
             if part.weight != 1.0 and part not in weighed:

@@ -187,7 +187,8 @@ def test_the_schema_of_the_configuration_is_finite() -> None:
     [
         ({"use": [part("a")]}, "expected a list of 2 or more"),
         ({"use": [part("a"), part("a")]}, "two parts are called 'a'"),
-        ({"use": [part("a", sources=["s"]), part("b")]}, "only the composite itself"),
+        ({"use": [part("a", sources=["s"]), part("b")]}, "`sources`, which only the composite itself"),
+        ({"use": [part("a", domains=["s"]), part("b")]}, "`domains`, which only the composite itself"),
         ({"use": [part("a", weight=2.0), part("b")], "combine": "product"}, "no effect with combine: product"),
         ({"use": [part("a", weight=2.0), part("b")], "combine": "gated"}, "weight of the part 'a'"),
         ({"use": [{"type": "matth"}, part("b")]}, "'math'"),
