@@ -48,8 +48,11 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         passed = [any(map(_solved, group.samples)) for group in groups]
         metrics["rollout/reward/pass"] = Mean(float(np.mean(passed)), len(groups))
     domains = _by_domain(groups)
-    for domain, members in domains.items() if len(domains) > 1 else ():
+    for domain, members in domains.items():
+        if len(domains) == 1 and all(group.task.source == domain for group in members):
+            continue  # the source's figures are the same
         prefix = f"rollout/domain/{domain}"
+        metrics |= merge(_domain_metrics(prefix, sample) for group in members for sample in group.samples)
         metrics[f"{prefix}/zero_variance"] = Mean(_share_zero_variance(members), len(members))
         metrics[f"{prefix}/groups"] = Sum(float(len(members)))
     return metrics
@@ -218,7 +221,6 @@ def _sample_metrics(sample: Scored) -> dict[str, Metric]:
         **{f"rollout/{name}": Mean(value) for name, value in sample.details.items()},
         f"rollout/source/{trajectory.task.source}/reward": Mean(sample.reward),
         **({f"rollout/agent/{sample.agent}/reward": Mean(sample.reward)} if sample.agent else {}),
-        **_domain_metrics(sample),
         "rollout/response_length/mean": Mean(length),
         "rollout/response_length/max": Max(length),
         "rollout/truncated": Mean(float(trajectory.stop_reason is StopReason.LENGTH)),
@@ -234,12 +236,8 @@ def _kept_metrics(kept: KeptTokens | None) -> dict[str, Metric]:
     return {"rollout/kept/mean": Mean(float(counts.mean()), len(counts)), "rollout/kept/max": Max(float(counts.max()))}
 
 
-def _domain_metrics(sample: Scored) -> dict[str, Metric]:
-    """Return the figures of a sample's domain, where that is something else than its source."""
+def _domain_metrics(prefix: str, sample: Scored) -> dict[str, Metric]:
     trajectory = sample.trajectory
-    if trajectory.task.domain == trajectory.task.source:
-        return {}
-    prefix = f"rollout/domain/{trajectory.task.domain}"
     return {
         f"{prefix}/reward": Mean(sample.reward),
         f"{prefix}/response_length": Mean(float(trajectory.response_length)),

@@ -458,6 +458,18 @@ def test_domains_have_filters_and_figures_of_their_own() -> None:
     assert values["rollout/domain/code/zero_variance"] == 1
     values = reduce(evaluation_metrics(collected(groups), 2))
     assert (values["eval/domain/maths/pass@2"], values["eval/domain/code/pass@2"]) == (1, 0)
+
+
+def test_a_domain_may_be_called_as_its_source_is() -> None:
+    named, other = (replace(task(index), domain=domain) for index, domain in enumerate((task().source, "maths")))
+    groups = [group(named, [1.0, 0.5]), group(other, [0.0, 0.0])]
+    values = reduce(rollout_metrics(collected(groups), policy_version=1))
+    assert values[f"rollout/source/{named.source}/reward"] == 0.375
+    assert values[f"rollout/domain/{named.domain}/reward"] == 0.75
+    alone = reduce(rollout_metrics(collected(groups[:1]), policy_version=1))
+    assert not any(name.startswith("rollout/domain") for name in alone), "there the source's figures are the same"
+    alone = reduce(rollout_metrics(collected(groups[1:]), policy_version=1))
+    assert (alone["rollout/domain/maths/reward"], alone["rollout/domain/maths/groups"]) == (0, 1)
     assert not any("domain" in name for name in reduce(rollout_metrics(collected([group(task(), [1.0])]), 1)))
 
 
