@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,18 @@ from roll_like.data.order import ItemSource, Order
 from roll_like.errors import CheckpointError, GenerationError
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.metrics import rollout_metrics
-from roll_like.rollout.source import RolloutSource
+from roll_like.rollout.source import GroupSource, RolloutSource
+from roll_like.run.state import RunState
 from roll_like.types import FloatArray, Pair, TrainingSample
 from roll_like.values import Last, merge
 
 #: How often in a row an iteration may sample without getting a single pair.
 COLLECTIONS = 5
+
+
+def in_steps_of(state: RunState, source: GroupSource) -> GroupSource:
+    """Return a source that is told the run's step when groups are collected, not how often they were collected."""
+    return replace(source, begin_step=lambda _: source.begin_step(state.finished))
 
 
 class RefreshedReference:

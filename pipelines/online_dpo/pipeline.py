@@ -20,7 +20,7 @@ from roll_like.builtin.pipelines.dpo.preferences import (
     with_reference_logprobs,
 )
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
-from roll_like.builtin.pipelines.online_dpo.iterations import RefreshedReference, SampledPairs
+from roll_like.builtin.pipelines.online_dpo.iterations import RefreshedReference, SampledPairs, in_steps_of
 from roll_like.check import Finding, Report, check
 from roll_like.check.data import prompt_findings
 from roll_like.check.plan import Plan, plan
@@ -86,9 +86,8 @@ class OnlineDPOPipeline(TrainerPipeline[OnlineDPOConfig, PairStep]):
             # given pairs are compared with the starting policy throughout
             asked = [] if evaluated is None else evaluated.sequences
             for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
-        source = prompts.groups(state.metrics.warn)
         rollouts = SynchronousRollouts(
-            source,
+            in_steps_of(state, prompts.groups(state.metrics.warn)),
             config.rollout,
             seed=config.seed,
             runner=workers.runner,

@@ -18,12 +18,14 @@ from roll_like.builtin.pipelines.online_dpo.iterations import (
     COLLECTIONS,
     RefreshedReference,
     SampledPairs,
+    in_steps_of,
 )
 from roll_like.builtin.pipelines.online_dpo.pipeline import Evaluators, OnlineDPOPipeline
 from roll_like.errors import CheckpointError, ConfigError, GenerationError
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.collection import Collected
+from roll_like.rollout.source import GroupSource
 from roll_like.types import FloatArray, Group, Scored, TrainingSample
 from roll_like.values import Last, Mean, Metrics, merge, reduce
 
@@ -118,6 +120,25 @@ def test_an_iteration_lasts_its_epochs_and_then_the_newest_policy_samples_the_ne
     assert figures["rollout/reward/mean"] == 0.5
     assert figures["staleness/max"] == 1  # the fake's samples are of version 0
     assert len(rig.notes.collected) == 2
+
+
+def test_curricula_count_steps_and_not_iterations() -> None:
+    told: list[int] = []
+    unused: Any = None
+    plain = GroupSource(make_runner=unused, engines=unused, order=unused, accept=unused, begin_step=told.append)
+    state: Any = SimpleNamespace(finished=0)
+    source = in_steps_of(state, plain)
+
+    class Rollouts(FakeRollouts):
+        def collect(self, step: int) -> Collected:
+            source.begin_step(step)
+            return super().collect(step)
+
+    rig = Rig(Rollouts(), epochs=2)
+    for state.finished in range(7):
+        rig.take()
+    assert rig.rollouts.asked == [0, 1, 2]
+    assert told == [0, 3, 6]
 
 
 def test_an_iteration_lasts_its_steps_and_few_pairs_are_all_of_a_step() -> None:
