@@ -56,10 +56,10 @@ def check_domains(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Ite
             yield Finding.error(f"domains.{name}", f"no row is of this domain; {meant}there are {counted(domains)}")
     for index, reward in enumerate(rewards):
         key = f"rewards.use.{index}"
-        for name in reward.domains or ():
-            if not any(of_domain(domain, name) for domain in domains):
-                yield Finding.error(f"{key}.domains", f"no row is of the domain {name!r}; there are {counted(domains)}")
-        if index not in scoring:
+        unknown = [name for name in reward.domains or () if not any(of_domain(domain, name) for domain in domains)]
+        for name in unknown:
+            yield Finding.error(f"{key}.domains", f"no row is of the domain {name!r}; there are {counted(domains)}")
+        if index not in scoring and not unknown:
             yield Finding.error(
                 key,
                 f"the reward {reward_name(reward)!r} scores no row; there are rows of {counted(domains)}; correct its "
