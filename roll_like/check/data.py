@@ -18,7 +18,7 @@ from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.streamed import FIRST_ROWS
 from roll_like.data.tasks import TOO_LONG, TaskSource, load_task_source
 from roll_like.errors import FOREIGN_ERRORS, RollLikeError
-from roll_like.registry import REWARDS
+from roll_like.registry import CURRICULA, REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rewards.trial import TRIAL_SECONDS, is_cheap, try_reward
@@ -49,6 +49,7 @@ def prompt_findings(
     yield from findings
     yield from check_tasks(config, tasks)
     yield from further(tasks)
+    yield from check_curriculum(config, tasks["data"])
     yield from check_domains(config, sources)
     yield from check_rewards(config, sources)
     yield from check_benchmarks(config, renderer)
@@ -200,6 +201,22 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
                 "evaluation.sources",
                 f"{shared} of {len(source.items)} prompts of {source.name!r} are trained on too, so the evaluation "
                 "says little about unseen tasks",
+            )
+
+
+def check_curriculum(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:
+    """Yield the first row of each source that lacks what the curriculum reads."""
+    section = config.data.curriculum
+    if section is None:
+        return
+    for source in sources:
+        try:
+            curriculum = CURRICULA.get(section.type)(section)
+            for task in source.items:
+                curriculum.check_row(task)
+        except FOREIGN_ERRORS as error:
+            yield failed(
+                "data.curriculum", error, f"curriculum {section.type!r} cannot take the rows of {source.name!r}"
             )
 
 

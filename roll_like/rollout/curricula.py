@@ -24,13 +24,13 @@ through `state` and `load_state`; numbers of `turns.random()` follow from the ru
         def next(self, turns: Turns) -> Task:
             if turns.random() < 0.5:
                 return turns.next()
-            return min(turns.tasks, key=lambda task: turns.rate(task) or 1.0)
+            return min(turns.tasks, key=lambda task: 1.0 if (rate := turns.rate(task)) is None else rate)
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, Protocol, Self
@@ -120,6 +120,36 @@ class Curriculum(Algorithm):
             fix="widen its band or its limits, or leave data.curriculum out",
         )
 
+    def check_row(self, task: Task) -> None:
+        """Check that a row has what the curriculum reads, before a run starts.
+
+        Raises:
+            DataError: It has not.
+        """
+        self.measured_before(task)
+
+    def measured_before(self, task: Task) -> float | None:
+        """Return the solve rate that a task's row holds; None where it is null, or no `rate_field` is set.
+
+        Raises:
+            DataError: The field holds no rate.
+        """
+        field = self.config.rate_field
+        if field is None:
+            return None
+        try:
+            if named_field(task.metadata, field) is None:
+                return None
+        except LookupError:
+            pass  # named below
+        rate = _number(task, field, "the solve rate", "rate_field")
+        if not 0 <= rate <= 1:
+            raise DataError(
+                f"{task.origin}: expected a solve rate from 0 to 1 in {field!r}, found {rate:g}",
+                fix="correct the row, or data.curriculum.rate_field",
+            )
+        return rate
+
     def begin_step(self, step: int) -> None:
         """Take note that the groups of a step are collected now, counted from 0; by default nothing.
 
@@ -153,7 +183,9 @@ class SolveRate(Curriculum):
             default=0.1, description="How likely a task outside of the band is attempted when its turn comes."
         )
         after: PositiveInt = Field(
-            default=1, description="Groups outside of the band, one after another, before this holds for a task."
+            default=1,
+            description="Groups outside of the band, one after another, before this holds for a task; if more than 1, "
+            "also for one that was measured before.",
         )
 
         @model_validator(mode="after")
@@ -170,8 +202,8 @@ class SolveRate(Curriculum):
         self._outside: dict[str, int] = {}
 
     def chance(self, task: Task, rate: float | None) -> float:
-        """Return 1 within the band and for tasks that nothing is known of, else `keep`."""
-        waits = 0 < self._outside.get(task.task_id, 0) < self.config.after
+        """Return 1 within the band, for tasks that nothing is known of and while a task may be outside; else `keep`."""
+        waits = self.config.after > 1 and self._outside.get(task.task_id, 0) < self.config.after
         return 1.0 if rate is None or waits or self._fits(rate) else float(self.config.keep)
 
     def ended(self, task: Task, rate: float) -> None:
@@ -254,9 +286,13 @@ class Stages(Curriculum):
         Raises:
             DataError: The row has no number in `field`.
         """
-        difficulty = _number(task, self.config.field, "the difficulty", "field")
-        limits = self.config.limits
+        difficulty, limits = self._difficulty(task), self.config.limits
         return 1.0 if self.stage >= len(limits) or difficulty <= limits[self.stage] else 0.0
+
+    def check_row(self, task: Task) -> None:
+        """Check a row's difficulty, too."""
+        super().check_row(task)
+        self._difficulty(task)
 
     def ended(self, task: Task, rate: float) -> None:  # noqa: ARG002
         """Begin the next stage if the last groups were mostly solved."""
@@ -284,6 +320,9 @@ class Stages(Curriculum):
         """Continue in that stage."""
         self.stage = int(state["stage"])
         self._rates = deque(map(float, state["rates"]), maxlen=self.config.groups)
+
+    def _difficulty(self, task: Task) -> float:
+        return _number(task, self.config.field, "the difficulty", "field")
 
 
 def _number(task: Task, field: str, what: str, key: str) -> float:
@@ -322,12 +361,12 @@ class CurriculumOrder:
         self._order = order
         self._curriculum = curriculum
         self._seed = seed
+        self._before = {task.task_id: curriculum.measured_before(task) for task in tasks}
         self._rates: dict[str, float] = {}
+        self._pools = self._counted()
         self._draws = 0
         self._seen = self._attempted = self._known = 0
         self._known_rates = 0.0
-        for task in tasks:
-            self._measured_before(task)
 
     def next(self) -> Task:
         """Return the next task that is attempted.
@@ -346,8 +385,11 @@ class CurriculumOrder:
 
     def rate(self, task: Task) -> float | None:
         """Return a task's solve rate so far; None if nothing is known of it."""
-        rate = self._rates.get(task.task_id)
-        return self._measured_before(task) if rate is None else rate
+        identity = task.task_id
+        if identity in self._rates:
+            return self._rates[identity]
+        # of a streamed source there are more tasks than the first ones
+        return self._before[identity] if identity in self._before else self._curriculum.measured_before(task)
 
     def random(self) -> float:
         """Return a number in [0, 1), another one at each call."""
@@ -368,7 +410,10 @@ class CurriculumOrder:
         identity = group.task.task_id
         known = self.rate(group.task)
         before = found if known is None else known
-        self._rates[identity] = config.memory * before + (1 - config.memory) * found
+        rate = self._rates[identity] = config.memory * before + (1 - config.memory) * found
+        if identity in self._before:
+            self._pools[self._pool(known)] -= 1
+            self._pools[self._pool(rate)] += 1
         self._curriculum.ended(group.task, found)
 
     def figures(self) -> Metrics:
@@ -376,7 +421,8 @@ class CurriculumOrder:
         figures: dict[str, Metric] = {
             "curriculum/attempted": Sum(float(self._attempted)),
             "curriculum/measured": Last(len(self._rates) / len(self.tasks)),
-            **self._pools(),
+            "curriculum/hard": Last(self._pools["hard"] / len(self.tasks)),
+            "curriculum/easy": Last(self._pools["easy"] / len(self.tasks)),
             **self._curriculum.figures(),
         }
         if self._seen:
@@ -413,6 +459,7 @@ class CurriculumOrder:
         kept = state.get("curriculum", {})
         try:
             self._rates = {str(task_id): float(rate) for task_id, rate in kept.get("rates", {}).items()}
+            self._pools = self._counted()
             if kept:
                 self._curriculum.load_state(kept["own"])
             self._draws = int(kept.get("draws", self._order.drawn))  # not in older checkpoints, nor is what follows
@@ -425,29 +472,16 @@ class CurriculumOrder:
                 fix="restore data.curriculum as it was, or start a new run",
             ) from error
 
-    def _pools(self) -> dict[str, Metric]:
-        """Return the shares of tasks that are too hard and too easy to learn much from, as far as is known."""
-        low, high = self._curriculum.band
-        rates = [rate for task in self.tasks if (rate := self.rate(task)) is not None]
-        hard, easy = sum(not at_least(rate, low) for rate in rates), sum(not at_least(high, rate) for rate in rates)
-        return {"curriculum/hard": Last(hard / len(self.tasks)), "curriculum/easy": Last(easy / len(self.tasks))}
+    def _counted(self) -> Counter[str]:
+        """Return how many tasks are in each pool, as far as is known."""
+        return Counter(self._pool(self._rates.get(task_id, rate)) for task_id, rate in self._before.items())
 
-    def _measured_before(self, task: Task) -> float | None:
-        field = self._curriculum.config.rate_field
-        if field is None:
-            return None
-        try:
-            if named_field(task.metadata, field) is None:
-                return None
-        except LookupError:
-            pass  # named below
-        rate = _number(task, field, "the solve rate", "rate_field")
-        if not 0 <= rate <= 1:
-            raise DataError(
-                f"{task.origin}: expected a solve rate from 0 to 1 in {field!r}, found {rate:g}",
-                fix="correct the row, or data.curriculum.rate_field",
-            )
-        return rate
+    def _pool(self, rate: float | None) -> str:
+        """Return whether a task with this rate is too hard or too easy to learn much from."""
+        low, high = self._curriculum.band
+        if rate is None:
+            return "unknown"
+        return "hard" if not at_least(rate, low) else "other" if at_least(high, rate) else "easy"
 
 
 class _View:

@@ -631,9 +631,12 @@ def test_a_reward_that_no_row_names_is_an_error(make: Make, files: Path) -> None
     texts = [str(finding) for finding in mixed(make, files, use).errors]
     assert texts == [
         "error: rewards.use.2.domains: no row is of the domain 'geography'; there are sums__small (9), forms (7)",
-        "error: rewards.use.2: the reward 'exact_match' scores no row; there are rows of sums__small (9), forms (7); "
-        "correct its `domains` and `sources`, name it in the section `domains`, or remove it",
     ]
+    by_section = {name: {"rewards": [reward]} for name, reward in (("sums__small", "math"), ("forms", "ifeval"))}
+    assert only(mixed(make, files, ["math", "ifeval", "exact_match"], domains=by_section)) == (
+        "error: rewards.use.2: the reward 'exact_match' scores no row; there are rows of sums__small (9), forms (7); "
+        "correct its `domains` and `sources`, name it in the section `domains`, or remove it"
+    )
     section = {"sums_small": {"difficulty": {"of": "mean", "low": 0.1, "high": 0.9}}}
     assert only(mixed(make, files, domains=section)) == (
         "error: domains.sums_small: no row is of this domain; did you mean 'sums__small'? there are sums__small (9), "
@@ -662,6 +665,23 @@ def test_rows_that_are_streamed_need_no_tokenizer(make: Make, files: Path) -> No
 def test_rows_that_are_streamed_say_nothing_of_those_that_were_not_read(make: Make, files: Path) -> None:
     use = [*BY_KIND, {"type": "exact_match", "domains": ["geography"]}]
     assert mixed(make, files, use, source={"streaming": True}).errors == []
+
+
+def test_rows_without_what_a_curriculum_reads(make: Make, files: Path) -> None:
+    rows = [{**ROW, "prompt": f"Write about river {n}.", "rate": 0.5, "level": n} for n in range(16)]
+    del rows[4]["level"]
+    rows[7]["rate"] = 50
+    lines(files / "train.jsonl", *rows)
+    data = {"sources": [{"path": "train.jsonl"}], "max_prompt_tokens": 64}
+    stages = {"type": "stages", "field": "level", "limits": [3, 9]}
+    for curriculum, message in (
+        ({"type": "difficulty", "rate_field": "rate"}, "train.jsonl:8: expected a solve rate from 0 to 1 in 'rate'"),
+        ({"type": "solve_rate", "rate_field": "pass_rate"}, "train.jsonl:1: expected a number in 'pass_rate'"),
+        (stages, "train.jsonl:5: expected a number in 'level', the difficulty, found None"),
+    ):
+        assert only(make(data=data | {"curriculum": curriculum})).startswith(f"error: data.curriculum: {message}")
+    lines(files / "train.jsonl", *(row | {"level": 1} for row in rows))
+    assert make(data=data | {"curriculum": stages}).findings == []
 
 
 # engine, output, hardware

@@ -186,12 +186,66 @@ def test_a_task_may_leave_the_band_some_times_before_it_is_skipped() -> None:
     assert [chance_after(0.0), chance_after(0.0), chance_after(0.0), chance_after(0.0)] == [1, 1, 0.3, 0.3]
     assert chance_after(0.5) == 1
     assert [chance_after(1.0), chance_after(0.0), chance_after(1.0)] == [1, 1, 0.3]  # on either side
-    assert band.chance(task(2), 0.0) == 0.3, "a rate that another run measured counts at once"
+    assert band.chance(task(2), 0.0) == 1, "a rate that another run measured is no group of this one"
     again = curriculum("solve_rate", low=0.1, high=0.9, keep=0.3, after=3)
     again.load_state(json.loads(json.dumps(band.state())))
     assert again.state() == band.state() == {"outside": {"fake/1": 3}}
     again.load_state({})  # of an older checkpoint
-    assert again.chance(task(1), 0.0) == 0.3
+    assert again.chance(task(1), 0.0) == 1
+
+
+def test_a_better_group_skips_no_task() -> None:
+    order = order_of("solve_rate", low=0.4, high=0.9, keep=0.001, memory=0.5, after=3)
+    band = order._curriculum
+
+    def chance_after(*rewards: float) -> float:
+        order.ended(group(task(1), *rewards))
+        return band.chance(task(1), order.rate(task(1)))
+
+    assert chance_after(0.0, 0.0) == 1
+    assert chance_after(0.0, 1.0) == 1, "the rate is 0.25 still, and the last group was within the band"
+    assert [chance_after(0.0, 0.0) for _ in range(3)] == [1, 1, 0.001]
+
+
+def test_pools_are_counted_as_rates_change() -> None:
+    """As if they were counted anew, also of tasks that were measured before and after a checkpoint."""
+
+    def order() -> CurriculumOrder:
+        return order_of("solve_rate", tasks=rated(0.0, 0.5, 1, None, 0.1, 0.3), rate_field="before.rate", low=0.2)
+
+    def counts(of: CurriculumOrder) -> tuple[float, float]:
+        figures = of.figures()
+        return figures["curriculum/hard"].value * 6, figures["curriculum/easy"].value * 6
+
+    draw, chosen = np.random.default_rng(0), order()
+    assert counts(chosen) == (2, 1)
+    for _ in range(50):
+        chosen.ended(group(task(int(draw.integers(6))), *draw.integers(0, 2, 2).astype(float)))
+        rates = [chosen.rate(one) for one in chosen.tasks]
+        known = [rate for rate in rates if rate is not None]
+        expected = (sum(rate < 0.2 for rate in known), sum(rate > 0.95 for rate in known))
+        assert counts(chosen) == pytest.approx(expected)
+        again = order()
+        again.load_state(json.loads(json.dumps(chosen.state())))
+        assert counts(again) == counts(chosen)
+
+
+def test_rows_are_read_once() -> None:
+    class Counting(dict[str, Any]):
+        reads = 0
+
+        def __getitem__(self, key: str) -> Any:
+            Counting.reads += key == "rate"
+            return super().__getitem__(key)
+
+    tasks = source(3)
+    items = tuple(replace(one, metadata=Counting(rate=0.5)) for one in tasks.items)
+    order = order_of("solve_rate", tasks=replace(tasks, items=items), rate_field="rate")
+    before = Counting.reads
+    for _ in range(5):
+        order.ended(group(order.next(), 1.0))
+        order.figures()
+    assert Counting.reads == before > 0
 
 
 def rated(*rates: object) -> TaskSource:
