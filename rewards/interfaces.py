@@ -267,12 +267,14 @@ def _read_one(key: str) -> Callable[[Any], list[RewardResult]]:
 
 
 def _step_scores(given: Any) -> tuple[StepScore, ...]:
-    """Return the scores of steps; a number, such as how many there are, says none."""
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    """Return the scores of steps; a number, such as how many there are, or a list without mappings says none."""
+    if not isinstance(given, Sequence) or not any(isinstance(step, Mapping) for step in given):
         return ()
     for step in given:
         if not isinstance(step, Mapping) or not {"score", "end"} <= step.keys():
             raise RewardError(f"`steps` should be a list of mappings with `score` and `end`, found {step!r:.80} in it")
+        if not _number(step["end"]).is_integer():
+            raise RewardError(f"the `end` of a step should be a whole number of characters, found {step['end']!r}")
     return tuple(StepScore(_number(step["score"]), int(_number(step["end"]))) for step in given)
 
 

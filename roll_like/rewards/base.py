@@ -108,7 +108,13 @@ class Completion:
         >>> given_completion("<think>3?</think>5", messages=(), answer=None, metadata={}).answer_start
         17
         """
-        return self.full_text.rindex(self.text) if self.text else len(self.full_text)
+        if not self.text:
+            return len(self.full_text)
+        before = self.full_text
+        for mark in () if self.tags is None else self.tags.around:  # which may spell the answer
+            if before.rstrip().endswith(mark):
+                before = before.rstrip().removesuffix(mark)
+        return before.rindex(self.text)
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:

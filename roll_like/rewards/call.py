@@ -150,7 +150,8 @@ def _read_outcome(outcome: Outcome, completion: Completion) -> ResultOrError:
     if isinstance(outcome, RewardError):
         return outcome
     reward_result = outcome if isinstance(outcome, RewardResult) else RewardResult(outcome)
-    for step in reward_result.steps:
+    steps: Any = reward_result.steps
+    for step in steps if isinstance(steps, Sequence) else (steps,):
         if not isinstance(step, StepScore) or not isinstance(step.end, int | np.integer):
             return RewardError(f"steps should be a list of StepScore(value, end), found {step!r} among them")
     for what, value in (

@@ -588,3 +588,21 @@ async def test_a_call_in_reasoning_that_the_prompt_opened_is_no_call() -> None:
             message = answer.choices[0].message
             assert len(message.tool_calls or ()) == calls
             assert content is None or message.content == content
+
+
+@pytest.mark.parametrize(
+    ("full_text", "start"),
+    [
+        ("<response>s</response>", 10),  # which the closing tag spells too
+        ("<think>s</think>\n<response>\ns\n</response>\n", 28),
+        ("<think>s</think>s", 16),
+        ("<response></response>", 21),
+    ],
+)
+def test_where_the_answer_begins(full_text: str, start: int) -> None:
+    tags = ReasoningTags(around=("<response>", "</response>"))
+    reasoning, answer = split_reasoning(full_text, tags)
+    made = given_completion(answer, messages=(), answer=None, metadata={})
+    found = replace(made, text=answer, reasoning=reasoning, full_text=full_text, tags=tags)
+    assert found.answer_start == start
+    assert full_text[start:].startswith(answer)

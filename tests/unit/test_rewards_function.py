@@ -117,9 +117,22 @@ def test_a_mapping_may_have_scores_of_steps() -> None:
     # how many there are is a figure
     assert only(called("verl", lambda solution_str: {"score": 1, "steps": 3}, completion("A."))).details == {"steps": 3}
 
-    (lost,) = called("verl", lambda solution_str: {"score": 1, "steps": [0.5]}, completion("A."))
-    assert isinstance(lost, RewardError)
-    assert "`steps` should be a list of mappings with `score` and `end`, found 0.5 in it" in str(lost)
+    # and a list of something else is the function's own
+    for own in ([0.1, 0.2], ["a", "b"]):
+        found = only(called("verl", lambda solution_str, own=own: {"score": 1, "steps": own}, completion("A.")))
+        assert (found.value, found.steps) == (1.0, ())
+
+    step = {"score": 0.5, "end": 2.0}
+    for wrong, message in (
+        ([step, 0.5], "`steps` should be a list of mappings with `score` and `end`, found 0.5 in it"),
+        ([{"score": 1}], "`steps` should be a list of mappings with `score` and `end`, found {'score': 1} in it"),
+        ([step | {"end": 3.9}], "the `end` of a step should be a whole number of characters, found 3.9"),
+        ([step | {"end": math.nan}], "the `end` of a step should be a whole number of characters, found nan"),
+    ):
+        given = {"score": 1, "steps": wrong}
+        (lost,) = called("verl", lambda solution_str, given=given: given, completion("A."))
+        assert isinstance(lost, RewardError)
+        assert message in str(lost)
 
 
 def test_a_mapping_without_the_score_names_its_keys() -> None:

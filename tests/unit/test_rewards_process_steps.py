@@ -269,6 +269,7 @@ class Returns:
         ([StepScore(1.0, 7)], r"go up, to at most 6 .* found \[7\]"),
         ([StepScore(1.0, -1)], r"found \[-1\]"),
         ([StepScore(float("nan"), 4)], "the score of step 0 should be a finite number, found nan"),
+        (None, r"steps should be a list of StepScore\(value, end\), found None"),
         ([(1.0, 4)], r"steps should be a list of StepScore\(value, end\), found \(1.0, 4\)"),
         ([StepScore(1.0, 4.5)], r"steps should be a list of StepScore"),  # type: ignore[arg-type]
     ],
