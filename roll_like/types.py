@@ -289,6 +289,11 @@ class Trajectory:
         return int(self.sampled.sum())
 
     @property
+    def last_text(self) -> str:
+        """What rewards see as everything that was sampled; of an episode the last turn."""
+        return self.record[-1].text if self.record else self.text
+
+    @property
     def policy_version(self) -> int:
         """Oldest policy version among its segments."""
         return min(segment.policy_version for segment in self.segments)
@@ -325,6 +330,7 @@ class Scored:
         step_scores: The scores of the answer's steps, in order, of each reward that gives some, by its name.
         step_rewards: The same as estimators take them: the sampled token with which a step ends, counted from 0, and
             the weighted scores of all rewards there; ascending. Empty until `with_step_rewards` has placed them.
+        step_value: What of `reward` these stand in the place of: the weighted values of their rewards.
     """
 
     trajectory: Trajectory
@@ -338,11 +344,21 @@ class Scored:
     agent: str = ""
     step_scores: Mapping[str, tuple[StepScore, ...]] = field(default_factory=dict)
     step_rewards: tuple[tuple[int, float], ...] = ()
+    step_value: float = 0.0
 
     @property
     def outcome(self) -> float:
         """The reward without the values of rewards that gave scores of steps."""
         return self.reward - sum(self.weights[name] * self.rewards[name] for name in self.step_scores)
+
+    def steps_of(self, name: str) -> tuple[StepScore, ...]:
+        """Return the scores of steps of a reward that gave some in the group: without any, its value as one step's.
+
+        An episode's turns that have rewards are steps, and the value is part of the last one's.
+        """
+        if name in self.step_scores or name not in self.rewards or self.turn_rewards:
+            return self.step_scores.get(name, ())
+        return (StepScore(self.rewards[name], len(self.trajectory.last_text)),)
 
     @property
     def record(self) -> tuple[TurnRecord, ...]:

@@ -125,7 +125,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
             make_runner=partial(self._manager.runner, plan),
             engines=self._manager.engines,
             order=order,
-            accept=GroupFilter(config.rollout),
+            accept=GroupFilter(config.rollout, of_steps=config.uses_steps),
         )
 
     def evaluator(self, warn: Callable[[str], None]) -> Evaluates | None:  # noqa: ARG002 - of the protocol

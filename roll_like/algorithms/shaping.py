@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roll_like.algorithms.advantages.base import STD_EPSILON, Rewards, flatten, whiten
+from roll_like.algorithms.advantages.base import STD_EPSILON, Rewards, describe_sample, flatten, whiten
+from roll_like.errors import RewardError
 from roll_like.types import Group, PolicySample, Scored, StopReason
 from roll_like.values import Max, Mean, Metric, Min, at_least, has_signal, merge
 
@@ -83,10 +84,12 @@ class RewardShaping:
     Args:
         config: `algorithm.reward_shaping`.
         max_response_tokens: Most sampled tokens of a trajectory whose history is not rewritten.
+        uses_steps: Whether advantages use rewards of steps, which `normalise` and `clip` know nothing of.
     """
 
-    def __init__(self, config: RewardShapingConfig, *, max_response_tokens: int) -> None:
+    def __init__(self, config: RewardShapingConfig, *, max_response_tokens: int, uses_steps: bool = False) -> None:
         self._config = config
+        self._uses_steps = uses_steps
         self._limit = max_response_tokens
         self._running = RunningMoments()
 
@@ -94,7 +97,12 @@ class RewardShaping:
         """Return the groups with shaped rewards, and metrics.
 
         Greedy baselines are shaped like the samples they are compared with; statistics are over the samples only.
+
+        Raises:
+            RewardError: Rewards with scores of steps would be standardised or clipped as a whole, and used by step.
         """
+        if self._uses_steps and (self._normalises or self._config.clip is not None):
+            _refuse_steps(groups)
         penalised = [self._penalised(group) for group in groups]
         shaped = [_with_rewards(group, rewards) for group, rewards in self._normalised(penalised)]
         figures = [
@@ -133,6 +141,9 @@ class RewardShaping:
             factor, instead = truncated.factor or 0.0, truncated.reward or 0.0  # one of them is set
             worths = np.where(cut, factor * rewards + instead, rewards)
             parts["truncated"], rewards = worths - rewards, worths
+            members = tuple(
+                _truncated(member, factor, instead) if out else member for member, out in zip(members, cut, strict=True)
+            )
         if (overlong := self._config.overlong) is not None:
             parts["overlong"] = -overlong_penalties(
                 lengths, limit=self._limit, buffer=overlong.buffer_tokens, penalty=overlong.penalty
@@ -174,6 +185,27 @@ class RewardShaping:
 
 #: Names under which shaping's own changes appear among a sample's rewards.
 PENALTIES = ("truncated", "overlong", "length")
+
+
+def _refuse_steps(groups: Sequence[Group[Scored]]) -> None:
+    for sample in flatten(groups):
+        if sample.step_rewards:
+            raise RewardError(
+                "algorithm.reward_shaping: normalise and clip change a reward as a whole, but "
+                f"{describe_sample(sample)} has scores of steps, and the advantage estimator uses these",
+                fix="remove normalise and clip (algorithm.advantage_shaping can whiten and clip advantages), or use an "
+                "estimator of whole rewards, such as algorithm.advantage: grpo",
+            )
+
+
+def _truncated(sample: Scored, factor: float, instead: float) -> Scored:
+    """Return a sample whose steps have `factor` of their rewards, or one step at the end with the reward in place."""
+    if not sample.step_rewards:
+        return sample
+    steps = tuple((at, factor * reward) for at, reward in sample.step_rewards)
+    if not factor:
+        steps = ((sample.trajectory.response_length - 1, instead),)
+    return replace(sample, step_rewards=steps, step_value=factor * sample.step_value + instead)
 
 
 def _with_rewards(group: Group[Scored], rewards: Rewards) -> Group[Scored]:

@@ -350,11 +350,18 @@ class AlgorithmConfig(ConfigModel):
                 f"{longest_response} sampled tokens; set it to that or less",
             )
         yield from self._sign_violations()
+        whole = shaping.clip is not None or {shaping.normalise.mean, shaping.normalise.std} != {"none"}
+        if self.advantage.type == "grpo_process" and whole:
+            yield Violation(
+                key,
+                "grpo_process compares scores of steps, and normalise and clip change the reward as a whole; remove "
+                "them (it standardises by itself; advantage_shaping.clip clips advantages)",
+            )
         if self.advantage.type == "gdpo":
             why = "gdpo standardises every configured reward on its own and never looks at their sum"
             if self.kl.use == "reward":
                 yield Violation(("algorithm", "kl", "use"), f"{why}, so a penalty in the reward is lost; set use: loss")
-            if shaping.clip is not None or {shaping.normalise.mean, shaping.normalise.std} != {"none"}:
+            if whole:
                 yield Violation(key, f"{why}, so normalise and clip have no effect; remove them")
 
     def _sign_violations(self) -> Iterator[Violation]:

@@ -138,6 +138,11 @@ class SamplingRunConfig(RunConfig):
         return (trainer, self.resources.role("inference", self.inference.replicas, "inference.replicas"), *others)
 
     @property
+    def uses_steps(self) -> bool:
+        """Whether scores of steps are learned from, not rewards alone."""
+        return False
+
+    @property
     def processes(self) -> dict[str, int]:
         """Worker processes without a device of their own, by what they are."""
         return {}
@@ -433,6 +438,12 @@ class PolicyGradientConfig(SamplingRunConfig):
             if section is not None
         ]
         return (*super().roles, *found)
+
+    @property
+    def uses_steps(self) -> bool:
+        """Whether the advantage estimator uses scores of steps."""
+        uses: bool = ADVANTAGES.get(self.algorithm.advantage.type).uses_steps
+        return uses
 
     @property
     def compares_groups(self) -> bool:

@@ -90,14 +90,20 @@ def last_tokens(
     """
     # whole characters that the tokens up to each one spell; one that is divided counts where it is complete
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    reached, told = 0, list[int]()
-    for at, token_id in enumerate(token_ids.tolist()):
+    reached, begun, told = 0, False, list[int]()
+    for token_id in token_ids.tolist():
         spelled = spell(token_id)
         if token_id in special and not text.startswith(spelled.decode(errors="replace"), reached):
             spelled = b""
-        if not at and spelled[:1] == b" " and text[:1] != " ":  # a space that only the tokenizer knows of
+        if not begun and spelled[:1] == b" " and text[:1] != " ":  # a space that only the tokenizer knows of
             spelled = spelled[1:]
-        reached += len(decoder.decode(spelled))
+        begun = begun or bool(spelled)
+        for character in decoder.decode(spelled):
+            if character != "\ufffd":
+                reached += text.startswith(character, reached) or text[reached - 1 : reached] != "\ufffd"
+                continue
+            while text.startswith(character, reached):  # some tokenizers write one each byte, also of characters behind
+                reached += 1
         told.append(reached)
     last = len(told) - 1
     return [last if not text[end:].strip() else min(bisect_left(told, end), last) for end in ends]

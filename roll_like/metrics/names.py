@@ -40,7 +40,7 @@ rollout/verifiers/<name> | – | <name> | Mean of a reward or metric that verifi
 rollout/domain/<name>/reward | – | <name> | Mean reward of the samples of one domain.
 rollout/domain/<name>/response_length | tokens | <name> | Mean length of their responses.
 rollout/domain/<name>/truncated | share | <name> | Share of them that the token limit cut.
-rollout/domain/<name>/zero_variance | share | <name> | Share of its groups whose rewards are all equal.
+rollout/domain/<name>/zero_variance | share | <name> | `rollout/groups/zero_variance` of its groups.
 rollout/domain/<name>/groups | groups | <name> | Groups of one domain, rejected ones included.
 rollout/tokens | tokens | tokens | Tokens that the policy sampled in the step.
 rollout/samples | samples | samples | Scored samples of the step, those of rejected groups included.
@@ -48,7 +48,7 @@ rollout/failures | samples | failures | Samples that infrastructure lost; they a
 rollout/groups/accepted | groups | accepted | Groups that the step trains on.
 rollout/groups/rejected | groups | rejected | Complete groups that a filter dropped.
 rollout/groups/aborted | groups | aborted | Groups that were not needed; their tasks are attempted again.
-rollout/groups/zero_variance | share | zero variance | Share of groups whose rewards are all equal.
+rollout/groups/zero_variance | share | zero variance | Share of groups whose rewards and used step scores are all equal.
 rollout/response_length/mean | tokens | length | Mean number of sampled tokens of a response.
 rollout/response_length/max | tokens | longest | Longest response of the step.
 rollout/truncated | share | truncated | Share of responses, or episodes, that a limit cut.

@@ -64,7 +64,9 @@ class Advantages:
         self._warmup_steps = warmup_steps
         self._difficulty = difficulty or {}
         self._steps = 0
-        self._shaping = RewardShaping(algorithm.reward_shaping, max_response_tokens=max_response_tokens)
+        self._shaping = RewardShaping(
+            algorithm.reward_shaping, max_response_tokens=max_response_tokens, uses_steps=estimator.uses_steps
+        )
 
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return a step's samples, each with its advantages; the estimator's critic has learned from them.
@@ -72,7 +74,7 @@ class Advantages:
         Agents of an episode are compared with the same agent in the group's other episodes.
 
         Raises:
-            RewardError: A reward is not finite; names the task and the sample.
+            RewardError: A reward is not finite, or shaping does not fit scores of steps; names the task and the sample.
         """
         groups = by_agent(groups)
         chosen, masked = trained_on(groups, self._algorithm.mask, self._difficulty)

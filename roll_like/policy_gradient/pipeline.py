@@ -93,7 +93,7 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
 
     def rollout_metrics(self, collected: Collected, policy_version: int) -> Metrics:
         """Return what a step's samples were like; `policy_version` is that of the weights that it trained."""
-        return rollout_metrics(collected, policy_version)
+        return rollout_metrics(collected, policy_version, of_steps=self.config.uses_steps)
 
     @property
     def trained(self) -> TrainingEngine[Any]:

@@ -266,7 +266,12 @@ class PromptWorkers(RewardWorkers[PromptT]):
             make_runner=partial(self._scheduler.runner, plan),
             engines=self._scheduler.engines,
             order=TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
-            accept=GroupFilter(config.rollout, needs_baseline=baseline, domains=config.domain_filters),
+            accept=GroupFilter(
+                config.rollout,
+                needs_baseline=baseline,
+                domains=config.domain_filters,
+                of_steps=config.uses_steps,
+            ),
         )
         return source if config.data.curriculum is None else with_curriculum(source, config, tasks.tasks)
 

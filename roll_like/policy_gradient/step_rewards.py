@@ -22,26 +22,32 @@ def with_step_rewards(groups: Sequence[Group[Scored]], renderer: Callable[[], Re
     if not any(sample.step_scores for group in groups for sample in (*group.samples, *group.baselines)):
         return groups
     known = renderer()
-    place = partial(_placed, spell=cache(known.token_bytes), special=known.special_ids)
-    return [
-        replace(group, samples=tuple(map(place, group.samples)), baselines=tuple(map(place, group.baselines)))
-        for group in groups
-    ]
+    find = partial(last_tokens, spell=cache(known.token_bytes), special=known.special_ids)
+    placed = []
+    for group in groups:
+        members = (*group.samples, *group.baselines)
+        given = {(member.agent, name) for member in members for name in member.step_scores}
+        place = partial(_placed, given=given, find=find)
+        samples, baselines = tuple(map(place, group.samples)), tuple(map(place, group.baselines))
+        placed.append(replace(group, samples=samples, baselines=baselines))
+    return placed
 
 
-def _placed(sample: Scored, *, spell: Callable[[int], bytes], special: Collection[int]) -> Scored:
+def _placed(sample: Scored, *, given: Collection[tuple[str, str]], find: Callable[..., list[int]]) -> Scored:
     """Return a sample with the rewards of its steps at tokens; in an episode steps are of the last turn."""
     trajectory = sample.trajectory
     sampled = np.flatnonzero(trajectory.sampled)
-    if not sample.step_scores or not len(sampled):
+    scores = {name: sample.steps_of(name) for name in sample.rewards if (sample.agent, name) in given}
+    if not any(scores.values()) or not len(sampled):
         return sample
-    text = trajectory.record[-1].text if trajectory.record else trajectory.text
     of_actions = trajectory.turns[sampled]
     last_turn = np.flatnonzero(of_actions == of_actions.max())
     tokens = trajectory.token_ids[sampled[last_turn]]
     found: dict[int, float] = {}
-    for name, steps in sample.step_scores.items():
-        ends = last_tokens(tokens, text, [step.end for step in steps], spell=spell, special=special)
+    value = 0.0
+    for name, steps in scores.items():
+        ends = find(tokens, trajectory.last_text, [step.end for step in steps])
+        value += sample.weights[name] * sample.rewards[name] if steps else 0.0
         for at, step in zip(last_turn[ends].tolist(), steps, strict=True):
             found[at] = found.get(at, 0.0) + sample.weights[name] * step.value
-    return replace(sample, step_rewards=tuple(sorted(found.items())))
+    return replace(sample, step_rewards=tuple(sorted(found.items())), step_value=value)

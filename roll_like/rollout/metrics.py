@@ -18,13 +18,14 @@ from roll_like.types import Group, KeptTokens, Scored, StopReason, Task, Traject
 from roll_like.values import Max, Mean, Metric, Sum, has_signal, merge
 
 
-def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metric]:
+def rollout_metrics(collected: Collected, policy_version: int, *, of_steps: bool = False) -> dict[str, Metric]:
     """Return what a step's samples were like; every mean is over samples or tokens, never over means.
 
     Args:
         collected: The step's groups. Rejected groups count for the reward: they were sampled too. Those that lost all
             samples count in `rollout/failures` alone.
         policy_version: Version of the weights that the step trains.
+        of_steps: Whether scores of steps are learned from, not rewards alone.
     """
     rejected = [group for group in collected.rejected if group.samples]  # of others infrastructure lost all
     groups = by_agent(_with_success([*collected.groups, *rejected]))
@@ -37,7 +38,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         "rollout/groups/accepted": Sum(float(len(collected.groups))),
         "rollout/groups/rejected": Sum(float(len(rejected))),
         "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
-        "rollout/groups/zero_variance": Mean(_share_zero_variance(groups), len(groups)),
+        "rollout/groups/zero_variance": Mean(_share_zero_variance(groups, of_steps=of_steps), len(groups)),
         "time/reward": Sum(collected.wait_reward_seconds),
         **staleness_metrics(collected.groups, policy_version),
         **collected.metrics,
@@ -53,7 +54,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
             continue  # the source's figures are the same
         prefix = f"rollout/domain/{domain}"
         metrics |= merge(_domain_metrics(prefix, sample) for group in members for sample in group.samples)
-        metrics[f"{prefix}/zero_variance"] = Mean(_share_zero_variance(members), len(members))
+        metrics[f"{prefix}/zero_variance"] = Mean(_share_zero_variance(members, of_steps=of_steps), len(members))
         metrics[f"{prefix}/groups"] = Sum(float(len(members)))
     return metrics
 
@@ -270,10 +271,24 @@ def _by_domain(groups: Sequence[Group[Scored]]) -> dict[str, list[Group[Scored]]
     return domains
 
 
-def _share_zero_variance(groups: Sequence[Group[Scored]]) -> float:
+def rewards_differ(samples: Sequence[Scored], *, of_steps: bool = False) -> bool:
+    """Return whether the rewards of a group's samples differ.
+
+    Args:
+        of_steps: Also look at scores of steps, and at rewards of turns, which are steps as well.
+    """
+    values = [[sample.reward for sample in samples]]
+    if of_steps:
+        names = {name for sample in samples for name in sample.step_scores}
+        values += [[step.value for sample in samples for step in sample.steps_of(name)] for name in names]
+        values.append([reward for sample in samples for reward in sample.turn_rewards])
+    return any(map(has_signal, values))
+
+
+def _share_zero_variance(groups: Sequence[Group[Scored]], *, of_steps: bool = False) -> float:
     if not groups:
         return math.nan
-    flat = [not has_signal([sample.reward for sample in group.samples]) for group in groups]
+    flat = [not rewards_differ(group.samples, of_steps=of_steps) for group in groups]
     return float(np.mean(flat))
 
 

@@ -13,10 +13,10 @@ from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, MakeRunner, SampleProgress, collect_batch, no_progress
-from roll_like.rollout.metrics import speculation_metrics
+from roll_like.rollout.metrics import rewards_differ, speculation_metrics
 from roll_like.rollout.router import Router
 from roll_like.types import Group, Scored, Task, by_agent
-from roll_like.values import Metrics, Sum, has_signal
+from roll_like.values import Metrics, Sum
 
 #: How fast the estimate of the share of accepted groups follows the last step.
 ACCEPTANCE_MEMORY = 0.7
@@ -64,12 +64,19 @@ class GroupFilter:
         config: The `rollout` section.
         needs_baseline: Whether groups without `baselines` are of no use.
         domains: Whether groups with zero reward variance are replaced, for domains with a setting of their own.
+        of_steps: Whether scores of steps are learned from, not rewards alone.
     """
 
     def __init__(
-        self, config: GroupRolloutConfig, *, needs_baseline: bool = False, domains: Mapping[str, bool] | None = None
+        self,
+        config: GroupRolloutConfig,
+        *,
+        needs_baseline: bool = False,
+        domains: Mapping[str, bool] | None = None,
+        of_steps: bool = False,
     ) -> None:
         self._drop_zero_variance = config.drop_zero_variance_groups
+        self._of_steps = of_steps
         self._needs_baseline = needs_baseline
         self._domains = domains or {}
 
@@ -81,7 +88,7 @@ class GroupFilter:
             greedy = group.baselines if self._needs_baseline else ()
             # an agent is compared with itself: that one of two players always wins is no signal
             agents = by_agent([group]) if group.samples else []
-            return any(has_signal([sample.reward for sample in (*one.samples, *greedy)]) for one in agents)
+            return any(rewards_differ((*one.samples, *greedy), of_steps=self._of_steps) for one in agents)
         return bool(group.samples)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,21 @@ from hypothesis.strategies import SearchStrategy
 
 from roll_like.agents.episode_rewards import with_rewards
 from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.algorithms.kl import KLController
+from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.rollout import RolloutConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.steps import last_tokens
 from roll_like.errors import RewardError
 from roll_like.inference.stops import ResponseDecoder
+from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.step_rewards import with_step_rewards
 from roll_like.registry import ADVANTAGES
-from roll_like.types import Group, Scored, StepScore
+from roll_like.rollout.collection import Collected
+from roll_like.rollout.metrics import rewards_differ, rollout_metrics
+from roll_like.rollout.source import GroupFilter
+from roll_like.types import Group, Scored, StepScore, StopReason
+from roll_like.values import reduce
 
 R = math.sqrt(0.32 / 3)  # standard deviation of 0.9, 0.1, 0.5 and 0.5
 
@@ -45,6 +53,7 @@ def answer(index: int, tokens: int, steps: Sequence[tuple[int, float]], value: f
         weights=dict.fromkeys(rewards, 1.0),
         step_scores={"steps": tuple(StepScore(score, at) for at, score in steps)} if steps else {},
         step_rewards=tuple(steps),
+        step_value=value if steps else 0.0,
     )
 
 
@@ -128,7 +137,7 @@ def test_returns_have_scores_of_steps_in_the_place_of_their_reward() -> None:
     group = group_of(answer(0, 4, [(0, 0.5), (2, 0.25)], value=0.25, right=1.0))
     assert responses(estimator("reinforce").assign([group])) == [[1.75, 1.25, 1.25, 1.0]]
     # before they are placed, the reward is one number
-    plain = replace(group.samples[0], step_rewards=())
+    plain = replace(group.samples[0], step_rewards=(), step_value=0.0)
     assert responses(estimator("reinforce").assign([group_of(plain)])) == [[1.25] * 4]
 
 
@@ -156,9 +165,118 @@ def test_of_an_episode_steps_are_of_the_last_turn_and_its_reward_is_counted_once
     assert both.turn_rewards == pytest.approx((0.25, 0.75 + 0.1))
     unplaced = responses(estimator("reinforce").assign([group_of(both)]))[0]
     assert unplaced == pytest.approx([1.6, 0, 1.35, 1.35])
-    placed = replace(both, step_rewards=((1, 0.5), (2, 0.75)))
+    placed = replace(both, step_rewards=((1, 0.5), (2, 0.75)), step_value=0.5)
     found = responses(estimator("reinforce").assign([group_of(placed)]))[0]
     assert found == pytest.approx([0.25 + 1.25 + 0.85, 0, 1.25 + 0.85, 0.75 + 0.85])
+
+
+def advantages_of(name: str, group: Group[Scored], **shaping: Any) -> list[list[float]]:
+    plugin = ADVANTAGES.get(name)
+    algorithm = AlgorithmConfig(advantage=plugin.Config(), reward_shaping=shaping)
+    kl = KLController(algorithm.kl)
+    assigned = Advantages(plugin(plugin.Config()), algorithm, kl, None, max_response_tokens=8).assign([group])
+    return responses(assigned.samples)
+
+
+def cut_and_whole(**others: float) -> Group[Scored]:
+    cut = answer(0, 4, [(1, 0.9), (2, 0.1)], value=0.1, **others)
+    cut = replace(cut, trajectory=replace(cut.trajectory, stop_reason=StopReason.LENGTH))
+    return group_of(cut, answer(1, 4, [(1, 0.5), (3, 0.5)], value=0.5, **dict.fromkeys(others, 0.0)))
+
+
+@pytest.mark.parametrize("truncated", [{"reward": 0.0}, {"factor": 0.0}])
+def test_an_answer_that_was_cut_has_one_step_with_the_reward_in_its_place(truncated: dict[str, float]) -> None:
+    # 0 against 0.5 twice; what no step stands for is 0 for both
+    unit = 1 / (3 * math.sqrt(1 / 12) + 1e-6)
+    first, second = advantages_of("grpo_process", cut_and_whole(), truncated=truncated)
+    assert first == pytest.approx([-unit] * 4, rel=1e-4)
+    assert second == pytest.approx([unit, unit, unit / 2, unit / 2], rel=1e-4)
+    assert advantages_of("reinforce", cut_and_whole(), truncated=truncated) == [[0.0] * 4, [1.0, 1.0, 0.5, 0.5]]
+    assert advantages_of("reinforce", cut_and_whole(right=1.0), truncated=truncated)[0] == [0.0] * 4
+
+
+def test_a_reward_in_place_and_a_penalty_beside_it_are_each_counted_once() -> None:
+    group = cut_and_whole(right=1.0)
+    found = advantages_of("reinforce", group, truncated={"reward": -1.0}, length_penalty={"coefficient": 0.5})
+    assert found == [pytest.approx([-1.25] * 4), pytest.approx([0.75, 0.75, 0.25, 0.25])]
+    # steps −1 against 0.5 twice; the penalty is the same for both
+    unit = 1 / (math.sqrt(0.75) + 1e-6)
+    found = advantages_of("grpo_process", group, truncated={"reward": -1.0}, length_penalty={"coefficient": 0.5})
+    assert found == [pytest.approx([-unit] * 4, rel=1e-4), pytest.approx([unit, unit, unit / 2, unit / 2], rel=1e-4)]
+
+
+def test_a_factor_is_of_the_steps_and_of_the_other_rewards() -> None:
+    found = advantages_of("reinforce", cut_and_whole(right=1.0), truncated={"factor": 0.5})
+    assert found[0] == pytest.approx([1.0, 1.0, 0.55, 0.5])
+    scaled = group_of(answer(0, 4, [(1, 0.45), (2, 0.05)]), answer(1, 4, [(1, 0.5), (3, 0.5)]))
+    expected = responses(estimator("grpo_process").assign([scaled]))
+    found = advantages_of("grpo_process", cut_and_whole(), truncated={"factor": 0.5})
+    assert found == [pytest.approx(each, rel=1e-5) for each in expected]
+
+
+@pytest.mark.parametrize("shaping", [{"clip": 0.3}, {"normalise": {"mean": "group", "std": "group"}}])
+@pytest.mark.parametrize("name", ["grpo_process", "reinforce"])
+def test_whole_rewards_are_not_standardised_or_clipped_where_steps_are_used(name: str, shaping: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match="normalise and clip change a reward as a whole, but sample 0 of task"):
+        advantages_of(name, cut_and_whole(), **shaping)
+    assert advantages_of("dr_grpo", cut_and_whole(), clip=0.3)[0] == pytest.approx([-0.1] * 4)
+    if name == "reinforce":
+        assert advantages_of(name, group_of(answer(0, 2, [], right=1.0)), clip=0.3) == [pytest.approx([0.3] * 2)]
+
+
+def valued(index: int, value: float) -> Scored:
+    """An answer of two tokens to which the reward of the others' steps gave a value alone."""
+    sample = answer(index, 2, [], right=value)
+    return replace(sample, rewards={"steps": value}, weights={"steps": 1.0})
+
+
+def test_where_an_answer_of_the_group_has_steps_a_bare_value_is_one_step() -> None:
+    bare = valued(0, 0.9)
+    unscored = answer(2, 2, [], right=0.0)
+    group = group_of(bare, answer(1, 3, [(1, 0.5), (2, 0.5)], value=0.5), unscored)
+    unplaced = [replace(sample, step_rewards=(), step_value=0.0) for sample in group.samples]
+    (placed,) = with_step_rewards([group_of(*unplaced, baselines=[bare])], lambda: renderer("chatml"))
+    assert [sample.step_rewards for sample in (placed.samples[0], *placed.baselines)] == [((1, 0.9),)] * 2
+    assert [sample.step_value for sample in placed.samples] == [0.9, 0.5, 0.0]
+    assert placed.samples[2] is unplaced[2]
+    # a turn's reward has it already; other agents and other groups are not compared with these
+    turns, other = replace(bare, turn_rewards=(0.9,)), replace(bare, agent="other")
+    assert with_step_rewards([group_of(turns, other, unplaced[1])], lambda: renderer("chatml"))[0].samples[:2] == (
+        turns,
+        other,
+    )
+    assert with_step_rewards([group, group_of(bare, bare)], lambda: renderer("chatml"))[1].samples == (bare, bare)
+
+
+@pytest.mark.parametrize(("steps", "differ"), [([1.0, 0.0], True), ([0.0, 0.0], False)])
+def test_a_group_is_learned_from_where_its_steps_differ(steps: list[float], differ: bool) -> None:
+    group = group_of(*(answer(at, 2, list(enumerate(scores))) for at, scores in enumerate([steps, steps[::-1]])))
+    config = RolloutConfig(
+        prompts_per_step=1, samples_per_prompt=2, drop_zero_variance_groups=True, max_oversampling=2.0
+    )
+    assert GroupFilter(config, of_steps=True)(group) is differ
+    assert not GroupFilter(config)(group)
+    collected = Collected(groups=(group,), rejected=(), failures=(), started=1, tokens=8)
+    for of_steps, share in ((True, float(not differ)), (False, 1.0)):
+        assert reduce(rollout_metrics(collected, 3, of_steps=of_steps))["rollout/groups/zero_variance"] == share
+    assert (advantages_of("grpo_process", group) != [[0.0, 0.0]] * 2) is differ
+
+
+def test_steps_of_turns_and_bare_values_differ_too() -> None:
+    turns = group_of(
+        *(replace(answer(at, 2, []), turn_rewards=pair) for at, pair in enumerate([(1.0, 0.0), (0.0, 1.0)]))
+    )
+    assert rewards_differ(turns.samples, of_steps=True)
+    bare = group_of(answer(0, 2, [(0, 0.5), (1, 0.5)], value=0.5), valued(1, 0.5))
+    assert not rewards_differ(bare.samples, of_steps=True)
+
+
+#: Estimators that place what steps earn.
+USES_STEPS = {"grpo_process", "reinforce", "reinforce_plus_plus", "remax", "optimal_token_baseline", "gae"}
+
+
+def test_what_uses_steps_is_known() -> None:
+    assert {name for name in ADVANTAGES.names() if ADVANTAGES.get(name).uses_steps} == USES_STEPS
 
 
 def spelled(text: str, render: Renderer) -> tuple[Any, str]:
@@ -193,6 +311,26 @@ def test_an_end_is_at_the_first_token_with_which_the_text_is_complete(name: str,
 
     assert complete(found + 1) >= end
     assert not found or complete(found) < end
+
+
+def placed_in(tokens: Sequence[bytes], text: str, ends: Sequence[int], special: Collection[int] = ()) -> list[int]:
+    ids = np.arange(len(tokens), dtype=np.int32)
+    return last_tokens(ids, text, ends, spell=lambda token: tokens[token], special=special)
+
+
+def test_of_bytes_that_are_no_text_a_decoder_writes_one_character_each_or_one_for_all() -> None:
+    tokens = [b" H", b"i", b"\xe2", b"\x82", b".", b"\n", b"\n", b"x", b"y", b"</s>"]
+    for text in ("Hi\ufffd\ufffd.\n\nxy", "Hi\ufffd.\n\nxy"):
+        assert placed_in(tokens, text, [text.index("x"), len(text)], [9]) == [6, 9]
+    # a line break among bytes is none of the text
+    tokens = [b" H", b"\xe2", b"\n", b".", b"\xff", b"\xff", b"x", b"y"]
+    assert placed_in(tokens, "H\ufffd\ufffd.\ufffd\ufffdxy", [4, 7], []) == [3, 6]
+
+
+def test_a_space_that_only_the_tokenizer_knows_of_may_follow_a_special_token() -> None:
+    tokens = [b"<ctl>", b" Hi", b".", b"\n", b"\n", b"x", b"y", b"</s>"]
+    assert placed_in(tokens, "Hi.\n\nxy", [5, 7], [0, 7]) == [4, 7]
+    assert placed_in(tokens[1:], "Hi.\n\nxy", [5, 7], [6]) == [3, 6]
 
 
 def test_what_ends_an_answer_belongs_to_its_last_step() -> None:
@@ -230,7 +368,7 @@ def test_steps_are_placed_at_tokens_and_weighed() -> None:
     (first, value), (last, total) = placed.step_rewards
     assert render.decode(tokens[: first + 1]) == "Rain falls.\n\n"
     assert (value, last, total) == (1.0, len(tokens) - 1, 2.0 + 1.0)
-    assert placed.outcome == pytest.approx(0.0)
+    assert placed.step_value == 2.0
 
     def unasked() -> Renderer:
         raise AssertionError("nothing has scores of steps")

@@ -100,6 +100,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "normalise and clip have no effect",
         ),
         (
+            changed(algorithm={"advantage": "grpo_process", "reward_shaping": {"clip": 0.3}}),
+            "algorithm.reward_shaping",
+            "normalise and clip change the reward as a whole",
+        ),
+        (
             changed(algorithm={"loss": "topr"}),
             "algorithm.old_logprobs",
             "every ratio is 1; set old_logprobs: behaviour",

@@ -155,6 +155,8 @@ class AdvantageEstimator(Algorithm, ABC):
     nonnegative_rewards: ClassVar[bool] = False
     #: Whether each group needs one greedy sample in `Group.baselines`.
     greedy_baseline: ClassVar[bool] = False
+    #: Whether it uses rewards of steps (`placed_rewards`), and not the reward as a whole alone.
+    uses_steps: ClassVar[bool] = False
 
     @classmethod
     def least_samples(cls, config: Any) -> int:  # noqa: ARG003  (for subclasses)
@@ -282,7 +284,7 @@ def placed_rewards(sample: Scored) -> tuple[dict[int, float], float]:
     the reward that gave them.
     """
     placed = dict(sample.step_rewards)
-    rest = sample.outcome if placed else sample.reward
+    rest = sample.reward - sample.step_value
     trajectory = sample.trajectory
     if sample.turn_rewards:
         for turn, last in turn_ends(trajectory.turns[trajectory.sampled]).items():

@@ -52,6 +52,7 @@ class GRPOProcess(AdvantageEstimator):
     """
 
     minimum_samples_per_prompt = 2
+    uses_steps = True
     compares_with = "the steps of the group's samples"
 
     class Config(PluginConfig):

@@ -62,6 +62,8 @@ class ReturnConfig(PluginConfig):
 class Reinforce(AdvantageEstimator):
     """`reinforce`: each token's return-to-go, without a baseline and without groups (Williams 1992)."""
 
+    uses_steps = True
+
     class Config(ReturnConfig):
         type: Literal["reinforce"] = "reinforce"
 
@@ -169,6 +171,7 @@ class GAE(AdvantageEstimator):
     """
 
     needs_critic = True
+    uses_steps = True
 
     class Config(ReturnConfig):
         type: Literal["gae"] = "gae"

@@ -72,6 +72,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
     minimum_samples_per_prompt = 2
     needs_policy = True
+    uses_steps = True
 
     class Config(ReturnConfig):
         type: Literal["optimal_token_baseline"] = "optimal_token_baseline"
