@@ -275,13 +275,12 @@ def rewards_differ(samples: Sequence[Scored], *, of_steps: bool = False) -> bool
     """Return whether the rewards of a group's samples differ.
 
     Args:
-        of_steps: Also look at scores of steps, and at rewards of turns, which are steps as well.
+        of_steps: Also look at scores of steps; not at rewards of turns, which add up to the reward.
     """
     values = [[sample.reward for sample in samples]]
     if of_steps:
         names = {name for sample in samples for name in sample.step_scores}
         values += [[step.value for sample in samples for step in sample.steps_of(name)] for name in names]
-        values.append([reward for sample in samples for reward in sample.turn_rewards])
     return any(map(has_signal, values))
 
 

@@ -262,13 +262,13 @@ def test_a_group_is_learned_from_where_its_steps_differ(steps: list[float], diff
     assert (advantages_of("grpo_process", group) != [[0.0, 0.0]] * 2) is differ
 
 
-def test_steps_of_turns_and_bare_values_differ_too() -> None:
-    turns = group_of(
-        *(replace(answer(at, 2, []), turn_rewards=pair) for at, pair in enumerate([(1.0, 0.0), (0.0, 1.0)]))
-    )
-    assert rewards_differ(turns.samples, of_steps=True)
+def test_bare_values_are_steps_and_episodes_that_were_all_won_differ_in_nothing() -> None:
+    won = group_of(*(replace(answer(at, 2, [], right=1.0), turn_rewards=(0.0, 1.0)) for at in range(2)))
+    assert not rewards_differ(won.samples, of_steps=True)
     bare = group_of(answer(0, 2, [(0, 0.5), (1, 0.5)], value=0.5), valued(1, 0.5))
     assert not rewards_differ(bare.samples, of_steps=True)
+    bare = group_of(answer(0, 2, [(0, 0.9), (1, 0.5)], value=0.5), valued(1, 0.5))
+    assert rewards_differ(bare.samples, of_steps=True)
 
 
 #: Estimators that place what steps earn.
