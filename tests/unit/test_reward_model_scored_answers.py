@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from chat_templates import renderer
 from config_files import changed, refused
+from plain_engine import PlainEngine
 from tiny_model import make_tiny_tokenizer
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -33,9 +33,8 @@ from roll_like.data.samples import SampleSet
 from roll_like.errors import DataError
 from roll_like.models.classifier import load_classifier
 from roll_like.training.backbone import use_row_attention
-from roll_like.training.interface import RankModel, Update
-from roll_like.training.layout import Layout, MicroBatch
-from roll_like.values import merge, reduce
+from roll_like.training.layout import Layout
+from roll_like.values import reduce
 
 ROW = {"prompt": "6 x 7?", "completion": "It is 42.", "score": 1}
 
@@ -109,23 +108,6 @@ def test_rows_that_do_not_end_with_a_scored_answer_are_named(tmp_path: Path) -> 
     path = write(tmp_path, ROW, ROW | {"completion": "word " * 60})
     (report,) = load(path, max_tokens=50).report
     assert (report.rows, report.kept) == (2, 1)
-
-
-class PlainEngine:
-    """Runs an objective on one classifier, with the layout of any number of ranks."""
-
-    def __init__(self, objective: ScoredAnswerObjective, module: ScoreModule, layout: Layout) -> None:
-        self.layout = layout
-        self._objective = objective
-        self._model = RankModel(module=module, forward=module, device=torch.device("cpu"))
-
-    def forward(self, shards: Sequence[Sequence[MicroBatch]]) -> list[list[Any]]:
-        with torch.no_grad():
-            return [[self._objective.forward(self._model, batch) for batch in own] for own in shards]
-
-    def loss(self, update: Update[MicroBatch]) -> tuple[torch.Tensor, dict[str, float]]:
-        found = [self._objective.loss(self._model, batch, update.shared) for own in update.shards for batch in own]
-        return torch.stack([value for value, _ in found]).sum(), reduce(merge(metrics for _, metrics in found))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from chat_templates import renderer
 from config_files import changed, refused
+from plain_engine import PlainEngine
 from tiny_model import make_tiny_tokenizer
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForTokenClassification
@@ -35,9 +35,8 @@ from roll_like.errors import ConfigError, DataError, EnvError
 from roll_like.models.classifier import check_outputs, load_classifier
 from roll_like.models.export import save_hf_directory
 from roll_like.training.backbone import use_row_attention
-from roll_like.training.interface import RankModel, Update
-from roll_like.training.layout import Layout, MicroBatch
-from roll_like.values import merge, reduce
+from roll_like.training.layout import Layout
+from roll_like.values import reduce
 
 ROW = {"prompt": "6 x 7 + 1?", "completions": ["6 x 7 is 42.", "42 + 1 is 44."], "labels": [True, False]}
 STEP = "6 x 7 is 42."
@@ -233,23 +232,6 @@ def test_a_template_that_changes_the_answer_is_refused(tmp_path: Path) -> None:
 )
 def test_answers_are_split_where_the_separator_ends(text: str, expected: list[tuple[str, int]]) -> None:
     assert split_steps(text, "\n\n") == expected
-
-
-class PlainEngine:
-    """Runs an objective on one classifier, with the layout of any number of ranks."""
-
-    def __init__(self, objective: StepObjective, module: ScoreModule, layout: Layout) -> None:
-        self.layout = layout
-        self._objective = objective
-        self._model = RankModel(module=module, forward=module, device=torch.device("cpu"))
-
-    def forward(self, shards: Sequence[Sequence[MicroBatch]]) -> list[list[Any]]:
-        with torch.no_grad():
-            return [[self._objective.forward(self._model, batch) for batch in own] for own in shards]
-
-    def loss(self, update: Update[MicroBatch]) -> tuple[torch.Tensor, dict[str, float]]:
-        found = [self._objective.loss(self._model, batch, update.shared) for own in update.shards for batch in own]
-        return torch.stack([value for value, _ in found]).sum(), reduce(merge(metrics for _, metrics in found))
 
 
 def wide_head(model: Any) -> Any:
