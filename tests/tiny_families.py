@@ -241,7 +241,7 @@ def load_family(name: str, directory: Path) -> Any:
     return load_causal_lm(directory, "float32").eval()
 
 
-def make_family(name: str, directory: Path, *, seed: int = 0) -> Path:
+def make_family(name: str, directory: Path, *, seed: int = 0, layers: int = 2, **changes: Any) -> Path:
     """Write a random model of a family and the tiny tokenizer as a Hugging Face directory and return its path."""
     import torch
     import transformers
@@ -249,7 +249,7 @@ def make_family(name: str, directory: Path, *, seed: int = 0) -> Path:
     model_class, config_class, own = (FAMILIES | HYBRIDS | TRAINED)[name]
     tokenizer = make_tiny_tokenizer()
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    config = getattr(transformers, config_class)(**{**COMMON, **ids, **own})
+    config = getattr(transformers, config_class)(**{**COMMON, **ids, "num_hidden_layers": layers, **own, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, model_class)(config)

@@ -112,7 +112,7 @@ def check_run(
     shapes = role_shapes(config, shape)
     report = Report(planned(config, shapes), findings, complete=here, precision=precision, ends=ends or ())
     report.sized = shape is not None
-    findings += check_draft(shapes)
+    findings += check_draft(config, model, shapes)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         if renderer is not None:

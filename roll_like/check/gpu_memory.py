@@ -166,7 +166,7 @@ def _plan_of(
         assert isinstance(config, SamplingRunConfig)
         processes[("inference", "CUDA")] = CONTEXT_BYTES
         models_of_engine = [shapes["inference"]]
-        if config.inference.draft_model is not None:
+        if config.inference.draft_model is not None or config.inference.guesses_by_itself:
             models_of_engine += [shapes[DRAFT]] if DRAFT in shapes else []
             left_out += () if DRAFT in shapes else ("the draft of inference",)
         whole, cache = _engine(config, engine, models_of_engine, memory)

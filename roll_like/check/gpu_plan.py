@@ -241,6 +241,8 @@ def _less_of_others(config: RunConfig, role: str, part: str) -> tuple[str, str] 
 def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] | None:
     if part == "weights":
         return "inference.replicas", "give each engine more GPUs with fewer inference.replicas"
+    if part == DRAFT_WEIGHTS and config.inference.draft_model is None:
+        return "inference.speculative", "let engines guess no tokens, or with method: ngram"
     if part == DRAFT_WEIGHTS:
         return "inference", f"let engines guess tokens with a smaller model than {config.inference.draft_model}"
     if part == "adapters":

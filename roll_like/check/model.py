@@ -20,7 +20,7 @@ from roll_like.config.training import JOINING, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.kept import refuse_untold_kept
-from roll_like.inference.plugin import ADAPTERS_KEY, DRAFT_KEY, EnginePlugin, refuse_unserved_images
+from roll_like.inference.plugin import ADAPTERS_KEY, DRAFT_KEY, SPECULATIVE_KEY, EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import MODEL, TOKENIZER, cached_copy, load_tokenizer, resolve_model
@@ -347,15 +347,26 @@ def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelS
         own = shape if path is None else _further_model(config, name, path, [])
         if own is not None:
             shapes[name] = own
-    draft = config.inference.draft_model if isinstance(config, SamplingRunConfig) else None
+    if not isinstance(config, SamplingRunConfig):
+        return shapes
+    if config.inference.guesses_by_itself and shape.further_layers:
+        shapes[DRAFT] = replace(shape, layers=shape.further_layers, parameters=shape.further_parameters)
+    draft = config.inference.draft_model
     if draft is not None:
         with suppress(ConfigError):  # the plan of GPUs says that it is left out, that of CPUs shows no such part
             shapes[DRAFT] = load_model_shape(Path(draft))
     return shapes
 
 
-def check_draft(shapes: Mapping[str, ModelShape]) -> Iterator[Finding]:
-    """Yield a model that guesses tokens of another vocabulary than the policy's, out of all sizes (`role_shapes`)."""
+def check_draft(config: RunConfig, model: ModelConfig | None, shapes: Mapping[str, ModelShape]) -> Iterator[Finding]:
+    """Yield that nothing can guess tokens: layers that are not there, or a model of another vocabulary.
+
+    Args:
+        model: The model with a local path; None where there is none.
+        shapes: All sizes (`role_shapes`).
+    """
+    if isinstance(config, SamplingRunConfig) and config.inference.guesses_by_itself and model is not None:
+        yield from _check_own_guesses(config, model, shapes)
     if DRAFT in shapes and shapes[DRAFT].vocab_size != shapes["inference"].vocab_size:
         yield Finding.error(
             DRAFT_KEY,
@@ -363,6 +374,24 @@ def check_draft(shapes: Mapping[str, ModelShape]) -> Iterator[Finding]:
             "so the policy cannot check its guesses; use a model of the same family whose embedding is as large, or "
             "method: ngram",
         )
+
+
+def _check_own_guesses(
+    config: SamplingRunConfig, model: ModelConfig, shapes: Mapping[str, ModelShape]
+) -> Iterator[Finding]:
+    """Yield that the model has no layers that predict further tokens, or that the engine has none for it."""
+    key, way_out = f"{SPECULATIVE_KEY}.method", "use method: ngram, or remove inference.speculative"
+    if not shapes["inference"].further_layers:
+        yield Finding.error(
+            key,
+            f"mtp guesses with layers of the model that predict further tokens, and the files in {model.path} hold "
+            f"none (names with mtp, or with eh_proj); {way_out}",
+        )
+        return
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+    obstacle = plugin.further_layers_obstacle(Path(model.path))
+    if obstacle is not None:
+        yield Finding.error(key, f"{obstacle}; {way_out}")
 
 
 def check_reference(config: RunConfig, reference: ReferenceSection | None, shape: ModelShape | None) -> list[Finding]:

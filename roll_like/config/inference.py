@@ -179,6 +179,11 @@ class EngineConfig(PluginConfig):
         """Directory of a smaller model that the engine holds beside the policy to guess tokens; None without."""
         return None
 
+    @property
+    def guesses_by_itself(self) -> bool:
+        """Whether the model's own layers that predict further tokens guess."""
+        return False
+
     def sampling_violations(self, min_p: Mapping[str, float]) -> Iterator[Violation]:
         """Yield ways to sample that the engine does not have with these settings.
 

@@ -24,6 +24,8 @@ from roll_like.registry import INFERENCE_ENGINES
 QUANTIZED = (
     "the trainer computes with a quantised base (training.lora.quantization), and the engine would load one that is not"
 )
+#: What keeps them where the model's own layers guess tokens.
+GUESSING = "the layers that guess (inference.speculative.method: mtp) read what the policy's layers compute"
 #: What names adapters that are held beside the policy's.
 FROZEN_KEY = "evaluation.adapters"
 
@@ -69,7 +71,7 @@ def adapter_choice(config: SamplingRunConfig, model: Path) -> AdapterChoice:
         device=config.resources.device,
         experts=load_model_shape(model).experts > 0,
     )
-    obstacle = obstacle or obstacle_of(adapter)
+    obstacle = obstacle or (GUESSING if config.inference.guesses_by_itself else obstacle_of(adapter))
     if obstacle is None:
         return AdapterChoice(replace(adapter, frozen=tuple(_frozen(config, empty, obstacle_of))))
     for key in config.adapter_keys:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from roll_like.inference.weight_transfer.interface import WeightTransfer
 
 #: Keys of some engines' sections that findings beside an engine's own name.
-ADAPTERS_KEY, DRAFT_KEY, SEEDS_KEY = "inference.lora", "inference.speculative.model", "inference.deterministic"
+ADAPTERS_KEY, SEEDS_KEY = "inference.lora", "inference.deterministic"
+SPECULATIVE_KEY = "inference.speculative"
+DRAFT_KEY = f"{SPECULATIVE_KEY}.model"
 
 
 class EnginePlugin:
@@ -109,6 +111,16 @@ class EnginePlugin:
         """
         del here
         return "this engine takes no images"
+
+    @classmethod
+    def further_layers_obstacle(cls, model: Path) -> str | None:
+        """Return what keeps a model's own layers from guessing tokens, which its files hold; None where they can.
+
+        Args:
+            model: Its directory.
+        """
+        del model
+        return "the engine guesses no tokens"
 
     @classmethod
     def length_obstacle(cls, model_type: str, window: int | None, tokens: int) -> str | None:

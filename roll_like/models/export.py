@@ -22,6 +22,7 @@ from roll_like.models.ends import state_end
 from roll_like.models.imports import quiet
 from roll_like.models.lora import Adapter
 from roll_like.models.modules import empty_model, persistent_buffers
+from roll_like.models.mtp import FurtherLayers
 from roll_like.models.shards import ShardWriter
 from roll_like.models.stored import read_tensor, stored_tensors
 
@@ -59,8 +60,8 @@ def save_hf_directory(
         card: The run, for README.md and its picture; none is written without it.
         dtype: Precision to write; default: as the weights are.
         base_dir: Directory of the starting model, whose generation settings are kept (with what the chat template ends
-            a turn with, should they not name it), and buffers: what a checkpoint
-            holds beside parameters, which no training changes. Their bits are those of its files.
+            a turn with, should they not name it), and what no training changes: buffers, which a checkpoint holds
+            beside parameters, and layers that predict further tokens. Their bits are those of its files.
         more_files: Further files to copy, such as those of an image processor.
         trust_remote_code: Whether the model's class comes with the model.
         adapter: What of the model was trained, where that is less than all; goes into the folder `adapter`.
@@ -131,10 +132,13 @@ def _unwritten(out_dir: Path, error: Exception) -> CheckpointError:
 def _checkpoint(
     weights: Iterable[tuple[str, torch.Tensor]], model: PreTrainedModel, dtype: Precision | None, base_dir: Path | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a checkpoint: weights as they are, and buffers as the base's files have them.
+    """Yield the tensors of a checkpoint: weights as they are, and what is not trained as the base's files have it.
 
     Where those have no such buffer, or the checkpoint has it in another form, it comes with the weights.
     """
+    import torch
+
+    further = FurtherLayers() if base_dir is None else FurtherLayers.of(model, base_dir)
     shapes = {name: tuple(buffer.shape) for name, buffer in persistent_buffers(model)}
     stored = stored_tensors(base_dir) if shapes and base_dir is not None else {}
     kept: dict[str, str] = {}
@@ -143,9 +147,12 @@ def _checkpoint(
         alone = len(group.parameters) == len(group.tensors) == 1
         if alone and theirs in stored and stored[theirs].shape == shapes[ours]:
             kept[ours] = theirs
-    yield from converted(model, _fitting(weights, model, dtype, kept.keys()))
+    for name, tensor in converted(model, _fitting(weights, model, dtype, kept.keys())):
+        for each in (name, *further.copies.get(name, ())):
+            yield each, tensor
     for name in kept.values():
         yield name, read_tensor(stored, name)
+    yield from further.tensors(getattr(torch, dtype) if dtype else None)
 
 
 def _fitting(

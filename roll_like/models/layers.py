@@ -14,6 +14,7 @@ from roll_like.errors import ConfigError
 from roll_like.models.cache import made_once
 from roll_like.models.export import save_hf_directory
 from roll_like.models.modules import load_model_config
+from roll_like.models.mtp import COUNTS, named_mtp
 from roll_like.models.shape import load_model_shape
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def with_layers(path: Path, keep: Sequence[int], config: ModelConfig, *, say: Ca
     """Return a directory with the model that consists of some layers of the one in `path`, making it once.
 
     What a layer computes stays as it is; embeddings, final norm and tokenizer are the model's own (a student's
-    start as in DistilBERT, Sanh et al. 2019, arXiv:1910.01108).
+    start as in DistilBERT, Sanh et al. 2019, arXiv:1910.01108). Layers that predict further tokens are left out: they
+    read what the last layer of the larger model computes.
 
     Args:
         keep: Indices of its layers, ascending.
@@ -68,6 +70,8 @@ def _kept(path: Path, keep: Sequence[int]) -> dict[str, Tensor]:
     layered = 0
     for file in sorted(path.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
+            if named_mtp(name):
+                continue
             match = _LAYER.search(name)
             layer = None if match is None else int(match["layer"])
             layered += layer is not None
@@ -91,4 +95,8 @@ def _smaller(config: Any, keep: Sequence[int]) -> Any:
         if isinstance(value, list) and len(value) == layers:
             setattr(config, name, [value[layer] for layer in keep])
     config.num_hidden_layers = len(keep)
+    inner = config.get_text_config()
+    for count in COUNTS:
+        if getattr(inner, count, None):
+            setattr(inner, count, 0)
     return config

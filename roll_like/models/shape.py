@@ -11,6 +11,7 @@ from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.models.attention import RECURRENT
+from roll_like.models.mtp import COUNTS, mtp_tensors
 from roll_like.models.stored import stated_json, stored_tensors
 from roll_like.models.vision import FAMILIES
 
@@ -58,6 +59,8 @@ class ModelShape:
         query_rank: Width of compressed queries; 0 where they are not compressed.
         undivided_parameters: Parameters of a layer that ranks hold whole which divide its matrices: norms, router and
             what compresses.
+        further_layers: Layers in the files that predict further tokens.
+        further_parameters: Their parameters, without copies of the embeddings; no trainer holds them.
         masked: Whether attention has masks in every precision: no rows can be joined, or weights are dropped.
         masks: Masks of a row: one of windows beside that of all tokens.
     """
@@ -90,6 +93,8 @@ class ModelShape:
     rotated: int = 0
     query_rank: int = 0
     undivided_parameters: int = 0
+    further_layers: int = 0
+    further_parameters: int = 0
 
     @property
     def active_parameters(self) -> int:
@@ -127,7 +132,8 @@ class ModelShape:
 def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     """Return the sizes stated in `path/config.json`.
 
-    Parameters are counted exactly from the headers of `*.safetensors` where those are there, and otherwise follow from
+    Parameters are counted exactly from the headers of `*.safetensors` where those are there (without layers that
+    predict further tokens, which are not loaded), and otherwise follow from
     the sizes for a decoder with gated MLPs (of one or of many experts), as llama, Qwen and DeepSeek-V3 are.
 
     Args:
@@ -220,11 +226,19 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
             dense_layers=dense,
             dense_layer_parameters=attention + norms + 3 * hidden * inner if dense else 0,
         )
-    counted = sum(each.numel for each in stored_tensors(path).values()) if weights else 0
+    stored = stored_tensors(path) if weights else {}
+    further = [stored[name] for name in mtp_tensors(stored)]
+    counted = sum(each.numel for each in stored.values()) - sum(each.numel for each in further)
     embeddings = shape.embedding_parameters * (1 if tied else 2)
     dense, of_dense = shape.dense_layers, shape.dense_layer_parameters
     estimated = (shape.layers - dense) * layer + dense * of_dense + embeddings + hidden
-    return replace(shape, parameters=counted or estimated, undivided_parameters=whole + router)
+    return replace(
+        shape,
+        parameters=counted or estimated,
+        undivided_parameters=whole + router,
+        further_layers=(optional(*COUNTS) or 1) if further else 0,
+        further_parameters=sum(each.numel for each in further if each.shape[:1] != (shape.vocab_size,)),
+    )
 
 
 def _compressed(shape: ModelShape, optional: Callable[[str], int | None]) -> ModelShape:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from config_files import MINIMAL, Billion, changed, planned
 from published_models import SHAPES
 from pydantic import ValidationError
 from rich.console import Console
+from tiny_families import make_family
+from tiny_mtp import make_mtp_family
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.check.model import check_draft
+from roll_like.check.findings import Finding
+from roll_like.check.model import check_draft, role_shapes
 from roll_like.check.plan import Plan, plan
-from roll_like.models.shape import load_model_shape
+from roll_like.config.model import ModelConfig
+from roll_like.models.shape import ModelShape, load_model_shape
 
 TWO_NODES = changed(
     resources={
@@ -185,10 +190,53 @@ def test_memory_is_that_of_each_roles_own_model(tiny_model: Path) -> None:
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
     """Models of one family may have embeddings of other lengths (vllm#7252)."""
     policy = draft = load_model_shape(SHAPES / "Qwen3-0.6B")
-    assert [*check_draft({"inference": policy})] == [*check_draft({"inference": policy, "draft": draft})] == []
-    (found,) = check_draft({"inference": replace(policy, vocab_size=152_064), "draft": draft})
+    config = RLVRConfig.from_values(MINIMAL)
+
+    def found_in(**shapes: ModelShape) -> list[Finding]:
+        return [*check_draft(config, None, shapes)]
+
+    assert found_in(inference=policy) == found_in(inference=policy, draft=draft) == []
+    (found,) = found_in(inference=replace(policy, vocab_size=152_064), draft=draft)
     assert (found.level, found.key) == ("error", "inference.speculative.model")
     assert "its vocabulary has 151936 entries and the policy's 152064" in found.message
+
+
+def test_layers_that_guess_are_in_the_files_and_known_to_vllm(tmp_path: Path) -> None:
+    config = RLVRConfig.from_values(changed(inference={"type": "vllm", "speculative": {"method": "mtp"}}))
+
+    def found_in(model: Path) -> list[str]:
+        shapes = role_shapes(config, load_model_shape(model))
+        findings = check_draft(config, ModelConfig(path=str(model)), shapes)
+        assert all(each.key == "inference.speculative.method" for each in findings)
+        return [each.message for each in check_draft(config, ModelConfig(path=str(model)), shapes)]
+
+    guessing = make_mtp_family("glm4_moe", tmp_path / "guessing")
+    assert found_in(guessing) == []
+    (message,) = found_in(make_family("glm4_moe", tmp_path / "plain"))
+    assert "that predict further tokens, and the files in" in message
+    assert "hold none" in message
+    stated = json.loads((guessing / "config.json").read_text())
+    stated |= {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"]}
+    (guessing / "config.json").write_text(json.dumps(stated))
+    (message,) = found_in(guessing)
+    assert "vLLM has no layers that predict further tokens of olmo3; use method: ngram" in message
+
+
+def test_layers_that_guess_are_in_the_plan(tmp_path: Path) -> None:
+    """Their weights without copies of the embeddings, which vLLM shares; and the cache of one more layer."""
+    shape = load_model_shape(make_mtp_family("glm4_moe", tmp_path / "guessing"))
+    plain = load_model_shape(make_family("glm4_moe", tmp_path / "plain"))
+    assert shape.parameters == plain.parameters
+    deeper = load_model_shape(make_family("glm4_moe", tmp_path / "deeper", layers=3))
+    joined = 2 * shape.hidden_size**2 + 3 * shape.hidden_size
+    assert shape.further_parameters == deeper.parameters - plain.parameters + joined
+    speculation = {"type": "vllm", "kv_cache_gib": 3, "speculative": {"method": "mtp"}}
+    config = RLVRConfig.from_values(changed(model__dtype="float32", inference=speculation))
+    shapes = role_shapes(config, shape)
+    assert (shapes["draft"].layers, shapes["draft"].vocab_size) == (1, shape.vocab_size)
+    (inference,) = [each for each in plan(config, shapes).memory if each.role == "inference"]
+    assert dict(inference.parts)["draft's weights"] == 4 * shape.further_parameters
+    assert config.inference.tokens_per_pass == 2
 
 
 def test_render_shows_figures_workers_and_memory() -> None:

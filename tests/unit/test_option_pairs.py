@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from test_config_check import ROW, lines
 from test_config_rules import CUDA
 from tiny_families import make_family
+from tiny_mtp import make_mtp_family
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check import check
@@ -26,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "n-grams": {"inference__speculative": {"method": "ngram"}},
     "suffixes": {"inference__speculative": {"method": "suffix"}},
     "draft": {"inference__speculative": {"method": "draft"}},
+    "own layers": {"inference__speculative": {"method": "mtp"}},
     "float32 head": {"model__head_dtype": "float32"},
     "changes alone": {"inference__weight_sync": "delta"},
     "top_p and top_k": {"rollout__top_p": 0.9, "rollout__top_k": 64},
@@ -51,7 +53,7 @@ OTHER_KEYS = {
     "expert_parallel",
     "sleep",
 }
-GUESSES = ("n-grams", "suffixes", "draft")
+GUESSES = ("n-grams", "suffixes", "draft", "own layers")
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,12 @@ NO_SEEDS = Refused("inference.speculative", "remove one of the two")
 TOGETHER = "integration/test_options_together.py"
 ALONE = Run(TOGETHER, "test_adapters_alone_with_kept_tokens_and_a_head_in_float32")
 MERGED = Run(TOGETHER, "test_changes_of_8_bit_weights_with_merged_adapters_kept_tokens_and_a_head_in_float32")
+EXPERTS_STAY = Refused("inference.quantization", "remove it")
 SPECULATION = "integration/test_speculation.py"
 HEAD_CHECKS = Run(SPECULATION, "test_a_head_in_float32_checks_guesses")
 SIDE_BY_SIDE = Run(SPECULATION, "test_policy_and_base_model_check_guesses_side_by_side")
 EIGHT_BITS_CHECK = Run(SPECULATION, "test_the_policy_with_8_bit_weights_checks_guesses")
+OWN_LAYERS = Run(SPECULATION, "test_the_models_own_layers_guess")
 #: On a device, what is refused whatever else is set.
 SINGLE = {
     "cpu": {"batch invariance": ON_CPU, "routes": NO_ROUTES},
@@ -98,7 +102,8 @@ SINGLE = {
 Outcome = Run | Refused | str
 #: Two options → on CPU, and on GPUs.
 PAIRS: dict[tuple[str, str], tuple[Outcome, Outcome]] = {
-    **{("8 bits", guesses): (EIGHT_BITS_CHECK, UNTRIED) for guesses in GUESSES},
+    **{("8 bits", guesses): (EIGHT_BITS_CHECK, UNTRIED) for guesses in GUESSES[:3]},
+    ("8 bits", "own layers"): (EXPERTS_STAY, UNTRIED),  # only mixtures have them
     ("8 bits", "float32 head"): (MERGED, UNTRIED),
     ("8 bits", "changes alone"): (MERGED, SENT_AS_THEY_ARE),
     ("8 bits", "top_p and top_k"): (MERGED, UNTRIED),
@@ -111,8 +116,9 @@ PAIRS: dict[tuple[str, str], tuple[Outcome, Outcome]] = {
     **{(guesses, "top_p and top_k"): (NO_MASKS, NO_MASKS) for guesses in GUESSES},
     **{(guesses, "min_p"): (NO_MIN_P, NO_MIN_P) for guesses in GUESSES},
     **{(guesses, "batch invariance"): (ON_CPU, NO_SEEDS) for guesses in GUESSES},
-    **{(guesses, "adapters"): (SIDE_BY_SIDE, UNTRIED) for guesses in GUESSES},
-    **{(guesses, "routes"): (NO_ROUTES, UNTRIED) for guesses in ("n-grams", "draft")},
+    **{(guesses, "adapters"): (SIDE_BY_SIDE, UNTRIED) for guesses in GUESSES[:3]},
+    ("own layers", "adapters"): (OWN_LAYERS, UNTRIED),  # merged
+    **{(guesses, "routes"): (NO_ROUTES, UNTRIED) for guesses in ("n-grams", "draft", "own layers")},
     ("suffixes", "routes"): (NO_ROUTES, Refused("algorithm.router_replay", "method: suffix")),
     ("float32 head", "changes alone"): (HEAD_CHECKS, SENT_AS_THEY_ARE),
     ("float32 head", "top_p and top_k"): (ALONE, UNTRIED),
@@ -139,20 +145,22 @@ PAIRS: dict[tuple[str, str], tuple[Outcome, Outcome]] = {
 
 
 @pytest.fixture(scope="module")
-def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """A model, and one that is a mixture of experts."""
-    return {False: tiny_model, True: make_family("qwen3_moe", tmp_path_factory.mktemp("mixture"))}
+def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model, one that is a mixture of experts, and one that also has layers which predict further tokens."""
+    folder = tmp_path_factory.mktemp("models")
+    mixture, guessing = make_family("qwen3_moe", folder / "mixture"), make_mtp_family("glm4_moe", folder / "guessing")
+    return {"": tiny_model, "routes": mixture, "own layers": guessing}
 
 
 @pytest.fixture
-def errors(tmp_path: Path, models: dict[bool, Path], monkeypatch: pytest.MonkeyPatch) -> Any:
+def errors(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What `--check` refuses of a run on a device with some options: messages by key."""
     monkeypatch.chdir(tmp_path)
     lines(tmp_path / "train.jsonl", *({**ROW, "prompt": f"Write about river {n}."} for n in range(16)))
 
     def found(device: str, names: tuple[str, ...]) -> dict[str, str]:
         changes = {key: value for name in names for key, value in OPTIONS[name].items()}
-        model = str(models["routes" in names])
+        model = str(models[next((name for name in ("own layers", "routes") if name in names), "")])
         if changes.get("inference__quantization") and device == "cuda":
             changes["inference__quantization"] = "fp8"
         if "draft" in names:

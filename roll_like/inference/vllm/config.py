@@ -59,13 +59,14 @@ class SpeculationConfig(ConfigModel):
 
     common: ClassVar[tuple[str, ...]] = ("method", "num_speculative_tokens")
 
-    method: Literal["ngram", "suffix", "draft"] = Field(
+    method: Literal["ngram", "suffix", "draft", "mtp"] = Field(
         default="ngram",
         description="ngram: what followed the last tokens before. suffix: that, and what earlier answers had, by "
-        "frequency; needs arctic-inference. draft: what a smaller model finds likeliest.",
+        "frequency; needs arctic-inference. draft: what a smaller model finds likeliest. mtp: what layers of the model "
+        "itself find likeliest, which predict further tokens.",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_GUESSED)] | None = Field(
-        default=None, description="Tokens that are guessed at a time, at most. Default: 4; 16 with suffix."
+        default=None, description="Tokens that are guessed at a time, at most. Default: 4; 16 with suffix, 1 with mtp."
     )
     prompt_lookup_min: PositiveInt = Field(
         default=2, description="With `ngram`: fewest last tokens that have to be the same."
@@ -94,7 +95,7 @@ class SpeculationConfig(ConfigModel):
     @property
     def most_guessed(self) -> int:
         """Tokens that are guessed at a time, at most."""
-        return self.num_speculative_tokens or (16 if self.method == "suffix" else 4)
+        return self.num_speculative_tokens or {"suffix": 16, "mtp": 1}.get(self.method, 4)
 
     def engine_arguments(self) -> dict[str, Any]:
         """Return vLLM's `speculative_config`."""
@@ -124,7 +125,7 @@ class VLLMSettings(PassedThrough):
         description="true: without CUDA graphs. false: as vLLM does by itself, compiled and with CUDA graphs, which "
         "takes a minute or more to start. Default: on GPUs passes that only decode run from CUDA graphs, which takes a "
         "few seconds, and nothing is compiled; `engine_args.compilation_config` says otherwise. On CPUs, and where "
-        "another model guesses (`speculative.method: draft`), as true.",
+        "layers guess (`speculative.method`: `draft`, `mtp`), as true.",
     )
     engine_args: dict[str, Any] = Field(
         default={}, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
@@ -209,13 +210,17 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
 
     @property
     def decodes_from_graphs(self) -> bool:
-        """Not where another model guesses: its graphs read memory that is not theirs (vllm#55013, after sleep)."""
-        return super().decodes_from_graphs and self.draft_model is None
+        """Not where layers guess: their graphs read memory that is not theirs (vllm#55013, after sleep)."""
+        return super().decodes_from_graphs and self.draft_model is None and not self.guesses_by_itself
 
     @property
     def draft_model(self) -> str | None:
         """What guesses with `method: draft`."""
         return None if self.speculative is None else self.speculative.model
+
+    @property
+    def guesses_by_itself(self) -> bool:
+        return self.speculative is not None and self.speculative.method == "mtp"
 
     def sampling_violations(self, min_p: Mapping[str, float]) -> Iterator[Violation]:
         """Yield what guessed tokens are not checked by."""

@@ -24,8 +24,9 @@ from roll_like.inference.vllm.config import (
     VLLMSettings,
 )
 from roll_like.inference.vllm.images import torchvision_missing
-from roll_like.inference.vllm.served import adapter_layers, knows
+from roll_like.inference.vllm.served import adapter_layers, guessing_models, knows
 from roll_like.models.attention import keeps_states
+from roll_like.models.stored import stated_json
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
@@ -164,6 +165,16 @@ class VLLMPlugin(EnginePlugin):
             obstacle = f"the installed vLLM has no {unknown[0]}; set inference.type: hf"
         if obstacle is not None:
             yield Finding.error("inference.type", obstacle)
+
+    @classmethod
+    def further_layers_obstacle(cls, model: Path) -> str | None:
+        """Return that vLLM has no such layers of the model's architecture."""
+        stated = stated_json(model / "config.json")
+        names = {stated.get("model_type"), *(stated.get("architectures") or ())}
+        known = guessing_models()
+        if not known or known & names:
+            return None
+        return f"the installed vLLM has no layers that predict further tokens of {stated.get('model_type')}"
 
     @classmethod
     def gpu_obstacle(cls, config: EngineConfig, head_dtype: str | None, capability: tuple[int, int]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 from roll_like.inference.settings import package_folder
 
@@ -37,15 +36,27 @@ def knows(architecture: str) -> bool | None:
 
 
 @cache
-def _folder() -> Path | None:
-    folder = package_folder("vllm")
-    return None if folder is None else folder / "model_executor" / "models"
+def guessing_models() -> frozenset[str]:
+    """Return model types and architectures whose own layers can guess tokens; nothing where vLLM is not installed."""
+    source = _parsed("config", "speculative")
+    functions = [each for each in ast.walk(source) if isinstance(each, ast.FunctionDef)] if source else []
+    return frozenset(
+        constant.value
+        for function in functions
+        if function.name == "hf_config_override"
+        for constant in ast.walk(function)
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+    )
+
+
+def _source(module: str) -> ast.Module | None:
+    return _parsed("model_executor", "models", module)
 
 
 @cache
-def _source(module: str) -> ast.Module | None:
-    folder = _folder()
-    file = None if folder is None else folder / f"{module}.py"
+def _parsed(*module: str) -> ast.Module | None:
+    folder = package_folder("vllm")
+    file = None if folder is None else folder.joinpath(*module).with_suffix(".py")
     return None if file is None or not file.is_file() else ast.parse(file.read_text(encoding="utf-8"))
 
 
