@@ -45,7 +45,7 @@ def make_guessing_model(directory: Path, name: str = "glm4_moe") -> Path:
     weights = load_file(make_mtp_family(name, directory) / FILE)
     for key, tensor in weights.items():
         if key.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
-            weights[key] = tensor * (0.0 if key.startswith(LAYER) else 0.002)
+            weights[key] = tensor * (0.0 if key.startswith(LAYER) else 0.01)
     hidden = len(weights[f"{LAYER}enorm.weight"])
     weights[f"{LAYER}eh_proj.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], -1)
     weights[f"{LAYER}enorm.weight"] = torch.ones(hidden)

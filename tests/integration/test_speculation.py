@@ -205,7 +205,7 @@ def test_the_models_own_layers_guess(tmp_path: Path, family: str, error: float) 
         # they read the embeddings and the output head that the engine was sent
         greedy = [replace(each, sampling=replace(each.sampling, temperature=0.0)) for each in requests(20)]
         counted = [each.speculation for each in engine.generate(greedy).values()]
-        assert sum(each.accepted for each in counted if each) > 0.9 * sum(each.tokens for each in counted if each)
+        assert sum(each.accepted for each in counted if each) > 0.75 * sum(each.tokens for each in counted if each)
         follows(engine, trainer, sync, {POLICY: trainer.logits_of}, error=error)
 
 
