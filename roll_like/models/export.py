@@ -136,8 +136,6 @@ def _checkpoint(
 
     Where those have no such buffer, or the checkpoint has it in another form, it comes with the weights.
     """
-    import torch
-
     further = FurtherLayers() if base_dir is None else FurtherLayers.of(model, base_dir)
     shapes = {name: tuple(buffer.shape) for name, buffer in persistent_buffers(model)}
     stored = stored_tensors(base_dir) if shapes and base_dir is not None else {}
@@ -147,12 +145,14 @@ def _checkpoint(
         alone = len(group.parameters) == len(group.tensors) == 1
         if alone and theirs in stored and stored[theirs].shape == shapes[ours]:
             kept[ours] = theirs
+    written = None
     for name, tensor in converted(model, _fitting(weights, model, dtype, kept.keys())):
+        written = tensor.dtype if tensor.ndim > 1 else written
         for each in (name, *further.copies.get(name, ())):
             yield each, tensor
     for name in kept.values():
         yield name, read_tensor(stored, name)
-    yield from further.tensors(getattr(torch, dtype) if dtype else None)
+    yield from further.tensors(written)
 
 
 def _fitting(

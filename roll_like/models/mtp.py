@@ -74,11 +74,11 @@ class FurtherLayers:
         copied = {name for names in copies.values() for name in names}
         return cls(stored, [name for name in found if name not in copied], copies)
 
-    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield the layers' own tensors as the files have them, or in another precision."""
+    def tensors(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+        """Yield the layers' own tensors; matrices in the precision of the model's, vectors as the files have them."""
         for name in self.own:
             tensor = read_tensor(self.stored, name)
-            yield name, tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+            yield name, tensor.to(dtype) if tensor.ndim > 1 else tensor
 
 
 def mtp_tensors(names: Iterable[str]) -> list[str]:

@@ -69,8 +69,14 @@ def test_embeddings_of_their_own_stay(base: Path, tmp_path: Path) -> None:
 
 
 def test_they_have_the_precision_of_the_export(base: Path, tmp_path: Path) -> None:
-    after = export(trained_model(base), base, tmp_path / "out", dtype="bfloat16")
-    assert after[f"{LAYER}eh_proj.weight"].dtype == torch.bfloat16
+    for target, model, options in [
+        ("asked", trained_model(base), {"dtype": "bfloat16"}),
+        ("trained", trained_model(base).to(torch.bfloat16), {}),
+    ]:
+        after = export(model, base, tmp_path / target, **options)
+        assert after[f"{LAYER}eh_proj.weight"].dtype == torch.bfloat16
+        # which experts are chosen by stays exact
+        assert after[f"{LAYER}mlp.gate.e_score_correction_bias"].dtype == torch.float32
 
 
 def test_a_classifier_has_none(base: Path, tmp_path: Path) -> None:
