@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from engine_thread import EngineThread, float_spec
+from guessing_models import make_eagle3_head, make_guessing_model
 from test_adapter_sync import AdapterTrainer
 from test_weight_sync import Float32Head, Trainer, sync_of
 from tiny_model import make_tiny_model
-from tiny_mtp import make_guessing_model
 from torch import Tensor, nn
 
 from roll_like.config.inference import BASE, POLICY
@@ -167,12 +168,12 @@ def speculation(method: str, folder: Path) -> dict[str, str]:
     """Return the engine's section; of the policy a draft has the first layer, which is most of what it would say."""
     if method == "suffix":
         pytest.importorskip("arctic_inference")
-    draft = {"model": str(make_tiny_model(folder / "draft", dtype="float32", layers=1))} if method == "draft" else {}
-    return {"method": method, **draft}
+    made = {"draft": partial(make_tiny_model, dtype="float32", layers=1), "eagle3": make_eagle3_head}.get(method)
+    return {"method": method} if made is None else {"method": method, "model": str(made(folder / "draft"))}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["draft", "suffix"])
+@pytest.mark.parametrize("method", ["draft", "suffix", "eagle3"])
 def test_a_draft_model_and_earlier_answers_guess(float_model: Path, tmp_path: Path, method: str) -> None:
     config = VLLMConfig(kv_cache_gib=0.1, max_running=16, speculative=speculation(method, tmp_path))
     with EngineThread(VLLMEngine(config, float_spec(float_model))) as engine:
@@ -254,7 +255,7 @@ def follows(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft", "eagle3"])
 def test_the_policy_with_8_bit_weights_checks_guesses(float_model: Path, tmp_path: Path, method: str) -> None:
     trainer = Int8Trainer(float_model, "float32")
     config = VLLMConfig(
@@ -267,7 +268,7 @@ def test_the_policy_with_8_bit_weights_checks_guesses(float_model: Path, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft", "mtp"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft", "eagle3", "mtp"])
 def test_a_head_in_float32_checks_guesses(tiny_model: Path, tmp_path: Path, method: str) -> None:
     policy = make_guessing_model(tmp_path / "policy") if method == "mtp" else tiny_model
     trainer = Float32Head(policy, "bfloat16")
@@ -285,7 +286,7 @@ def test_a_head_in_float32_checks_guesses(tiny_model: Path, tmp_path: Path, meth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft", "eagle3"])
 def test_policy_and_base_model_check_guesses_side_by_side(float_model: Path, tmp_path: Path, method: str) -> None:
     trainer = AdapterTrainer(float_model)
     trainer.change(seed=0)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from config_files import MINIMAL, Billion, changed, planned
+from guessing_models import make_mtp_family
 from published_models import SHAPES
 from pydantic import ValidationError
 from rich.console import Console
 from tiny_families import make_family
-from tiny_mtp import make_mtp_family
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.findings import Finding

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from guessing_models import COPIES, FILE, LAYER, make_mtp_family
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
-from tiny_mtp import COPIES, FILE, LAYER, make_mtp_family
 
 from roll_like.config.model import ModelConfig
 from roll_like.models.export import save_hf_directory

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from config_files import changed
+from guessing_models import make_mtp_family
 from pydantic import ValidationError
 from test_config_check import ROW, lines
 from test_config_rules import CUDA
 from tiny_families import make_family
-from tiny_mtp import make_mtp_family
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check import check
@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "n-grams": {"inference__speculative": {"method": "ngram"}},
     "suffixes": {"inference__speculative": {"method": "suffix"}},
     "draft": {"inference__speculative": {"method": "draft"}},
+    "head": {"inference__speculative": {"method": "eagle3"}},
     "own layers": {"inference__speculative": {"method": "mtp"}},
     "float32 head": {"model__head_dtype": "float32"},
     "changes alone": {"inference__weight_sync": "delta"},
@@ -53,7 +54,7 @@ OTHER_KEYS = {
     "expert_parallel",
     "sleep",
 }
-GUESSES = ("n-grams", "suffixes", "draft", "own layers")
+GUESSES = ("n-grams", "suffixes", "draft", "head", "own layers")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ SINGLE = {
 Outcome = Run | Refused | str
 #: Two options → on CPU, and on GPUs.
 PAIRS: dict[tuple[str, str], tuple[Outcome, Outcome]] = {
-    **{("8 bits", guesses): (EIGHT_BITS_CHECK, UNTRIED) for guesses in GUESSES[:3]},
+    **{("8 bits", guesses): (EIGHT_BITS_CHECK, UNTRIED) for guesses in GUESSES[:4]},
     ("8 bits", "own layers"): (EXPERTS_STAY, UNTRIED),  # only mixtures have them
     ("8 bits", "float32 head"): (MERGED, UNTRIED),
     ("8 bits", "changes alone"): (MERGED, SENT_AS_THEY_ARE),
@@ -116,9 +117,9 @@ PAIRS: dict[tuple[str, str], tuple[Outcome, Outcome]] = {
     **{(guesses, "top_p and top_k"): (NO_MASKS, NO_MASKS) for guesses in GUESSES},
     **{(guesses, "min_p"): (NO_MIN_P, NO_MIN_P) for guesses in GUESSES},
     **{(guesses, "batch invariance"): (ON_CPU, NO_SEEDS) for guesses in GUESSES},
-    **{(guesses, "adapters"): (SIDE_BY_SIDE, UNTRIED) for guesses in GUESSES[:3]},
+    **{(guesses, "adapters"): (SIDE_BY_SIDE, UNTRIED) for guesses in GUESSES[:4]},
     ("own layers", "adapters"): (OWN_LAYERS, UNTRIED),  # merged
-    **{(guesses, "routes"): (NO_ROUTES, UNTRIED) for guesses in ("n-grams", "draft", "own layers")},
+    **{(guesses, "routes"): (NO_ROUTES, UNTRIED) for guesses in ("n-grams", "draft", "head", "own layers")},
     ("suffixes", "routes"): (NO_ROUTES, Refused("algorithm.router_replay", "method: suffix")),
     ("float32 head", "changes alone"): (HEAD_CHECKS, SENT_AS_THEY_ARE),
     ("float32 head", "top_p and top_k"): (ALONE, UNTRIED),
@@ -163,8 +164,8 @@ def errors(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPa
         model = str(models[next((name for name in ("own layers", "routes") if name in names), "")])
         if changes.get("inference__quantization") and device == "cuda":
             changes["inference__quantization"] = "fp8"
-        if "draft" in names:
-            changes["inference__speculative"] = {"method": "draft", "model": model}
+        if {"draft", "head"} & set(names):
+            changes["inference__speculative"] = changes["inference__speculative"] | {"model": model}
         if device == "cpu" and "changes alone" in names:
             changes |= {"resources__nodes": 2, "resources__address": "auto"}
         base = changed(CUDA, resources__gpu="H100") if device == "cuda" else changed(inference={"type": "vllm"})

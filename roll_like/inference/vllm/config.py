@@ -59,11 +59,11 @@ class SpeculationConfig(ConfigModel):
 
     common: ClassVar[tuple[str, ...]] = ("method", "num_speculative_tokens")
 
-    method: Literal["ngram", "suffix", "draft", "mtp"] = Field(
+    method: Literal["ngram", "suffix", "draft", "eagle3", "mtp"] = Field(
         default="ngram",
         description="ngram: what followed the last tokens before. suffix: that, and what earlier answers had, by "
-        "frequency; needs arctic-inference. draft: what a smaller model finds likeliest. mtp: what layers of the model "
-        "itself find likeliest, which predict further tokens.",
+        "frequency; needs arctic-inference. draft: what a smaller model finds likeliest. eagle3: what an EAGLE-3 "
+        "head finds likeliest. mtp: what layers of the model itself find likeliest, which predict further tokens.",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_GUESSED)] | None = Field(
         default=None, description="Tokens that are guessed at a time, at most. Default: 4; 16 with suffix, 1 with mtp."
@@ -74,7 +74,8 @@ class SpeculationConfig(ConfigModel):
     prompt_lookup_max: PositiveInt = Field(default=4, description="With `ngram`: most last tokens that are compared.")
     model: str | None = Field(
         default=None,
-        description="With `draft`: local directory of a model with the policy's vocabulary. It is not trained.",
+        description="With `draft`: local directory of a model with the policy's vocabulary; with `eagle3`: that of a "
+        "head made for the policy. It is not trained.",
     )
 
     @model_validator(mode="after")
@@ -84,9 +85,10 @@ class SpeculationConfig(ConfigModel):
                 f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max: "
                 f"{self.prompt_lookup_max}, so nothing would ever be guessed; lower the first or raise the second"
             )
-        if self.method == "draft" and self.model is None:
-            raise ValueError("method: draft needs a model that guesses; set model, or use method: ngram")
-        others = [] if self.method == "draft" else self.changed("model")
+        beside = self.method in ("draft", "eagle3")
+        if beside and self.model is None:
+            raise ValueError(f"method: {self.method} needs a model that guesses; set model, or use method: ngram")
+        others = [] if beside else self.changed("model")
         others += [] if self.method == "ngram" else self.changed("prompt_lookup_min", "prompt_lookup_max")
         if others:
             raise ValueError(f"{others[0]} is not read with method: {self.method}; remove it")
@@ -100,8 +102,9 @@ class SpeculationConfig(ConfigModel):
     def engine_arguments(self) -> dict[str, Any]:
         """Return vLLM's `speculative_config`."""
         tokens = self.most_guessed
-        if self.method == "draft":
-            return {"method": "draft_model", "model": self.model, "num_speculative_tokens": tokens}
+        if self.model is not None:
+            method = "draft_model" if self.method == "draft" else self.method
+            return {"method": method, "model": self.model, "num_speculative_tokens": tokens}
         arguments: dict[str, Any] = {"method": self.method, "num_speculative_tokens": tokens}
         if self.method == "ngram":
             arguments |= {"prompt_lookup_min": self.prompt_lookup_min, "prompt_lookup_max": self.prompt_lookup_max}
@@ -125,7 +128,7 @@ class VLLMSettings(PassedThrough):
         description="true: without CUDA graphs. false: as vLLM does by itself, compiled and with CUDA graphs, which "
         "takes a minute or more to start. Default: on GPUs passes that only decode run from CUDA graphs, which takes a "
         "few seconds, and nothing is compiled; `engine_args.compilation_config` says otherwise. On CPUs, and where "
-        "layers guess (`speculative.method`: `draft`, `mtp`), as true.",
+        "layers guess (`speculative.method`: `draft`, `eagle3`, `mtp`), as true.",
     )
     engine_args: dict[str, Any] = Field(
         default={}, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
@@ -197,7 +200,9 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
     @property
     def tokens_per_pass(self) -> int:
         """One token, the guesses, and a place that a draft takes of a pass's budget."""
-        return 1 if self.speculative is None else 1 + self.speculative.most_guessed + (self.draft_model is not None)
+        if self.speculative is None:
+            return 1
+        return 1 + self.speculative.most_guessed + (self.speculative.method == "draft")
 
     @property
     def captures_graphs(self) -> bool:
@@ -215,7 +220,7 @@ class VLLMConfig(VLLMSettings, SleepingEngineConfig):
 
     @property
     def draft_model(self) -> str | None:
-        """What guesses with `method: draft`."""
+        """What guesses with `method: draft` or `eagle3`."""
         return None if self.speculative is None else self.speculative.model
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_families import make_family
+from tiny_model import make_tiny_model
 from torch import Tensor
 
 FILE = "model.safetensors"
@@ -58,4 +59,43 @@ def _written(directory: Path, weights: dict[str, Tensor]) -> Path:
     config = json.loads((directory / "config.json").read_text())
     config["num_nextn_predict_layers"] = 1
     (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def make_eagle3_head(directory: Path) -> Path:
+    """Write a random EAGLE-3 head of the tiny model, which knows every other token."""
+    policy = json.loads((make_tiny_model(directory.with_name("policy-of-head")) / "config.json").read_text())
+    hidden, inner, vocabulary = policy["hidden_size"], policy["intermediate_size"], policy["vocab_size"]
+    heads, width = policy["num_attention_heads"], policy.get("head_dim") or hidden // policy["num_attention_heads"]
+    keys = policy["num_key_value_heads"] * width
+    layers = [0, 1]
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, len(layers) * hidden),
+        "midlayer.self_attn.q_proj.weight": (heads * width, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, heads * width),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "lm_head.weight": (vocabulary // 2, hidden),
+        **dict.fromkeys(("norm.weight", "midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight"), (hidden,)),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+    }
+    noise = torch.Generator().manual_seed(2)
+    weights = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=noise) / shape[1] ** 0.5
+        for name, shape in shapes.items()
+    }
+    weights["d2t"] = torch.arange(vocabulary // 2)  # what to add to get to the policy's numbers
+    directory.mkdir()
+    save_file(weights, directory / FILE, metadata={"format": "pt"})
+    own: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": vocabulary // 2,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True},
+    }
+    (directory / "config.json").write_text(json.dumps(policy | own))
     return directory
