@@ -174,6 +174,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="what takes longer is suspicious (default: 1)",
     )
 
+    loss = _add(commands, "check-loss", _check_loss, "try a policy loss on random tokens, whole and in micro-batches")
+    loss.add_argument("name", metavar="NAME", help="registered name")
+    loss.add_argument("overrides", nargs="*", metavar="key=value", help="set one of its settings, such as clip_low=0.1")
+    _add_import(loss)
+
     environment = _add(commands, "check-env", _check_env, "try an environment out and say what is wrong with it")
     environment.add_argument("id", nargs="?", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")
     environment.add_argument("overrides", nargs="*", metavar="key=value", help="one of its options, such as size=3")
@@ -572,6 +577,17 @@ def _check_reward(arguments: argparse.Namespace) -> int:
     report = check_reward(name, cases, settings=settings, slow_seconds=slow)
     report.show(Console())
     return FAILED if report.suspicious else OK
+
+
+def _check_loss(arguments: argparse.Namespace) -> int:
+    from roll_like.algorithms.loss_check import check_loss
+    from roll_like.config.load import import_plugins
+    from roll_like.config.source import overridden
+
+    import_plugins(arguments.modules)
+    report = check_loss(arguments.name, settings=overridden({}, arguments.overrides))
+    print(report)
+    return FAILED if report.problems else OK
 
 
 def _check_env(arguments: argparse.Namespace) -> int:
