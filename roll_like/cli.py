@@ -41,6 +41,7 @@ from roll_like.starters.layout_command import add_plan
 from roll_like.viewer.commands import add_commands
 
 if TYPE_CHECKING:
+    from roll_like.algorithms.loss_check import AlgorithmReport
     from roll_like.config.base import PipelineConfig
     from roll_like.config.run import RunConfig
 
@@ -174,10 +175,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="what takes longer is suspicious (default: 1)",
     )
 
-    loss = _add(commands, "check-loss", _check_loss, "try a policy loss on random tokens, whole and in micro-batches")
-    loss.add_argument("name", metavar="NAME", help="registered name")
-    loss.add_argument("overrides", nargs="*", metavar="key=value", help="set one of its settings, such as clip_low=0.1")
-    _add_import(loss)
+    for kind, command, help_text in (
+        ("check-loss", _check_loss, "try a policy loss on random tokens, whole and in micro-batches"),
+        ("check-advantage", _check_advantage, "try an advantage estimator on random groups, also resumed"),
+    ):
+        algorithm = _add(commands, kind, command, help_text)
+        algorithm.add_argument("name", metavar="NAME", help="registered name")
+        algorithm.add_argument("overrides", nargs="*", metavar="key=value", help="set one of its settings")
+        _add_import(algorithm)
 
     environment = _add(commands, "check-env", _check_env, "try an environment out and say what is wrong with it")
     environment.add_argument("id", nargs="?", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")
@@ -581,11 +586,22 @@ def _check_reward(arguments: argparse.Namespace) -> int:
 
 def _check_loss(arguments: argparse.Namespace) -> int:
     from roll_like.algorithms.loss_check import check_loss
+
+    return _check_algorithm(arguments, check_loss)
+
+
+def _check_advantage(arguments: argparse.Namespace) -> int:
+    from roll_like.algorithms.advantage_check import check_advantage
+
+    return _check_algorithm(arguments, check_advantage)
+
+
+def _check_algorithm(arguments: argparse.Namespace, check: Callable[..., AlgorithmReport]) -> int:
     from roll_like.config.load import import_plugins
     from roll_like.config.source import overridden
 
     import_plugins(arguments.modules)
-    report = check_loss(arguments.name, settings=overridden({}, arguments.overrides))
+    report = check(arguments.name, settings=overridden({}, arguments.overrides))
     print(report)
     return FAILED if report.problems else OK
 

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from roll_like.algorithms.base import Algorithm
 from roll_like.algorithms.lazy import torch
 from roll_like.algorithms.losses.base import BatchTokens, LossInputs, PolicyLoss, TokenLosses
+from roll_like.config.base import PluginConfig
 from roll_like.errors import FOREIGN_ERRORS, ConfigError, RollLikeError, describe_error
 from roll_like.registry import LOSSES
 
@@ -32,11 +34,11 @@ _EXACT = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossReport:
-    """What `check_loss` found.
+class AlgorithmReport:
+    """What `check_loss` or `check_advantage` found.
 
     Attributes:
-        name: The loss.
+        name: The loss or the estimator.
         problems: What trains something else than meant.
         notes: What may be meant.
     """
@@ -46,11 +48,13 @@ class LossReport:
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"problem: {each}" for each in self.problems] + [f"note: {each}" for each in self.notes]
-        return "\n".join([*lines, f"{self.name}: {len(self.problems) or 'no'} problems"])
+        found = [f"problem: {each}" for each in self.problems] + [f"note: {each}" for each in self.notes]
+        return "\n".join([f"{self.name}: {len(self.problems) or 'no'} problems", *(f"  {each}" for each in found)])
 
 
-def check_loss(loss: str | type[PolicyLoss] | PolicyLoss, *, settings: Mapping[str, Any] | None = None) -> LossReport:
+def check_loss(
+    loss: str | type[PolicyLoss] | PolicyLoss, *, settings: Mapping[str, Any] | None = None
+) -> AlgorithmReport:
     """Try a loss on tokens of a few sequences: whole, in parts, in another order, with fillers, with extreme ratios.
 
     Args:
@@ -89,18 +93,35 @@ def check_loss(loss: str | type[PolicyLoss] | PolicyLoss, *, settings: Mapping[s
         raise
     except FOREIGN_ERRORS as error:
         problems[f"it raises {describe_error(error)}"] = None
-    return LossReport(name=name, problems=tuple(problems), notes=tuple(notes))
+    return AlgorithmReport(name=name, problems=tuple(problems), notes=tuple(notes))
+
+
+def algorithm_settings(
+    plugin: type[Algorithm], named: Any, settings: Mapping[str, Any] | None, what: str
+) -> PluginConfig:
+    """Return an algorithm's settings.
+
+    Args:
+        plugin: Its class.
+        named: The name that it is registered under; anything else for what its settings have as `type`.
+        settings: What differs from the defaults.
+        what: The kind of algorithm, for messages.
+
+    Raises:
+        ConfigError: The settings are wrong.
+    """
+    kind = named if isinstance(named, str) else plugin.Config.model_fields["type"].default
+    try:
+        return plugin.Config.model_validate({"type": kind, **(settings or {})})
+    except ConfigError as error:
+        raise ConfigError(f"the settings of the {what} {kind!r} are wrong: {error.message}", fix=error.fix) from error
 
 
 def _made(loss: str | type[PolicyLoss] | PolicyLoss, settings: Mapping[str, Any] | None) -> PolicyLoss:
     if isinstance(loss, PolicyLoss):
         return loss
     plugin: type[PolicyLoss] = LOSSES.get(loss) if isinstance(loss, str) else loss
-    kind = loss if isinstance(loss, str) else plugin.Config.model_fields["type"].default
-    try:
-        return plugin(plugin.Config.model_validate({"type": kind, **(settings or {})}))
-    except ConfigError as error:
-        raise ConfigError(f"the settings of the loss {kind!r} are wrong: {error.message}", fix=error.fix) from error
+    return plugin(algorithm_settings(plugin, loss, settings, "loss"))
 
 
 def _inputs(seed: int) -> LossInputs:

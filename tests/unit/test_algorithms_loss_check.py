@@ -151,3 +151,5 @@ def test_wrong_settings_and_names() -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-loss", "ppo", "clip_low=0.1"]) == 0
     assert capsys.readouterr().out == "ppo: no problems\n"
+    assert main(["check-advantage", "gae", "lam=0.9"]) == 0
+    assert capsys.readouterr().out == "gae: no problems\n"
