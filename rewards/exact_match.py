@@ -153,6 +153,16 @@ class ExactMatch(_Compared):
 
     Config: ClassVar[type[RewardConfig]] = ExactMatchConfig
 
+    def answers(self, completions: Sequence[Completion]) -> Sequence[str | RewardError]:
+        """Return the normalised words of each answer; a `RewardError` where a pattern took too long."""
+        return [self._answer(completion) for completion in completions]
+
+    def _answer(self, completion: Completion) -> str | RewardError:
+        try:
+            return " ".join(self._words(self._taken(completion.text)))
+        except RewardError as error:
+            return error
+
     def compare(self, found: list[str], gold: list[str]) -> float:
         """Return 1 for equal words in equal order, else 0."""
         return float(found == gold)

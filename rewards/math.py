@@ -16,10 +16,12 @@ from pydantic import Field, model_validator
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.child_pool import ChildPool
-from roll_like.builtin.rewards.mathematics import Verdict
+from roll_like.builtin.rewards.mathematics import SameAnswer, Verdict
 from roll_like.data.numbers import read_number
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
+
+_HIGHER_LIMITS = "raise `timeout_seconds` or `memory_mib` of the math reward"
 
 
 class MathConfig(RewardConfig):
@@ -96,6 +98,37 @@ class Math(Reward):
         results = self._pool.run(requests)
         return [_outcome(result, request[0]) for result, request in zip(results, requests, strict=True)]
 
+    def answers(self, completions: Sequence[Completion]) -> Sequence[str | RewardError]:
+        """Return the answer of each completion, the same text where `math` takes two for the same."""
+        read = self._same([(completion.text, ()) for completion in completions])
+        same: dict[str, str] = {}
+        givers: dict[str, str] = {}  # of each answer the first response that gives it
+        found: list[str | RewardError] = []
+        for completion, result in zip(completions, read, strict=True):
+            if isinstance(result, RewardError) or not result[0] or result[0] in same:
+                found.append(result if isinstance(result, RewardError) else same.get(result[0], ""))
+                continue
+            (compared,) = self._same([(completion.text, tuple(givers.values()))])
+            if isinstance(compared, RewardError):
+                found.append(compared)
+                continue
+            text, place = compared
+            same[text] = text if place < 0 else [*givers][place]
+            givers.setdefault(same[text], completion.text)
+            found.append(same[text])
+        return found
+
+    def _same(self, pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, int] | RewardError]:
+        """Return what `same_answer` finds for a response and others; a `RewardError` where it failed."""
+        settings = (self.config.boxed, self.config.relative_tolerance, self.config.compare)
+        results = self._pool.run([SameAnswer(response, others, *settings) for response, others in pairs])
+        return [
+            RewardError(f"comparing answers failed: {result}", fix=_HIGHER_LIMITS)
+            if isinstance(result, Exception)
+            else result
+            for result in results
+        ]
+
     def cases(self) -> Sequence[RewardCase]:
         """Return a sum, with answers in the usual forms; none for math-verify, which may grade them otherwise."""
         if self.config.compare == "math_verify":
@@ -127,7 +160,7 @@ def _outcome(result: Verdict | Exception, gold: str) -> Outcome:
     if isinstance(result, Exception):
         return RewardError(
             f"comparing with {gold!r} failed: {result}",
-            fix="raise `timeout_seconds` or `memory_mib` of the math reward",
+            fix=_HIGHER_LIMITS,
         )
     if result.unreadable:
         return RewardError(

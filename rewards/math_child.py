@@ -1,7 +1,8 @@
 """The process that compares mathematical answers. Run as a script by `rewards.child_pool`.
 
-It reads `(reference, response, boxed, tolerance, compare)` from the pipe whose file descriptor is its first argument.
-It writes None once, when it is ready, and for each request a `Verdict`, or a `RuntimeError` where sympy raised.
+It reads `(reference, response, boxed, tolerance, compare)` or a `SameAnswer` from the pipe whose file descriptor is its
+first argument. It writes None once, when it is ready, and for each request a `Verdict` or what `same_answer` returns,
+or a `RuntimeError` where sympy raised.
 `response` is None when only the reference answer is to be read. It ends when the pipe is closed, and its own alarm
 kills it if the pool is gone.
 """
@@ -14,8 +15,8 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from roll_like.builtin.rewards.mathematics import Verdict
-from roll_like.builtin.rewards.mathematics.grader import grade
+from roll_like.builtin.rewards.mathematics import SameAnswer, Verdict
+from roll_like.builtin.rewards.mathematics.grader import grade, same_answer
 from roll_like.errors import FOREIGN_ERRORS, describe_error
 
 
@@ -40,9 +41,9 @@ def answer_requests(connection: Connection, *, limit_seconds: float, memory_byte
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, limit_seconds)
-        answer: Verdict | RuntimeError
+        answer: Verdict | tuple[str, int] | RuntimeError
         try:
-            answer = grade(*request)
+            answer = same_answer(request) if isinstance(request, SameAnswer) else grade(*request)
         except FOREIGN_ERRORS as error:  # sympy's; the pool's owner makes a failure of it
             answer = RuntimeError(describe_error(error))
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -56,6 +56,13 @@ class MultipleChoice(Reward):
         """Return 1 or 0 for each completion."""
         return [self._score_one(completion) for completion in completions]
 
+    def answers(self, completions: Sequence[Completion]) -> Sequence[str | RewardError]:
+        """Return the letter that each completion settles on."""
+        try:
+            return [self._chosen(one, self._options(one.metadata)) or "" for one in completions]
+        except ValueError as error:
+            raise RewardError(str(error), fix="correct the row") from error
+
     def cases(self) -> Sequence[RewardCase]:
         """Return a question about capitals."""
         options = {} if self.config.options_field is None else {self.config.options_field: ["Rome", "Paris"]}
@@ -84,19 +91,26 @@ class MultipleChoice(Reward):
             gold, options = self._gold(completion.answer, completion.metadata)
         except ValueError as error:
             raise RewardError(str(error), fix="correct the row") from error
-        question = str(completion.messages[-1]["content"]) if completion.messages else ""
-        chosen = choice(completion.text, self.config.letters, options, question=question, boxed=self.config.boxed)
+        chosen = self._chosen(completion, options)
         return RewardResult(float(chosen == gold), {"parsed": float(chosen is not None)}, chosen or "")
+
+    def _chosen(self, completion: Completion, options: Sequence[str]) -> str | None:
+        question = str(completion.messages[-1]["content"]) if completion.messages else ""
+        return choice(completion.text, self.config.letters, options, question=question, boxed=self.config.boxed)
+
+    def _options(self, metadata: Mapping[str, Any]) -> list[str]:
+        """Return the options' texts, none where only letters are known; ValueError if the row has no list of them."""
+        field = self.config.options_field
+        if field is None:
+            return []
+        found = metadata.get(field)
+        if isinstance(found, str) or not isinstance(found, Sequence) or len(found) < 2:
+            raise ValueError(f"the field {field!r} should hold a list of options, found {found!r}")
+        return [str(option) for option in found]
 
     def _gold(self, answer: str | None, metadata: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Return the right letter and the options' texts; ValueError if the row has none."""
-        field = self.config.options_field
-        options: list[str] = []
-        if field is not None:
-            found = metadata.get(field)
-            if isinstance(found, str) or not isinstance(found, Sequence) or len(found) < 2:
-                raise ValueError(f"the field {field!r} should hold a list of options, found {found!r}")
-            options = [str(option) for option in found]
+        options = self._options(metadata)
         letters = self.config.letters[: len(options) or None]
         text = (answer or "").strip()
         bare = text.strip("().").upper()

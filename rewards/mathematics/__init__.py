@@ -26,3 +26,21 @@ class Verdict(NamedTuple):
     unreadable: str
     answer: str
     equal: bool
+
+
+class SameAnswer(NamedTuple):
+    """A request to read a response's answer, and to find the first of other responses that gives the same.
+
+    Attributes:
+        response: The response, without its reasoning.
+        others: Further responses.
+        boxed: As of `grade`.
+        tolerance: As of `grade`.
+        compare: As of `grade`.
+    """
+
+    response: str
+    others: tuple[str, ...]
+    boxed: bool
+    tolerance: float
+    compare: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from roll_like.builtin.rewards.mathematics import Verdict
+from roll_like.builtin.rewards.mathematics import SameAnswer, Verdict
 from roll_like.builtin.rewards.mathematics.comparison import AnswerComparison
 from roll_like.builtin.rewards.mathematics.kinds import Named, Numbers, Reading, Several
 from roll_like.builtin.rewards.mathematics.reading import parse_answer
@@ -89,16 +89,58 @@ def read_reference(text: str) -> tuple[Reading, ...]:
     return tuple(readings)
 
 
+def same_answer(asked: SameAnswer) -> tuple[str, int]:
+    """Return a response's answer as text, and which of other responses is the first to give the same answer.
+
+    Without a reference answer words count in a box only. Two answers are the same if each is right where the other is
+    the reference: 1/3 and 0.333333 are, π and 3.14 are not.
+
+    Returns:
+        The text is empty where there is no answer; the place is −1 where no other is the same.
+    """
+    if asked.compare == "math_verify":
+        return _same_to_math_verify(asked)
+    found = _read_response(asked.response, asked.boxed)
+    if not found:
+        return "", -1
+    comparison = AnswerComparison(asked.tolerance)
+    for place, other in enumerate(asked.others):
+        held = _read_response(other, asked.boxed)
+        if comparison.any_equal(held, found) and comparison.any_equal(found, held):
+            return written(found[0]), place
+    return written(found[0]), -1
+
+
+def _same_to_math_verify(asked: SameAnswer) -> tuple[str, int]:
+    import math_verify
+
+    found, *others = (math_verify.parse(text, parsing_timeout=None) for text in (asked.response, *asked.others))
+    for place, held in enumerate(others):
+        if all(math_verify.verify(*pair, timeout_seconds=None) for pair in ((held, found), (found, held))):
+            return str(found[-1]), place
+    return str(found[-1]) if found else "", -1
+
+
+@lru_cache(maxsize=1024)
+def _read_response(response: str, boxed: bool) -> tuple[Reading, ...]:
+    return tuple(reading for readings in _answers(response, boxed, ()) for reading in readings)
+
+
 def _answers(response: str, boxed: bool, expected: tuple[Reading, ...]) -> list[list[Reading]]:
-    """Return the readings of the response's final answer: one list, or none where it has no answer."""
+    """Return the readings of the response's final answer: one list, or none where it has no answer.
+
+    Args:
+        expected: The readings of the reference answer; empty where there is none.
+    """
     words = any(isinstance(reading, Word | Phrase | Choice) for reading in expected)
     if has_box(response):
+        words = words or not expected
         held = boxed_answer(response)
         if not held or len(held) > _LONGEST:
             return []
         texts = [held]
         every = boxes(response) or []
-        wanted = expected[0]
+        wanted = expected[0] if expected else None
         # parts of an answer, each in a box where it is derived
         if (
             isinstance(wanted, Several | Named)

@@ -262,11 +262,22 @@ def trained_on(
     for group in groups:
         band = bands.get(group.task.domain, mask.difficulty)
         fits = band is None or in_band(group, band)
-        for sample in group.samples:
+        for place, sample in enumerate(group.samples):
             cut = mask.truncated and sample.trajectory.stop_reason is StopReason.LENGTH
-            chosen.append(fits and not cut)
-            figures.append({"mask/difficulty": Mean(float(not fits)), "mask/truncated": Mean(float(cut))})
-    in_use = {"mask/difficulty": mask.difficulty is not None or bool(bands), "mask/truncated": mask.truncated}
+            extra = mask.samples_per_group is not None and place >= mask.samples_per_group
+            chosen.append(fits and not cut and not extra)
+            figures.append(
+                {
+                    "mask/difficulty": Mean(float(not fits)),
+                    "mask/truncated": Mean(float(cut)),
+                    "mask/samples_per_group": Mean(float(extra)),
+                }
+            )
+    in_use = {
+        "mask/difficulty": mask.difficulty is not None or bool(bands),
+        "mask/truncated": mask.truncated,
+        "mask/samples_per_group": mask.samples_per_group is not None,
+    }
     return chosen, {name: metric for name, metric in merge(figures).items() if in_use[name]}
 
 

@@ -202,6 +202,16 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
                 f"{shared} of {len(source.items)} prompts of {source.name!r} are trained on too, so the evaluation "
                 "says little about unseen tasks",
             )
+        for index, section in enumerate(config.rewards.use):
+            used = cast(RewardConfig, section)
+            scores = any(scores_task(used, task, config.domain_rewards) for task in source.items)
+            if scores and REWARDS.get(section.type).relative:
+                yield Finding.warning(
+                    f"rewards.use.{index}",
+                    f"{section.type!r} compares the samples of a group with each other, so of {source.name!r} eval/avg "
+                    "says how far they agree, not how many are right; give the reward `sources` that are trained on, "
+                    "and the evaluation one that knows the answers",
+                )
 
 
 def check_curriculum(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:

@@ -246,6 +246,11 @@ class MaskConfig(ConfigModel):
     difficulty: DifficultyConfig | None = Field(
         default=None, description="Leave out groups outside of a band; none by default."
     )
+    samples_per_group: PositiveInt | None = Field(
+        default=None,
+        description="Leave out all but the first so many samples of each group. The others are compared with them, and "
+        "vote in the reward `consensus`; by default none is left out.",
+    )
 
 
 class AdvantageShapingConfig(ConfigModel):
@@ -324,9 +329,19 @@ class AlgorithmConfig(ConfigModel):
                 "there is no KL penalty with use: none, so this has no effect; set algorithm.kl.use: loss or reward, "
                 "or remove it",
             )
+        yield from self._mask_violations(rollout)
         yield from self._shaping_violations(rollout, longest_response)
         if isinstance(rollout.schedule, AsyncSchedule):
             yield from self._staleness_violations(rollout.schedule)
+
+    def _mask_violations(self, rollout: GroupRolloutConfig) -> Iterator[Violation]:
+        trained, sampled = self.mask.samples_per_group, rollout.samples_per_group
+        if trained is not None and trained >= sampled:
+            yield Violation(
+                ("algorithm", "mask", "samples_per_group"),
+                f"groups have {sampled} samples (rollout.{rollout.samples_key}), so none would be left out; set it "
+                f"below {sampled}, or remove it",
+            )
 
     def _shaping_violations(self, rollout: GroupRolloutConfig, longest_response: int) -> Iterator[Violation]:
         shaping, key = self.reward_shaping, ("algorithm", "reward_shaping")
@@ -411,7 +426,7 @@ class AlgorithmConfig(ConfigModel):
                 f"updates; use one of {', '.join(map(str, near))}, or change rollout.{rollout.groups_key}",
             )
             return
-        samples = rollout.groups // updates * rollout.samples_per_group
+        samples = rollout.groups // updates * (self.mask.samples_per_group or rollout.samples_per_group)
         yield from training.ranks_have_work(samples, "update", "samples", f"more {what} or samples per update")
 
     def model_violations(

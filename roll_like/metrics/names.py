@@ -61,6 +61,9 @@ rollout/turns | turns | turns | Mean number of the policy's turns in an episode.
 rollout/cuts | – | cuts | How often the chat template rewrote history, a mean over episodes.
 rollout/conversations | – | conversations | Conversations that an agent program held, a mean over episodes.
 rollout/ignored_options | – | ignored | Requests of an agent program with options that are ignored, a mean.
+rollout/consensus/share | share | agreement | Mean share of a group's samples with its most frequent answer.
+rollout/consensus/label_accuracy | share | label accuracy | Share of groups whose most frequent answer is right.
+rollout/consensus/reward_accuracy | share | reward accuracy | Share of samples rewarded as the reference answer would.
 rollout/<name> | – | <name> | Mean of a figure that a reward reports beside its value.
 curriculum/attempted | tasks | attempted | Tasks that a curriculum had attempted since the step before.
 curriculum/passed_by | share | passed by | Share of the tasks whose turn came that the curriculum let pass by.
@@ -194,6 +197,7 @@ advantage/min | – | least advantage | The least of them.
 advantage/baseline/<name> | – | <name> | Running mean reward of one role of an environment, which `rae` compares with.
 mask/difficulty | share | off band | Share of samples left out because their group is too easy or too hard.
 mask/truncated | share | cut | Share of samples left out because a limit cut them.
+mask/samples_per_group | share | extra samples | Share of samples left out because others of their group are enough.
 staleness/mean | versions | staleness | Mean age of trained samples: versions since their oldest token.
 staleness/max | versions | stalest | Largest such age; with `schedule: async` at most `max_staleness`.
 staleness/tokens | versions | token age | Mean age of trained tokens, each since its own version.

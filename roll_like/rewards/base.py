@@ -202,6 +202,9 @@ class Reward:
     required_fields: ClassVar[tuple[str, ...]] = ()
     #: True when a result depends on its own completion alone: then only failed samples are tried again.
     per_sample: ClassVar[bool] = False
+    #: True when a value says how a sample compares with its group's, and nothing of how good it is: `--check` warns of
+    #: evaluations with it.
+    relative: ClassVar[bool] = False
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
@@ -240,6 +243,13 @@ class Reward:
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
         """Return one outcome for each completion of a group, in order."""
         raise TypeError(f"{type(self).__name__} defines no `score` to score {len(completions)} completions")
+
+    def answers(self, completions: Sequence[Completion]) -> Sequence[str | RewardError]:
+        """Return the final answer of each completion of a group, equal texts for equal answers, `""` where it has none.
+
+        Optional, for rewards that compare answers: the reward `consensus` votes with it. No reference answer is needed.
+        """
+        raise TypeError(f"{type(self).__name__} defines no `answers` for {len(completions)} completions")
 
     def close(self) -> None:
         """Free what the reward holds: processes, connections. Called once, at the end of a run."""

@@ -163,6 +163,13 @@ def test_truncated_samples_are_masked() -> None:
     assert trained_on(groups, MaskConfig()) == ([True, True], {})
 
 
+def test_samples_beyond_a_number_are_masked() -> None:
+    groups = [make_group([1.0, 0.0, 1.0]), make_group([1.0], task_id="toy/1")]
+    chosen, metrics = trained_on(groups, MaskConfig(samples_per_group=2))
+    assert chosen == [True, True, False, True]
+    assert reduce(metrics) == {"mask/samples_per_group": 0.25}
+
+
 @pytest.mark.parametrize(
     ("band", "expected"),
     [

@@ -489,6 +489,13 @@ def test_evaluation_prompts_that_are_trained_on(make: Make, files: Path) -> None
     assert "1 of 2 prompts of 'eval' are trained on too" in only(make(), "warning")
 
 
+def test_an_evaluation_whose_samples_are_compared_with_each_other(make: Make, files: Path) -> None:
+    use = [{"type": "consensus", "compare": "exact_match"}]
+    assert "of 'eval' eval/avg says how far they agree" in only(make(rewards={"use": use}), "warning")
+    judged = [{**use[0], "sources": ["train"]}, {"type": "ifeval", "sources": ["eval"]}]
+    assert make(rewards={"use": judged}).warnings == []
+
+
 # rewards
 
 
