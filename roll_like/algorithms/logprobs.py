@@ -79,6 +79,53 @@ def token_logprobs(
     return logprobs_N, entropy_N
 
 
+class EveryToken:
+    """In the place of the tokens that sampling kept: asks a head for `token_certainties`."""
+
+    def select(self, own_N: Tensor) -> EveryToken:
+        """Return the same for some targets."""
+        del own_N
+        return self
+
+
+@torch.no_grad()
+def token_certainties(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    chunk_vocab: int,
+    bias: Tensor | None = None,
+    logits: LogitTransform = PLAIN_LOGITS,
+    divided: DividedVocabulary | None = None,
+) -> Tensor:
+    """Return KL(U ‖ p) of the uniform distribution U over the vocabulary, in nats, shape [N]: at least 0.
+
+    KL(U ‖ p) = −log V − (1/V) Σ_v log p_v = logsumexp(z) − mean(z) − log V of logits z (self-certainty, Kang et al.
+    2025, arXiv:2502.18581). Without gradients; arguments as of `token_logprobs`.
+    """
+    cut = checked_cut(temperature, chunk_tokens, chunk_vocab, logits)
+    if weight_VD.element_size() > hidden_ND.element_size():
+        weight_VD = weight_VD.to(hidden_ND.dtype)
+    blocks = Blocks(hidden_ND, weight_VD, bias, cut)
+    logsumexp_N = hidden_ND.new_full((len(hidden_ND),), -math.inf, dtype=blocks.wide)
+    sum_N = torch.zeros_like(logsumexp_N)
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        for rows in blocks.tokens:
+            logsumexp_C, sum_C = logsumexp_N[rows], sum_N[rows]
+            for columns in blocks.vocabulary:
+                for tile_rows, tile, _ in blocks.tiles(blocks.compute(rows, columns), columns):
+                    logsumexp_C[tile_rows] = torch.logaddexp(logsumexp_C[tile_rows], tile.logsumexp(1))
+                    sum_C[tile_rows] += tile.sum(1)
+    size = len(weight_VD)
+    if divided is not None:
+        size = divided.size
+        logsumexps, sums = zip(*divided.told(torch.stack([logsumexp_N, sum_N])), strict=True)
+        logsumexp_N, sum_N = torch.stack(logsumexps).logsumexp(0), torch.stack(sums).sum(0)
+    return logsumexp_N - sum_N / size - math.log(size)
+
+
 def checked_cut(temperature: float, chunk_tokens: int, chunk_vocab: int, logits: LogitTransform) -> Cut:
     """Return how the work is cut into blocks; raise a ConfigError where the temperature is not positive."""
     if not (temperature > 0 and math.isfinite(temperature)):

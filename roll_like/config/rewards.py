@@ -70,6 +70,11 @@ class RewardsConfig(ConfigModel):
         """The rewards by the names under which they are reported."""
         return {reported_name(reward): reward for reward in self.use}
 
+    @property
+    def of_policy(self) -> tuple[Any, ...]:
+        """The rewards that trainers compute, no reward worker."""
+        return tuple(reward for reward in self.use if by_policy(reward))
+
     def asking(self, url: str) -> dict[tuple[str | int, ...], Any]:
         """Return the judges at an address by where they are written; rewards inside of other rewards ask, too."""
         judges = _judges(self.use, ("rewards", "use"))
@@ -89,11 +94,35 @@ class RewardsConfig(ConfigModel):
                 path = ("rewards", "pools", pool, "rewards", index)
                 if reward not in self.named:
                     yield Violation(path, f"no reward is called {reward!r}; {did_you_mean(reward, list(self.named))}")
+                elif by_policy(self.named[reward]):
+                    yield Violation(path, f"{reward!r} is the trainer's to compute, not a worker's; remove it")
                 elif reward in owners:
                     yield Violation(
                         path, f"the reward {reward!r} is in the pool {owners[reward]!r} already; name it once"
                     )
                 owners.setdefault(reward, pool)
+
+    def policy_violations(self, pipeline: str, *, takes: bool) -> Iterator[Violation]:
+        """Yield rewards that trainers compute, where none does, and parts of other rewards among them.
+
+        Args:
+            takes: Whether the pipeline computes them.
+        """
+        for index, reward in enumerate(self.use):
+            if by_policy(reward) and not takes:
+                yield Violation(
+                    ("rewards", "use", index),
+                    f"{reward.type!r} is computed by the trainer when the groups of a step are complete, which "
+                    f"pipeline: {pipeline} does not do; use pipeline: rlvr, or another reward",
+                )
+            parts = getattr(reward, "use", ())
+            for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
+                if by_policy(part):
+                    yield Violation(
+                        ("rewards", "use", index, "use", place),
+                        f"{part.type!r} is computed by the trainer, and {reward.type!r} by reward workers, which do "
+                        "not have its value; list it in rewards.use itself",
+                    )
 
     def judge_violations(self, judge: object | None, resources: ResourcesConfig) -> Iterator[Violation]:
         """Yield a judge model that is asked and not there, or there and not asked."""
@@ -183,6 +212,11 @@ class OptionalRewardsConfig(RewardsConfig):
     use: tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...] = Field(
         default=(), description="Rewards, weighted; each is reported on its own."
     )
+
+
+def by_policy(reward: Any) -> bool:
+    """Return whether a reward of `rewards.use` is computed by the policy's trainer."""
+    return bool(getattr(reward, "by_policy", False))
 
 
 def of_domain(domain: str, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -24,7 +24,14 @@ from roll_like.config.inference import (
     window_violations,
 )
 from roll_like.config.resources import CriticResources, RolePlan, SamplingResources
-from roll_like.config.rewards import BASE_JUDGE_URL, DomainConfig, RewardsConfig, reported_name
+from roll_like.config.rewards import (
+    BASE_JUDGE_URL,
+    DomainConfig,
+    RewardsConfig,
+    by_policy,
+    is_meant_for,
+    reported_name,
+)
 from roll_like.config.rollout import (
     AnswerRolloutConfig,
     AsyncSchedule,
@@ -181,6 +188,9 @@ class SamplingRunConfig(RunConfig):
 class RewardedRunConfig(SamplingRunConfig):
     """A run whose samples are scored by reward workers."""
 
+    #: Whether trainers compute rewards of the policy (`RewardConfig.by_policy`).
+    rewards_by_policy: ClassVar[bool] = False
+
     rewards: RewardsConfig
     judge: JudgeServerConfig | None = Field(
         default=None, description="A model that judges, for rewards `llm_judge` and `rubric`; none by default."
@@ -252,12 +262,18 @@ class RewardedRunConfig(SamplingRunConfig):
 
     @property
     def scoring(self) -> tuple[PluginConfig, ...]:
-        """Everything that scores answers: the rewards, and what an evaluation adds to them."""
-        return self.rewards.use
+        """Everything that reward workers score answers with: the rewards, and what an evaluation adds to them."""
+        return tuple(reward for reward in self.rewards.use if not by_policy(reward))
+
+    @property
+    def policy_rewards(self) -> tuple[PluginConfig, ...]:
+        """The rewards that trainers compute."""
+        return self.rewards.of_policy
 
     def violations(self) -> Iterator[Violation]:
         yield from super().violations()
         yield from self.rewards.violations()
+        yield from self.rewards.policy_violations(self.pipeline, takes=self.rewards_by_policy)
         yield from self.rewards.judge_violations(self.judge, self.resources)
         if self.base_judges and self.inference.max_model_len is None:
             yield Violation(
@@ -492,6 +508,8 @@ class PolicyGradientConfig(SamplingRunConfig):
 class PromptConfig(PromptRunConfig, PolicyGradientConfig):
     """The same, where rewards become the gradient."""
 
+    rewards_by_policy: ClassVar[bool] = True
+
     rollout: RolloutConfig
     # pydantic takes a field from the first base that has it
     resources: CriticResources
@@ -504,6 +522,43 @@ class PromptConfig(PromptRunConfig, PolicyGradientConfig):
                 "an answer has one turn, after which the policy reads nothing, so this has no effect; remove it, or "
                 "use pipeline: agentic",
             )
+        if self.policy_rewards:
+            yield from self._policy_reward_violations(self.policy_rewards[0].type)
+
+    def _policy_reward_violations(self, name: str) -> Iterator[Violation]:
+        """Yield what needs rewards before the policy has given its own."""
+        extra = max(getattr(reward, "extra_tokens", 0) for reward in self.policy_rewards)
+        if extra and not list(self.training.budget_violations("training", self.longest_sample, "")):
+            terms = f"{self.longest_sample_terms} tokens of a sample and {extra} (max_answer_tokens) behind it"
+            yield from self.training.budget_violations("training", self.longest_sample + extra, terms)
+        late = f"before the trainer has computed {name!r}"
+        dropping: dict[tuple[str, ...], bool | None] = {("rollout",): self.rollout.drop_zero_variance_groups}
+        dropping |= {("domains", name): domain.drop_zero_variance_groups for name, domain in self.domains.items()}
+        for path in (path for path, drops in dropping.items() if drops):
+            yield Violation(
+                (*path, "drop_zero_variance_groups"),
+                f"groups are dropped {late}, so those that differ in it alone would be; remove it",
+            )
+        if self.data.curriculum is not None:
+            yield Violation(("data", "curriculum"), f"a curriculum goes by rewards {late}; remove it")
+        if self.greedy_baseline:
+            yield Violation(
+                ("algorithm", "advantage", "type"),
+                f"{self.algorithm.advantage.type!r} compares with a greedy answer, which gets no {name!r}; use grpo",
+            )
+        for index, source in enumerate(() if self.evaluation is None else self.evaluation.sources):
+            label, domain = source.label, source.domain_label
+            own = None if domain is None else self.domain_rewards.get(domain)
+            scores = domain is None or any(
+                reported_name(reward) in own if own is not None else is_meant_for(reward, label, domain)
+                for reward in self.scoring
+            )
+            if not scores:
+                yield Violation(
+                    ("evaluation", "sources", index),
+                    f"{name!r} is computed while training, so nothing scores {label!r}; add a reward with "
+                    f"`sources: [{label}]`, such as math or exact_match, or remove the evaluation",
+                )
 
     @property
     def greedy_baseline(self) -> bool:

@@ -82,9 +82,25 @@ def last_tokens(
 
     Args:
         token_ids: What was sampled, shape [A], at least one.
+        text: What it says, as of `characters_told`.
+        ends: Characters of the text up to each end, ascending.
+        spell: As of `characters_told`.
+        special: As of `characters_told`.
+    """
+    told = characters_told(token_ids, text, spell=spell, special=special)
+    last = len(told) - 1
+    return [last if not text[end:].strip() else min(bisect_left(told, end), last) for end in ends]
+
+
+def characters_told(
+    token_ids: IntArray, text: str, *, spell: Callable[[int], bytes], special: Collection[int]
+) -> list[int]:
+    """Return how many characters of a text are complete after each sampled token.
+
+    Args:
+        token_ids: What was sampled, shape [A].
         text: What it says to rewards: without the special tokens that are no part of an answer, and without what ended
             it.
-        ends: Characters of the text up to each end, ascending.
         spell: Returns the bytes of a token (`Renderer.token_bytes`).
         special: Tokens that the text may lack.
     """
@@ -105,8 +121,7 @@ def last_tokens(
             while text.startswith(character, reached):  # some tokenizers write one each byte, also of characters behind
                 reached += 1
         told.append(reached)
-    last = len(told) - 1
-    return [last if not text[end:].strip() else min(bisect_left(told, end), last) for end in ends]
+    return told
 
 
 def last_of_runs(mask_T: BoolArray) -> BoolArray:

@@ -64,6 +64,8 @@ rollout/ignored_options | – | ignored | Requests of an agent program with opti
 rollout/consensus/share | share | agreement | Mean share of a group's samples with its most frequent answer.
 rollout/consensus/label_accuracy | share | label accuracy | Share of groups whose most frequent answer is right.
 rollout/consensus/reward_accuracy | share | reward accuracy | Share of samples rewarded as the reference answer would.
+rollout/reference_likelihood/placed | share | placed | Share of responses with a place for the reference answer.
+rollout/reference_likelihood/without_reasoning | – | without reasoning | The same likelihood without any reasoning.
 rollout/<name> | – | <name> | Mean of a figure that a reward reports beside its value.
 curriculum/attempted | tasks | attempted | Tasks that a curriculum had attempted since the step before.
 curriculum/passed_by | share | passed by | Share of the tasks whose turn came that the curriculum let pass by.

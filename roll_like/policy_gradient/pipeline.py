@@ -22,6 +22,7 @@ from roll_like.models.load import load_renderer, resolve_model
 from roll_like.models.shape import load_model_shape
 from roll_like.policy_gradient.advantages import Advantages, Assigned
 from roll_like.policy_gradient.objective import PolicyObjective, with_reference
+from roll_like.policy_gradient.policy_rewards import PolicyRewards
 from roll_like.policy_gradient.start import policy_settings, start_actor, start_critic, start_reference
 from roll_like.policy_gradient.step_rewards import with_step_rewards
 from roll_like.policy_gradient.workers import AuxiliaryRole, Workers, start_evaluator, starting_workers
@@ -72,6 +73,7 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
             with workers.generating():
                 collected = self.rollouts.collect(step)
             with workers.training():
+                collected = self.policy_rewards.add(collected, step)
                 assigned = self.assign(collected.groups)
                 values = self.training_values(collected.groups, assigned.trained, assigned.samples)
                 report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
@@ -85,6 +87,11 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return what a step trains on: the samples of its groups, each with its advantages."""
         return self.advantages.assign(with_step_rewards(groups, lambda: self.renderer))
+
+    @cached_property
+    def policy_rewards(self) -> PolicyRewards:
+        """The rewards that the policy gives; none in most runs."""
+        return PolicyRewards.of(self.config, self.workers.actor, lambda: self.renderer)
 
     @cached_property
     def renderer(self) -> Renderer:

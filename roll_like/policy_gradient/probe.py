@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -50,10 +51,17 @@ def logprobs_on_ranks(trained: Cluster[TrainingRank]) -> Callable[[IntArray], Fl
 def untempered_logprobs(objective: object, model: RankModel, batch: MicroBatch) -> FloatArray:
     """Return the log-probability of every target at temperature 1, without dropout, shape [N]. Called in a rank."""
     del objective  # its temperature is that of sampling
+    with evaluating(model):
+        logprobs_N: FloatArray = model(batch, 1.0)[0].float().cpu().numpy()
+    return logprobs_N
+
+
+@contextmanager
+def evaluating(model: RankModel) -> Iterator[None]:
+    """Switch dropout off."""
     training = model.module.training
     model.module.eval()
     try:
-        logprobs_N: FloatArray = model(batch, 1.0)[0].float().cpu().numpy()
+        yield
     finally:
         model.module.train(training)
-    return logprobs_N

@@ -177,7 +177,8 @@ class RewardWorkers(Generic[RewardedT]):
         for name, pool in pools.items():
             chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
             shares.append(RewardShare(chosen, self._start_pool(name, pool, chosen, addresses)))
-        return RewardPools(shares, config.domain_rewards, self._keeper)
+        later = cast(Sequence[RewardConfig], config.policy_rewards)
+        return RewardPools(shares, config.domain_rewards, self._keeper, later)
 
     def _start_pool(
         self, name: str, pool: RewardPoolConfig, rewards: tuple[RewardConfig, ...], addresses: Mapping[str, str]

@@ -35,6 +35,14 @@ from roll_like.types import THINK, Message, Picture, ReasoningTags, StepScore, S
 class RewardConfig(PluginConfig):
     """Settings that every reward has."""
 
+    #: True for rewards that trainers compute (`roll_like.rewards.of_policy`), no reward worker.
+    by_policy: ClassVar[bool] = False
+
+    @property
+    def extra_tokens(self) -> int:
+        """Most tokens that a reward of the policy puts behind a sample."""
+        return 0
+
     name: str | None = Field(default=None, description="Name in metrics; default: its `type`.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor in the sum of all rewards.")
     sources: tuple[str, ...] | None = Field(default=None, description="Data sources it scores; default: all.")

@@ -44,7 +44,7 @@ class RewardCaller:
     async def call(self, completions: list[Completion]) -> tuple[list[ResultOrError], bool]:
         """Return an outcome for each completion of a group, and whether another call is pointless."""
         try:
-            return _read_outcomes(await self._raw(completions), completions), False
+            return read_outcomes(await self._raw(completions), completions), False
         except _HungError as error:
             return [RewardError(str(error))] * len(completions), True
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its samples become Failures
@@ -136,7 +136,8 @@ class _Threads:
         return results[0]
 
 
-def _read_outcomes(raw: Any, completions: Sequence[Completion]) -> list[ResultOrError]:
+def read_outcomes(raw: Any, completions: Sequence[Completion]) -> list[ResultOrError]:
+    """Return what a reward has returned for completions; a `RewardError` in the place of what is no finite number."""
     expected = len(completions)
     if not isinstance(raw, Sequence | np.ndarray) or isinstance(raw, str | bytes):
         error = RewardError(f"`score` should return a list of {expected} results, found {type(raw).__name__}")

@@ -218,11 +218,17 @@ class RewardPools:
         shares: The pools; every reward is in one of them.
         domains: Names of the rewards of each domain that names its own.
         judge: The run's own judge, if rewards ask one. What fails because a server of it ended is scored again.
+        later: Rewards that trainers add; a group that no other reward scores has reward 0 until then.
     """
 
     def __init__(
-        self, shares: Sequence[RewardShare], domains: Mapping[str, Sequence[str]], judge: JudgeKeeper | None = None
+        self,
+        shares: Sequence[RewardShare],
+        domains: Mapping[str, Sequence[str]],
+        judge: JudgeKeeper | None = None,
+        later: Sequence[RewardConfig] = (),
     ) -> None:
+        self._later = later
         self._shares = shares
         self._domains = domains
         self._judge = judge
@@ -248,14 +254,15 @@ class RewardPools:
         Raises:
             ConfigError: No reward scores this group's task.
         """
-        if not self._shares:
-            samples = [Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples]
-            return Group(task=group.task, samples=tuple(samples), failures=group.failures)
         pools = [
             share.pool
             for share in self._shares
             if any(scores_task(reward, group.task, self._domains) for reward in share.rewards)
         ]
+        added = any(scores_task(reward, group.task, self._domains) for reward in self._later)
+        if not self._shares or (added and not pools):
+            samples = [Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples]
+            return Group(task=group.task, samples=tuple(samples), failures=group.failures)
         if not pools:
             raise unscored(group.task)
         while True:

@@ -225,6 +225,18 @@ class TrainingEngine(Generic[StepT]):
             results = self.scatter(TrainingRank.score_energies, shards)
         return per_sample(samples, shards, results)
 
+    def ask(self, method: Callable[..., FloatArray], samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Return what a function makes of each sample's targets, one array [T] a sample, 0 where there is no target.
+
+        Args:
+            method: Called in ranks with the objective, the model and a micro-batch; returns an array [N].
+            samples: What is computed.
+        """
+        shards = self.micro_batches(samples)
+        with self.timer("logprobs"), self.resident("weights"):
+            results = self.scatter(TrainingRank.ask_each, [(method, shard) for shard in shards])
+        return per_sample(samples, shards, results)
+
     def state_bytes(self) -> int:
         """Return about how much memory weights and optimizer take, of all ranks; copies count as often as there are."""
         return sum(self.cluster.everywhere(TrainingRank.state_bytes))

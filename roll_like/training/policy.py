@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from roll_like.algorithms.divided import DividedVocabulary
 from roll_like.algorithms.kept import KeptIds, kept_logprobs
-from roll_like.algorithms.logprobs import token_logprobs
+from roll_like.algorithms.logprobs import EveryToken, token_certainties, token_logprobs
 from roll_like.data.routes import unknown
 from roll_like.models.logits import logit_transform
 from roll_like.models.router import UNKNOWN, RouterReplay
@@ -49,9 +49,9 @@ class TokenLogprobHead(nn.Module):
         self.chunk_vocab = chunk_vocab
 
     def forward(
-        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, kept: KeptIds | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-probability and entropy of each target, in nats, float32, shape [N]."""
+        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, kept: KeptIds | EveryToken | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return log-probability and entropy of each target, in nats, float32, shape [N]; or `token_certainties`."""
         options: dict[str, Any] = {
             "temperature": temperature,
             "chunk_tokens": self.chunk_tokens,
@@ -63,6 +63,8 @@ class TokenLogprobHead(nn.Module):
         hidden_ND, weight_VD = self.factors(hidden_ND)
         if kept is None:
             return token_logprobs(hidden_ND, weight_VD, targets_N, **options)
+        if isinstance(kept, EveryToken):
+            return (token_certainties(hidden_ND, weight_VD, **options),)
         return kept_logprobs(hidden_ND, weight_VD, targets_N, kept, **options)
 
     def factors(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:

@@ -340,6 +340,12 @@ class TrainingRank:
         """Return what a method of the objective's own makes of this rank's model."""
         return method(self._objective, self._model, *arguments)
 
+    @shared_phase
+    def ask_each(self, asked: tuple[Callable[..., R], Sequence[MicroBatch]]) -> list[R]:
+        """Return what a function, as of `ask`, makes of this rank's model and each of its micro-batches."""
+        method, batches = asked
+        return self._passed(batches, lambda batch: method(self._objective, self._model, batch))
+
     # ---- weights -------------------------------------------------------------------------------
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
