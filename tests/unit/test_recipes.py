@@ -88,6 +88,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "kl.adaptive.horizon": ({"kl": {"use": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}}, [20, 40]),
     "entropy_coefficient": ({}, [0.0, 0.1]),
     "observation_coefficient": ({}, [0.0, 0.1, 1.0]),
+    "mask.samples_per_group": ({}, [2, 3]),
     "correction.type": ({}, ["none", "truncated", "masked"]),
     "correction.level": (
         {"correction": {"cap": 1.2}},
