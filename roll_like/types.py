@@ -50,6 +50,14 @@ class Message(TypedDict):
     content: str
 
 
+class Origin(StrEnum):
+    """Where the tokens of a trajectory come from."""
+
+    SAMPLED = "sampled"  # the policy sampled them for this group
+    REPLAYED = "replayed"  # an earlier policy sampled them, and its log-probabilities are known
+    DEMONSTRATION = "demonstration"  # a row gives them, and nobody's log-probabilities are known
+
+
 class StopReason(StrEnum):
     """Why a trajectory ended."""
 
@@ -257,16 +265,17 @@ class Trajectory:
         task: What was attempted.
         sample_index: Its place in the group, 0-based.
         token_ids: Prompt and response tokens, shape [T].
-        sampled: True where the policy sampled the token, shape [T].
-        logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
+        sampled: True where the policy sampled the token, shape [T]; of a demonstration, where it would have to.
+        logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T]; of a demonstration 0.
         turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
         parts: The sequences that the engine saw, in order; one, unless history was rewritten.
-        segments: Which policy version sampled which tokens.
+        segments: Which policy version sampled which tokens; none of a demonstration.
         text: The response, reasoning included, decoded once, for rewards and people; never tokenised again.
         stop_reason: Why it ended.
         record: The turns of an episode, for rewards and people; empty for single answers.
         routes: The experts that the engine computed each token with; None unless they are replayed in training.
         kept: What each token was drawn from; None where that was the whole vocabulary.
+        origin: Who wrote it.
     """
 
     task: Task
@@ -282,6 +291,7 @@ class Trajectory:
     record: tuple[TurnRecord, ...] = ()
     routes: RouteArray | None = None
     kept: KeptTokens | None = None
+    origin: Origin = Origin.SAMPLED
 
     @property
     def response_length(self) -> int:
@@ -295,8 +305,8 @@ class Trajectory:
 
     @property
     def policy_version(self) -> int:
-        """Oldest policy version among its segments."""
-        return min(segment.policy_version for segment in self.segments)
+        """Oldest policy version among its segments; 0 of a demonstration."""
+        return min((segment.policy_version for segment in self.segments), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,12 +426,20 @@ class Group(Generic[SampleT]):
         samples: What is trained on.
         failures: What infrastructure lost.
         baselines: Greedy samples to compare with, where the advantage estimator needs them; never trained on.
+        off_policy: Answers that the policy did not sample for this group: demonstrations and replayed ones. They are
+            compared with the samples and trained on, and count in no figure of the policy's samples.
     """
 
     task: Task
     samples: tuple[SampleT, ...]
     failures: tuple[Failure, ...]
     baselines: tuple[SampleT, ...] = ()
+    off_policy: tuple[SampleT, ...] = ()
+
+    @property
+    def whole(self) -> Group[SampleT]:
+        """The group with its off-policy answers among its samples, behind the policy's own."""
+        return replace(self, samples=self.samples + self.off_policy, off_policy=()) if self.off_policy else self
 
 
 def by_agent(groups: Sequence[Group[Scored]]) -> list[Group[Scored]]:
@@ -556,6 +574,8 @@ class PolicySample(TrainingSample):
         observed_from: As in `Part`.
         taught: What a teacher says of its trained tokens, in their order; None without one, and where only the sampled
             tokens are compared.
+        origin: Who wrote it.
+        supervised: True where the token's likelihood is maximised beside the policy's loss, shape [T]; None without.
     """
 
     turns: IntArray
@@ -566,6 +586,8 @@ class PolicySample(TrainingSample):
     trajectory: int | None = None
     observed_from: int | None = None
     taught: TopKAnswers | None = None
+    origin: Origin = Origin.SAMPLED
+    supervised: BoolArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -280,10 +280,11 @@ def train_two_steps(
 
 
 def recipes() -> dict[str, AlgorithmConfig]:
-    """The algorithm of every recipe that trains on rewards of single answers, by name."""
+    """The algorithm of every recipe that trains on rewards of single answers alone, by name."""
     paths = sorted((Path(__file__).resolve().parents[1] / "configs" / "recipes").glob("*.yaml"))
     configs = {path.stem: load_config(path) for path in paths}
-    return {name: config.algorithm for name, config in configs.items() if config.pipeline == "rlvr"}
+    of_samples = {name: config for name, config in configs.items() if config.pipeline == "rlvr"}
+    return {name: config.algorithm for name, config in of_samples.items() if config.given_answers is None}
 
 
 def distances() -> tuple[list[str], np.ndarray[Any, Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from roll_like.algorithms.advantages.base import STD_EPSILON, Rewards, describe_sample, flatten, whiten
 from roll_like.errors import RewardError
-from roll_like.types import Group, PolicySample, Scored, StopReason
+from roll_like.types import Group, Origin, PolicySample, Scored, StopReason
 from roll_like.values import Max, Mean, Metric, Min, at_least, has_signal, merge
 
 if TYPE_CHECKING:
@@ -240,8 +240,9 @@ def _std(values: Rewards) -> float:
 
 
 def in_band(group: Group[Scored], band: DifficultyConfig) -> bool:
-    """Return whether the mean (or unbiased standard deviation) of a group's rewards lies in the band."""
-    rewards = np.array([sample.reward for sample in group.samples], np.float64)
+    """Return whether the mean (or unbiased standard deviation) of the rewards of a policy lies in the band."""
+    own = [sample.reward for sample in group.samples if sample.trajectory.origin is Origin.SAMPLED]
+    rewards = np.array(own, np.float64)
     figure = _mean(rewards) if band.of == "mean" else _std(rewards)
     return at_least(figure, band.low) and at_least(band.high, figure)
 

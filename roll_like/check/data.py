@@ -22,6 +22,7 @@ from roll_like.registry import CURRICULA, REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rewards.trial import TRIAL_SECONDS, is_cheap, try_reward
+from roll_like.rollout.demonstrations import TaskDemonstrations
 from roll_like.types import IntArray, Picture, Task
 
 #: Pixels of a source's images that are decoded, in about two seconds. That images begin as such, and that they have
@@ -48,12 +49,37 @@ def prompt_findings(
     report.sources += [source.report for source in sources]
     yield from findings
     yield from check_tasks(config, tasks)
+    yield from check_demonstrations(config, renderer, tasks["data"])
     yield from further(tasks)
     yield from check_curriculum(config, tasks["data"])
     yield from check_domains(config, sources)
     yield from check_rewards(config, sources)
     yield from check_benchmarks(config, renderer)
     yield from redundant_samples(config)
+
+
+def check_demonstrations(
+    config: PromptRunConfig, renderer: Renderer | None, sources: Sequence[TaskSource]
+) -> Iterator[Finding]:
+    """Yield, of each source, the first row without a demonstration that can be used."""
+    section = config.given_answers
+    if section is None:
+        return
+    found = TaskDemonstrations(renderer, section, config.rollout.max_response_tokens)
+    for source in sources:
+        wrong = [(task, bad) for task in source.items if (bad := found.problem(task)) is not None]
+        if not wrong:
+            continue
+        task, bad = wrong[0]
+        message = f"{task.origin}: {bad.message}"
+        if section.unusable == "refuse":
+            more = f" (and {len(wrong) - 1} more rows)" if len(wrong) > 1 else ""
+            yield Finding.error(source.key, f"{message}; {bad.fix}{more}")
+        elif len(wrong) == len(source.items):
+            yield Finding.error(source.key, f"none of {len(wrong)} rows has a demonstration; {message}; {bad.fix}")
+        else:
+            count = f"{len(wrong)} of {len(source.items)} prompts are trained on without a demonstration"
+            yield Finding.warning(source.key, f"{count}; first {message}")
 
 
 def redundant_samples(config: PromptRunConfig) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
 from roll_like.config.base import PluginConfig, Steps, Violation
 from roll_like.config.benchmarks import BenchmarkSampling, BenchmarkUse
 from roll_like.config.data import DataConfig, DataSource
+from roll_like.config.demonstrations import DemonstrationsConfig, ExperienceReplayConfig
 from roll_like.config.evaluation import EvaluationConfig, EvaluationSchedule
 from roll_like.config.inference import (
     InferenceConfig,
@@ -43,6 +44,7 @@ from roll_like.config.run import RunConfig
 from roll_like.config.training import CriticConfig, ReferenceConfig, TrainerConfig, budget_violations
 from roll_like.errors import ConfigError
 from roll_like.registry import ADVANTAGES
+from roll_like.types import Origin
 
 
 class SamplingRunConfig(RunConfig):
@@ -74,6 +76,26 @@ class SamplingRunConfig(RunConfig):
         """Whether engines may be sent adapters alone: the base that they load is the one that the trainer has."""
         lora = self.training.lora
         return lora is not None and lora.quantization is None and self.inference.sends_adapters is not False
+
+    @property
+    def given_answers(self) -> DemonstrationsConfig | None:
+        """How answers that rows give are learned from beside the policy's own; None where they are not."""
+        return None
+
+    @property
+    def replayed_answers(self) -> ExperienceReplayConfig | None:
+        """How right answers of earlier steps join groups again; None where they do not."""
+        return None
+
+    @property
+    def off_policy_origins(self) -> frozenset[Origin]:
+        """What joins groups beside the policy's samples."""
+        given = self.given_answers
+        joins = {
+            Origin.DEMONSTRATION: given is not None and given.off_policy is not None,
+            Origin.REPLAYED: self.replayed_answers is not None,
+        }
+        return frozenset(origin for origin, does in joins.items() if does)
 
     @property
     def replays_routes(self) -> bool:
@@ -472,6 +494,15 @@ class PolicyGradientConfig(SamplingRunConfig):
         yield from algorithm.violations(self.rollout, self.longest_response)
         yield from algorithm.update_violations(self.rollout, self.training)
         yield from algorithm.model_violations(reference, self.critic, self.resources)
+        if self.given_answers is not None:
+            yield from self.given_answers.violations(algorithm, self.steps)
+        if self.replayed_answers is not None:
+            yield from self.replayed_answers.violations(algorithm)
+            if self.replay is not None:
+                yield Violation(
+                    ("experience_replay",),
+                    "a replay trains on the groups that were recorded, with what joined them then; remove the section",
+                )
         if self.compares_groups:
             yield from self.rollout.comparison_violations(algorithm.advantage)
         yield from self.rollout.ratio_violations()

@@ -93,6 +93,20 @@ train/clip_fraction_high | share | clipped high | Share of tokens with a positiv
 train/clip_fraction_low | share | clipped low | Share of tokens with a negative advantage, clipped below.
 train/clip_fraction_dual | share | clipped dual | Share of tokens that the dual clip bounds.
 train/covariance_fraction | share | penalised | Share of tokens that `clip_cov` leaves out or `kl_cov` penalises.
+demonstrations/groups | share | demonstrated | Share of the groups that a demonstration has joined.
+demonstrations/reward | – | their reward | Mean reward of the demonstrations in groups, as the run's rewards score them.
+demonstrations/tokens | tokens | demonstrated | Tokens of demonstrations in groups.
+demonstrations/probability | – | their probability | Mean probability of these tokens under the policy.
+demonstrations/cross_entropy | nats/token | cross-entropy | Mean of −log π of supervised tokens of demonstrations.
+demonstrations/sft_probability | – | their probability | Mean probability of these tokens under the policy.
+demonstrations/sft_tokens | tokens | supervised | Tokens of demonstrations with a supervised loss.
+replay/groups | share | replayed | Share of the groups that a right answer of an earlier step has joined.
+replay/age | versions | age | Policy versions since replayed answers were sampled, a mean.
+replay/ratio | – | replay ratio | Mean ratio of the policy to that which sampled a replayed token.
+replay/kept | answers | kept | Right answers that are kept for later steps.
+train/off_policy_loss | – | off-policy loss | The part of the loss of demonstrations in groups.
+train/sft_loss | – | sft loss | The supervised loss on demonstrations, before its coefficient.
+train/sft_coefficient | – | sft weight | Weight of the supervised loss on demonstrations in the step.
 train/observation_loss | – | observation loss | With `algorithm.observation_coefficient`: its part of the loss.
 train/observation_cross_entropy | nats/token | observations | Mean of −log π of what the policy reads between its turns.
 train/loss_weight | – | weight | Mean weight that `vespo` gives a token's gradient; 1 on policy.

@@ -25,7 +25,7 @@ class Assigned:
     Attributes:
         samples: With advantages; without what masks leave out, and none while a critic warms up.
         metrics: Figures of shaping, penalties, masks, advantages and the critic.
-        trained: Whether each sample of the groups is among them.
+        trained: Whether each sample of the groups is among them, in the order of `flatten(whole groups)`.
     """
 
     samples: Sequence[PolicySample]
@@ -71,12 +71,13 @@ class Advantages:
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return a step's samples, each with its advantages; the estimator's critic has learned from them.
 
-        Agents of an episode are compared with the same agent in the group's other episodes.
+        Agents of an episode are compared with the same agent in the group's other episodes, and off-policy answers with
+        the samples of their group.
 
         Raises:
             RewardError: A reward is not finite, or shaping does not fit scores of steps; names the task and the sample.
         """
-        groups = by_agent(groups)
+        groups = by_agent([group.whole for group in groups])
         chosen, masked = trained_on(groups, self._algorithm.mask, self._difficulty)
         shaped, figures = self._shaping.apply(groups)
         penalties, kl_figures = self._penalties(groups)

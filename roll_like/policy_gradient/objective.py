@@ -12,17 +12,28 @@ import torch
 from torch import Tensor
 
 from roll_like.algorithms.aggregation import observation_weights, token_weights, trajectory_numbers
+from roll_like.algorithms.demonstrations import (
+    off_policy_objective,
+    sft_coefficient,
+    supervised_objective,
+    supervised_weights,
+)
 from roll_like.algorithms.kl import KLController
 from roll_like.algorithms.losses import BatchTokens, LossInputs, PolicyLoss, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.demonstrations import DemonstrationsConfig, SFTTermConfig
 from roll_like.registry import LOSSES
 from roll_like.training.draws import sample_seeds, uniform_draws
 from roll_like.training.engine import Reference
 from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import Layout, MicroBatch, PerToken, spread, update_parts
-from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample
+from roll_like.types import BoolArray, FloatArray, IntArray, Origin, PolicySample, ReferencedSample
 from roll_like.values import Last, Mean, Metric, Metrics, Sum, merge
+
+#: Codes in `PolicyBatch.origins`; 0 is the policy.
+REPLAYED, DEMONSTRATED = 1.0, 2.0
+_CODES = {Origin.SAMPLED: 0.0, Origin.REPLAYED: REPLAYED, Origin.DEMONSTRATION: DEMONSTRATED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +46,11 @@ class PolicyBatch(MicroBatch):
         reference_logprobs: Of the reference model; empty where there is none.
         old_logprobs: Of the policy that ratios compare with; empty for the policy as it is.
         draws: A number in [0, 1) that depends on the sample's tokens and the target's place only.
-        turns: Index of the turn that sampled each target, within its sample; −1 for a token of an observation.
-        observation_weights: Weight of each target as a token of an observation; empty where these are no targets.
+        turns: Index of the turn that sampled each target, within its sample; −1 for a token of an observation, and for
+            one that is supervised alone.
+        likelihood_weights: Weight of each target whose likelihood is maximised: a token of an observation, or a
+            supervised one; empty where these are no targets.
+        origins: Who wrote each target: 0 the policy, `REPLAYED` or `DEMONSTRATED`; empty where all are the policy's.
     """
 
     advantages: FloatArray
@@ -45,11 +59,16 @@ class PolicyBatch(MicroBatch):
     old_logprobs: FloatArray
     draws: FloatArray
     turns: IntArray
-    observation_weights: FloatArray
+    likelihood_weights: FloatArray
+    origins: FloatArray
 
     def of_turns(self) -> tuple[PolicyBatch, IntArray]:
         """Return the batch with the targets that the policy sampled alone, and which these are."""
-        kept, count = np.flatnonzero(self.turns >= 0).astype(np.int32), len(self.targets)
+        return self.where(self.turns >= 0)
+
+    def where(self, chosen: BoolArray) -> tuple[PolicyBatch, IntArray]:
+        """Return the batch with some targets alone, and which these are."""
+        kept, count = np.flatnonzero(chosen).astype(np.int32), len(self.targets)
         arrays: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         per_target: dict[str, Any] = {
             name: array[kept]
@@ -67,11 +86,25 @@ class PolicyUpdate:
         kl_coefficient: Weight of a KL penalty in the loss.
         tokens: The tokens of all ranks under the weights before the step, for a loss that needs statistics of them.
         loss: The loss, with those statistics; only on ranks.
+        sft_coefficient: Weight of the supervised loss on demonstrations.
     """
 
     kl_coefficient: float
     tokens: BatchTokens | None
     loss: PolicyLoss | None = None
+    sft_coefficient: float = 0.0
+
+
+@dataclass(slots=True)
+class SFTWeight:
+    """The weight of the supervised loss on demonstrations in the step at hand; the driver's."""
+
+    config: SFTTermConfig
+    coefficient: float = 0.0
+
+    def begin_step(self, step: int) -> None:
+        """Take that of a step, counted from 0."""
+        self.coefficient = sft_coefficient(self.config, step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +118,21 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         algorithm: Loss, aggregation, KL and correction. `temperature` is that of sampling.
         max_response_tokens: Constant length of the `token_sum_norm` aggregation.
         kl: Sets the weight of a KL penalty in the loss, and follows what a step measured; the driver's.
+        demonstrations: How answers that rows give are learned from; None without.
+        sft: The weight of a supervised loss on them; None without.
     """
 
     algorithm: AlgorithmConfig
     max_response_tokens: int
     kl: KLController
+    demonstrations: DemonstrationsConfig | None = None
+    sft: SFTWeight | None = None
 
     losses: ClassVar[frozenset[str]] = frozenset(
-        {"train/loss", "train/policy_loss", "train/kl_loss", "train/observation_loss"}
+        {
+            *("train/loss", "train/policy_loss", "train/kl_loss", "train/observation_loss"),
+            *("train/off_policy_loss", "train/sft_loss"),
+        }
     )
 
     def updates(self, step: Sequence[PolicySample], engine: Engine) -> Iterator[Update[PolicyBatch]]:
@@ -103,7 +143,9 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         layouts = [self._laid_out([selected[index] for index in part], engine.layout) for part in parts]
         for shards in self._with_old([shards for shards in layouts if shards[0]], engine):
             tokens = whole_batch(shards, engine.forward(shards)) if loss.needs_batch else None
-            yield Update(shards=shards, shared=PolicyUpdate(kl_coefficient=coefficient, tokens=tokens))
+            supervised = 0.0 if self.sft is None else self.sft.coefficient
+            shared = PolicyUpdate(kl_coefficient=coefficient, tokens=tokens, sft_coefficient=supervised)
+            yield Update(shards=shards, shared=shared)
 
     def bind(self, shared: PolicyUpdate, device: torch.device) -> PolicyUpdate:
         """Return what is shared with the loss of this optimizer step."""
@@ -123,19 +165,20 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         """Return the same, from log-probabilities and entropies of its targets."""
         assert shared.loss is not None, "`bind` has set it"
         algorithm, kl = self.algorithm, self.algorithm.kl
-        observed = None
-        if batch.observation_weights.size:
-            observed = logprobs_N, model.tensor(batch.observation_weights)
-            batch, kept = batch.of_turns()
-            kept_N = torch.from_numpy(kept).to(model.device)
-            logprobs_N, entropy_N = logprobs_N[kept_N], entropy_N[kept_N]
+        referenced, likelihood, off_policy = bool(batch.reference_logprobs.size), None, None
+        if batch.likelihood_weights.size:
+            likelihood = self._likelihood(logprobs_N, model.tensor(batch.likelihood_weights))
+            batch, (logprobs_N, entropy_N) = _chosen(model, batch, batch.turns >= 0, logprobs_N, entropy_N)
+        if (given := batch.origins == DEMONSTRATED).any():
+            off_policy = self._off_policy(model, *_chosen(model, batch, given, logprobs_N))
+            batch, (logprobs_N, entropy_N) = _chosen(model, batch, ~given, logprobs_N, entropy_N)
         sequence_ids, sequence_N, _ = batch.sequences()
         turns, turn_N = np.unique(_turn_keys(batch), return_inverse=True)
         inputs = LossInputs(
             logprobs_N=logprobs_N,
             old_logprobs_N=model.tensor(batch.old_logprobs) if batch.old_logprobs.size else logprobs_N.detach(),
             behaviour_logprobs_N=model.tensor(batch.behaviour_logprobs),
-            reference_logprobs_N=model.tensor(batch.reference_logprobs) if batch.reference_logprobs.size else None,
+            reference_logprobs_N=model.tensor(batch.reference_logprobs) if referenced else None,
             entropy_N=entropy_N,
             advantages_N=model.tensor(batch.advantages),
             weights_N=model.tensor(batch.weights),
@@ -144,15 +187,19 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
             turn_N=torch.from_numpy(turn_N).to(model.device),
             turns=len(turns),
             draws_N=model.tensor(batch.draws),
+            replayed_N=model.tensor(batch.origins) == REPLAYED if batch.origins.size else None,
         )
         penalty = kl.model_copy(update={"coefficient": shared.kl_coefficient}) if kl.use == "loss" else None
         loss, metrics = policy_objective(
             inputs, shared.loss, penalty, algorithm.entropy_coefficient, algorithm.correction
         )
-        if observed is not None:
-            term, figures = _observation_loss(*observed)
-            metrics = {**metrics, **figures, "train/loss": Sum(float(metrics["train/loss"].value + term.item()))}
-            loss = loss + term
+        if off_policy is not None:
+            loss, metrics = loss + off_policy[0], {**metrics, **off_policy[1]}
+        if likelihood is not None:
+            policy, supervised = self._shares(shared)
+            loss, metrics = policy * loss + supervised * likelihood[0], {**metrics, **likelihood[1]}
+        if off_policy is not None or likelihood is not None:
+            metrics = {**metrics, "train/loss": Sum(loss.item())}
         replayed = self._replayed(model) if self.replays_routes else {}
         return loss, merge([metrics, computed(batch, model), replayed])
 
@@ -163,6 +210,8 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
             completed["train/kl_coefficient"] = Last(self.kl.coefficient)
             if "train/kl" in metrics:
                 self.kl.update(float(metrics["train/kl"].value), len(set(trajectory_numbers(self._selected(step)))))
+        if updates and self.sft is not None:
+            completed["train/sft_coefficient"] = Last(self.sft.coefficient)
         return completed
 
     @property
@@ -176,24 +225,47 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         fraction, count = model.module.router.disagreement(model.module.sharing)
         return {"train/router_disagreement": Mean(fraction, float(count))}
 
+    def _likelihood(self, logprobs_N: Tensor, weights_N: Tensor) -> tuple[Tensor, Metrics]:
+        """Return the cross-entropy of supervised tokens, or of observations, and its figures."""
+        if self.sft is None:
+            return _observation_loss(logprobs_N, weights_N)
+        return supervised_objective(logprobs_N, weights_N, phi=self.sft.config.token_weight == "phi")
+
+    def _shares(self, shared: PolicyUpdate) -> tuple[float, float]:
+        """Return the weights of the policy's loss and of the cross-entropy."""
+        if self.sft is None:
+            return 1.0, 1.0  # a coefficient of observations is among their weights
+        coefficient = shared.sft_coefficient
+        return (1 - coefficient if self.sft.config.combine == "interpolate" else 1.0), coefficient
+
+    def _off_policy(self, model: RankModel, batch: PolicyBatch, logprobs: Sequence[Tensor]) -> tuple[Tensor, Metrics]:
+        """Return the loss of demonstrations that are samples of their groups, and its figures."""
+        settings = None if self.demonstrations is None else self.demonstrations.off_policy
+        assert settings is not None, "no other run has demonstrations in its groups"
+        advantages_N, weights_N = model.tensor(batch.advantages), model.tensor(batch.weights)
+        return off_policy_objective(logprobs[0], advantages_N, weights_N, settings.gamma)
+
     def _loss(self) -> PolicyLoss:
         loss: PolicyLoss = LOSSES.get(self.algorithm.loss.type)(self.algorithm.loss)
         return loss
 
     def _selected(self, samples: Sequence[PolicySample]) -> list[PolicySample]:
         loss = self._loss()
-        return [sample for sample in samples if loss.selects(sample)]
+        return [sample for sample in samples if sample.supervised is not None or loss.selects(sample)]
 
     def _laid_out(self, samples: Sequence[PolicySample], layout: Layout) -> list[list[PolicyBatch]]:
         algorithm = self.algorithm
         weights = token_weights(samples, algorithm.aggregation, max_response_tokens=self.max_response_tokens)
-        observed = observation_weights(samples, algorithm.observation_coefficient)
+        if self.sft is None:
+            likelihood = observation_weights(samples, algorithm.observation_coefficient)
+        else:
+            likelihood = supervised_weights(samples)
         if not self.zero_advantage_moves:
-            moving = [i for i, sample in enumerate(samples) if np.any(sample.advantages) or np.any(observed[i])]
+            moving = [i for i, sample in enumerate(samples) if np.any(sample.advantages) or np.any(likelihood[i])]
             samples, weights = [samples[i] for i in moving], [weights[i] for i in moving]
-            observed = [observed[i] for i in moving]
-        reads = algorithm.observation_coefficient > 0
-        return policy_batches(samples, weights, observed if reads else None, **layout)
+            likelihood = [likelihood[i] for i in moving]
+        reads = self.sft is not None or algorithm.observation_coefficient > 0
+        return policy_batches(samples, weights, likelihood if reads else None, **layout)
 
     def _with_old(self, updates: list[list[list[PolicyBatch]]], engine: Engine) -> list[list[list[PolicyBatch]]]:
         """Return the batches with the log-probabilities that ratios compare with."""
@@ -217,18 +289,19 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
 def policy_batches(
     samples: Sequence[PolicySample],
     weights: Sequence[FloatArray],
-    observed: Sequence[FloatArray] | None = None,
+    likelihood: Sequence[FloatArray] | None = None,
     **layout: Unpack[Layout],
 ) -> list[list[PolicyBatch]]:
     """Return each rank's micro-batches of one optimizer step of a policy, as `micro_batches` does.
 
     Args:
         weights: Of sampled tokens in the policy's loss, one array [T] a sample.
-        observed: Of tokens of observations (`observation_weights`), which then are targets too.
+        likelihood: Of tokens of observations (`observation_weights`), or of supervised ones (`supervised_weights`),
+            which then are targets too.
     """
-    if observed is not None:
+    if likelihood is not None:
         # one array for both: a batch that only fills up a rank's work has weights 0
-        weights = [ours + read for ours, read in zip(weights, observed, strict=True)]
+        weights = [ours + read for ours, read in zip(weights, likelihood, strict=True)]
     nothing = np.zeros(0, np.float32)
     advantages = PerToken([sample.advantages for sample in samples])
     behaviour = PerToken([sample.behaviour_logprobs for sample in samples])
@@ -236,13 +309,15 @@ def policy_batches(
     reference = PerToken(referenced) if len(referenced) == len(samples) else None
     turns = PerToken([sample.turns for sample in samples])
     seeds = sample_seeds([sample.token_ids for sample in samples])
+    codes = np.array([_CODES[sample.origin] for sample in samples], np.float32)
 
     def make(batch: MicroBatch) -> PolicyBatch:
         turns_N = turns.of(batch).astype(np.int32)  # float32 holds indices up to 2²⁴ exactly
         own, read = np.where(turns_N >= 0, batch.weights, 0), np.where(turns_N < 0, batch.weights, 0)
         return PolicyBatch(
             **{**batch.shared_fields, "weights": own},
-            observation_weights=nothing if observed is None else read,
+            likelihood_weights=nothing if likelihood is None else read,
+            origins=codes[batch.sample_ids] if codes.any() else nothing,
             advantages=advantages.of(batch),
             behaviour_logprobs=behaviour.of(batch),
             reference_logprobs=nothing if reference is None else reference.of(batch),
@@ -252,23 +327,23 @@ def policy_batches(
         )
 
     targets = samples
-    if observed is not None:
+    if likelihood is not None:
         targets = [
             replace(sample, loss_mask=sample.loss_mask | (read != 0))
-            for sample, read in zip(samples, observed, strict=True)
+            for sample, read in zip(samples, likelihood, strict=True)
         ]
     return spread(targets, weights, make, **layout)
 
 
 def whole_batch(shards: Sequence[Sequence[PolicyBatch]], logprobs: Sequence[Sequence[FloatArray]]) -> BatchTokens:
-    """Return every token with a weight of one optimizer step, by rank.
+    """Return every token with a weight of one optimizer step, by rank; without demonstrations.
 
     Args:
         logprobs: Of the policy being trained, shape [N] for each micro-batch.
     """
     columns = [
         np.stack([current, batch.old_logprobs if batch.old_logprobs.size else current, batch.advantages, batch.draws])[
-            :, batch.weights != 0
+            :, (batch.weights != 0) & (batch.origins != DEMONSTRATED if batch.origins.size else True)
         ]
         for batches, found in zip(shards, logprobs, strict=True)
         for batch, current in zip(batches, found, strict=True)
@@ -292,6 +367,15 @@ def with_logprobs(samples: Sequence[PolicySample], reference_logprobs: Sequence[
         )
         for sample, logprobs in zip(samples, reference_logprobs, strict=True)
     ]
+
+
+def _chosen(
+    model: RankModel, batch: PolicyBatch, chosen: BoolArray, *tensors_N: Tensor
+) -> tuple[PolicyBatch, list[Tensor]]:
+    """Return the batch with some of its targets alone, and the same of what was computed of them."""
+    part, kept = batch.where(chosen)
+    kept_N = torch.from_numpy(kept).to(model.device)
+    return part, [tensor_N[kept_N] for tensor_N in tensors_N]
 
 
 def _observation_loss(logprobs_N: Tensor, weights_N: Tensor) -> tuple[Tensor, Metrics]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar, Self, TypeVar
 
 from roll_like.algorithms.advantages import AdvantageEstimator
@@ -25,17 +26,20 @@ from roll_like.policy_gradient.objective import PolicyObjective, with_reference
 from roll_like.policy_gradient.policy_rewards import PolicyRewards
 from roll_like.policy_gradient.start import policy_settings, start_actor, start_critic, start_reference
 from roll_like.policy_gradient.step_rewards import with_step_rewards
+from roll_like.policy_gradient.supervised import supervised_samples
 from roll_like.policy_gradient.workers import AuxiliaryRole, Workers, start_evaluator, starting_workers
 from roll_like.registry import ADVANTAGES
 from roll_like.rollout.asynchronous import AsyncRollouts
 from roll_like.rollout.collection import Collected
-from roll_like.rollout.metrics import rollout_metrics
+from roll_like.rollout.demonstrations import TaskDemonstrations
+from roll_like.rollout.metrics import off_policy_metrics, rollout_metrics
 from roll_like.rollout.replay import ReplayedRollouts
-from roll_like.rollout.source import KeptRollouts, RolloutSource, SynchronousRollouts
+from roll_like.rollout.replaying import ReplayingRollouts
+from roll_like.rollout.source import GroupSource, KeptRollouts, RolloutSource, SynchronousRollouts
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import Evaluates, RunContext
 from roll_like.training.engine import TrainingEngine, follow, policy_copies
-from roll_like.types import Group, PolicySample, Scored, TrainingValues
+from roll_like.types import Group, Origin, PolicySample, Scored, TrainingValues
 from roll_like.values import Metrics
 
 ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
@@ -76,7 +80,8 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
                 collected = self.policy_rewards.add(collected, step)
                 assigned = self.assign(collected.groups)
                 values = self.training_values(collected.groups, assigned.trained, assigned.samples)
-                report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
+                learned = [*assigned.samples, *self.supervised(step, collected.groups)]
+                report = workers.actor.train_step(with_reference(learned, workers.kl_reference))
                 moved = follow(workers.copies, step + 1)
             sync = workers.push()
             rollout = self.rollout_metrics(collected, sync.version - 1)
@@ -87,6 +92,24 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
     def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
         """Return what a step trains on: the samples of its groups, each with its advantages."""
         return self.advantages.assign(with_step_rewards(groups, lambda: self.renderer))
+
+    def supervised(self, step: int, groups: Sequence[Group[Scored]]) -> Sequence[PolicySample]:
+        """Return what a step, counted from 0, learns by a supervised loss: the demonstrations of its groups' tasks."""
+        objective, critic = self.workers.actor.objective, self.config.critic
+        weight = objective.sft if isinstance(objective, PolicyObjective) else None
+        if weight is None or (critic is not None and step < critic.warmup_steps):
+            return []
+        weight.begin_step(step)
+        if not weight.coefficient:
+            return []
+        return supervised_samples(groups, self.demonstrations.of)
+
+    @cached_property
+    def demonstrations(self) -> TaskDemonstrations:
+        """Those of the training tasks."""
+        section = self.config.given_answers
+        assert section is not None, "asked for where there are some"
+        return TaskDemonstrations(self.renderer, section, self.config.rollout.max_response_tokens)
 
     @cached_property
     def policy_rewards(self) -> PolicyRewards:
@@ -100,7 +123,8 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
 
     def rollout_metrics(self, collected: Collected, policy_version: int) -> Metrics:
         """Return what a step's samples were like; `policy_version` is that of the weights that it trained."""
-        return rollout_metrics(collected, policy_version, of_steps=self.config.uses_steps)
+        figures = rollout_metrics(collected, policy_version, of_steps=self.config.uses_steps)
+        return {**figures, **off_policy_metrics(collected.groups, policy_version, self.config.off_policy_origins)}
 
     @property
     def trained(self) -> TrainingEngine[Any]:
@@ -179,15 +203,17 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
         rollout: GroupRolloutConfig = self.config.rollout
         if not rollout.save_logprobs or self.run_state.replaying:
             return None
+        groups = [group.whole for group in groups]
         scored, everything, used = flatten(groups), policy_samples(groups), iter(samples)
         advantages = [
             next(used).advantages if kept else sample.advantages  # which are 0
             for sample, kept in zip(everything, by_parts(scored, trained), strict=True)
         ]
+        own = [sample.trajectory.origin is Origin.SAMPLED for sample in scored]
         return TrainingValues(
-            logprobs=joined(scored, self.workers.actor.logprobs(everything)),
-            advantages=joined(scored, advantages),
-            trained=list(trained),
+            logprobs=list(compress(joined(scored, self.workers.actor.logprobs(everything)), own)),
+            advantages=list(compress(joined(scored, advantages), own)),
+            trained=list(compress(trained, own)),
         )
 
 
@@ -211,7 +237,7 @@ def _sampled_rollouts(
         synchronous = SynchronousRollouts(
             source, config.rollout, seed=config.seed, runner=workers.runner, progress=workers.progress
         )
-        return KeptRollouts(synchronous, until_checkpoint=written)
+        return KeptRollouts(_replaying(synchronous, source), until_checkpoint=written)
     rollouts = AsyncRollouts(
         source,
         config.rollout,
@@ -226,4 +252,9 @@ def _sampled_rollouts(
         config.resources.devices_of("inference")
     )
     workers.on_push.append(rollouts.published)
-    return KeptRollouts(rollouts, until_checkpoint=written)
+    return KeptRollouts(_replaying(rollouts, source), until_checkpoint=written)
+
+
+def _replaying(rollouts: RolloutSource, source: GroupSource) -> RolloutSource:
+    """Return what brings groups, and keeps their right answers where these join later ones."""
+    return rollouts if source.experience is None else ReplayingRollouts(rollouts, source.experience)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
@@ -23,6 +24,7 @@ from roll_like.config.rewards import (
 )
 from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
 from roll_like.data.benchmark_tasks import benchmark_tasks
+from roll_like.data.chat import Renderer
 from roll_like.data.tasks import TaskOrder, TaskSet, load_tasks
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, JudgeServer
@@ -37,8 +39,10 @@ from roll_like.rewards.worker import RewardWorker, notebook_rewards
 from roll_like.rollout.benchmarks import BenchmarkEvaluator, benchmark_sampling
 from roll_like.rollout.collection import SampleProgress, no_progress
 from roll_like.rollout.curricula import CurriculumOrder
+from roll_like.rollout.demonstrations import TaskDemonstrations, off_policy_answers
 from roll_like.rollout.engine_pool import EnginePool
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
+from roll_like.rollout.experience import ExperiencePool
 from roll_like.rollout.judge import JudgeKeeper
 from roll_like.rollout.reward_pools import RewardPool, RewardPools, RewardShare
 from roll_like.rollout.router import Router
@@ -236,6 +240,46 @@ def tasks_of(config: PromptRunConfig) -> TaskSet:
     return load_tasks(config.data.sources, renderer, config.data.max_prompt_tokens)
 
 
+def demonstrations_of(
+    config: PromptRunConfig, tasks: TaskSet, renderer: Renderer, warn: Callable[[str], None]
+) -> TaskDemonstrations | None:
+    """Return the demonstrations of the training tasks, all of which have been read; None where there are none.
+
+    Raises:
+        DataError: A task has none that can be used, and that is refused.
+    """
+    section = config.given_answers
+    if section is None:
+        return None
+    found = TaskDemonstrations(renderer, section, config.rollout.max_response_tokens)
+    without = [task for task in tasks.tasks if not found.of(task)]  # rows that are streamed are read later
+    if without:
+        bad = found.problem(without[0])
+        warn(
+            f"{len(without)} of {len(tasks.tasks)} prompts are trained on without a demonstration, first "
+            f"{without[0].origin}: {'' if bad is None else bad.message}"
+        )
+    return found
+
+
+def experience_of(
+    config: PromptRunConfig, tasks: TaskSet, renderer: Renderer, warn: Callable[[str], None]
+) -> ExperiencePool | None:
+    """Return the pool of right answers that join groups again; None where none do.
+
+    Raises:
+        ConfigError: Another run's answers are to be in it, and it has none.
+    """
+    section = config.replayed_answers
+    if section is None:
+        return None
+    pool = ExperiencePool(section, seed=config.seed)
+    if section.initial is not None:
+        known = {task.task_id: task for task in tasks.tasks}
+        warn(pool.fill(Path(section.initial), known.get, renderer.vocabulary))
+    return pool
+
+
 class PromptWorkers(RewardWorkers[PromptT]):
     """Reward workers, and what samples answers to prompts with the engines."""
 
@@ -257,11 +301,15 @@ class PromptWorkers(RewardWorkers[PromptT]):
                 warn(str(report))
         sampling = sampling_of(config.rollout)
         baseline = config.greedy_baseline
+        renderer = load_renderer(config.model)
+        demonstrations = demonstrations_of(config, tasks, renderer, warn)
+        experience = experience_of(config, tasks, renderer, warn)
         plan = GroupPlan(
             samples_per_group=config.rollout.samples_per_group,
             redundant=config.rollout.redundant_samples,
             sampling=sampling,
             baseline=replace(sampling, temperature=0.0) if baseline else None,
+            off_policy=off_policy_answers(demonstrations, config.given_answers, experience),
         )
         source = GroupSource(
             make_runner=partial(self._scheduler.runner, plan),
@@ -273,6 +321,7 @@ class PromptWorkers(RewardWorkers[PromptT]):
                 domains=config.domain_filters,
                 of_steps=config.uses_steps,
             ),
+            experience=experience,
         )
         return source if config.data.curriculum is None else with_curriculum(source, config, tasks.tasks)
 

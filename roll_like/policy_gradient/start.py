@@ -24,7 +24,7 @@ from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.gpu_sharing import GPUSharing
-from roll_like.policy_gradient.objective import PolicyObjective
+from roll_like.policy_gradient.objective import PolicyObjective, SFTWeight
 from roll_like.policy_gradient.probe import weight_probe
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rollout.engine_pool import EnginePool
@@ -38,7 +38,10 @@ from roll_like.types import PolicySample
 
 def policy_settings(config: PolicyGradientConfig, kl: KLController) -> dict[str, Any]:
     """Return the arguments of a `PolicyObjective`; `kl` sets the weight of a KL penalty in its loss."""
+    given = config.given_answers
     return {
+        "demonstrations": given,
+        "sft": None if given is None or given.sft is None else SFTWeight(given.sft),
         "settings": config.training,
         "temperature": config.rollout.temperature,
         "algorithm": config.algorithm,

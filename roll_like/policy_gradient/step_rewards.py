@@ -19,18 +19,22 @@ def with_step_rewards(groups: Sequence[Group[Scored]], renderer: Callable[[], Re
     Args:
         renderer: Returns that of the policy; asked only where there are scores.
     """
-    if not any(sample.step_scores for group in groups for sample in (*group.samples, *group.baselines)):
+    if not any(sample.step_scores for group in groups for sample in _members(group)):
         return groups
     known = renderer()
     find = partial(last_tokens, spell=cache(known.token_bytes), special=known.special_ids)
     placed = []
     for group in groups:
-        members = (*group.samples, *group.baselines)
-        given = {(member.agent, name) for member in members for name in member.step_scores}
+        given = {(member.agent, name) for member in _members(group) for name in member.step_scores}
         place = partial(_placed, given=given, find=find)
         samples, baselines = tuple(map(place, group.samples)), tuple(map(place, group.baselines))
-        placed.append(replace(group, samples=samples, baselines=baselines))
+        off_policy = tuple(map(place, group.off_policy))
+        placed.append(replace(group, samples=samples, baselines=baselines, off_policy=off_policy))
     return placed
+
+
+def _members(group: Group[Scored]) -> tuple[Scored, ...]:
+    return (*group.samples, *group.baselines, *group.off_policy)
 
 
 def _placed(sample: Scored, *, given: Collection[tuple[str, str]], find: Callable[..., list[int]]) -> Scored:

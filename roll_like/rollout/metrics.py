@@ -14,7 +14,7 @@ from roll_like.inference.interface import Guesses
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.thumbnails import thumbnail_name
-from roll_like.types import Group, KeptTokens, Scored, StopReason, Task, Trajectory, by_agent
+from roll_like.types import Group, KeptTokens, Origin, Scored, StopReason, Task, Trajectory, by_agent
 from roll_like.values import Max, Mean, Metric, Sum, has_signal, merge
 
 
@@ -56,6 +56,30 @@ def rollout_metrics(collected: Collected, policy_version: int, *, of_steps: bool
         metrics |= merge(_domain_metrics(prefix, sample) for group in members for sample in group.samples)
         metrics[f"{prefix}/zero_variance"] = Mean(_share_zero_variance(members, of_steps=of_steps), len(members))
         metrics[f"{prefix}/groups"] = Sum(float(len(members)))
+    return metrics
+
+
+def off_policy_metrics(
+    groups: Sequence[Group[Scored]], policy_version: int, origins: Collection[Origin]
+) -> dict[str, Metric]:
+    """Return how many of a step's groups off-policy answers have joined, and what these are like.
+
+    Args:
+        policy_version: As in `rollout_metrics`.
+        origins: The kinds that may join.
+    """
+    metrics: dict[str, Metric] = {}
+    for origin, name in ((Origin.DEMONSTRATION, "demonstrations"), (Origin.REPLAYED, "replay")):
+        if origin not in origins or not groups:
+            continue
+        joined = [[one for one in group.off_policy if one.trajectory.origin is origin] for group in groups]
+        metrics[f"{name}/groups"] = Mean(float(np.mean(list(map(bool, joined)))), len(groups))
+        answers = [one for of_group in joined for one in of_group]
+        if answers and origin is Origin.DEMONSTRATION:
+            metrics["demonstrations/reward"] = Mean(float(np.mean([one.reward for one in answers])), len(answers))
+        elif answers:
+            ages = [policy_version - one.trajectory.policy_version for one in answers]
+            metrics["replay/age"] = Mean(float(np.mean(ages)), len(answers))
     return metrics
 
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +18,20 @@ from roll_like.rollout.collection import GroupRunner, SampleCounter, SampleProgr
 from roll_like.rollout.reward_pools import RewardPools
 from roll_like.rollout.router import RequestAborted, Router, SampleLost
 from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
+
+
+class OffPolicyAnswers(Protocol):
+    """What joins a group beside the samples of its policy."""
+
+    def to_score(self, task: Task) -> Sequence[Trajectory]:
+        """Return answers to a task that are scored with the group's samples."""
+
+    def join(self, group: Group[Scored], scored: Sequence[Scored]) -> Group[Scored]:
+        """Return a scored group with what joins it.
+
+        Args:
+            scored: What of `to_score` could be scored.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +47,7 @@ class GroupPlan:
         adapter: What samples (`GenerateRequest.adapter`).
         urgent: Whether requests go before those of plans that are not.
         stops_answers: Whether stop strings end answers alone, and not the reasoning before them.
+        off_policy: What joins a group beside its samples; nothing by default.
     """
 
     samples_per_group: int
@@ -41,6 +57,7 @@ class GroupPlan:
     adapter: str = POLICY
     urgent: bool = False
     stops_answers: bool = False
+    off_policy: OffPolicyAnswers | None = None
 
     @property
     def drawn_per_group(self) -> int:
@@ -120,13 +137,19 @@ class _PromptRunner:
         failures = tuple(result for result in results if isinstance(result, Failure))
         if not trajectories or drawing.stopped:
             return Group(task=task, samples=(), failures=failures)
-        scored = await self._scorer.score(Group(task=task, samples=trajectories, failures=failures))
-        last = self._plan.drawn_per_group  # samples from here on are the group's baseline
-        return replace(
+        last = self._plan.drawn_per_group  # the next index is that of the group's baseline, and then others' answers
+        joining, beyond = self._plan.off_policy, last + 1
+        others = () if joining is None else joining.to_score(task)
+        given = tuple(replace(one, sample_index=beyond + place) for place, one in enumerate(others))
+        scored = await self._scorer.score(Group(task=task, samples=(*trajectories, *given), failures=failures))
+        of_policy = replace(
             scored,
             samples=tuple(one for one in scored.samples if one.trajectory.sample_index < last),
-            baselines=tuple(one for one in scored.samples if one.trajectory.sample_index >= last),
+            baselines=tuple(one for one in scored.samples if one.trajectory.sample_index == last),
         )
+        if joining is None or not of_policy.samples:
+            return of_policy
+        return joining.join(of_policy, [one for one in scored.samples if one.trajectory.sample_index >= beyond])
 
     async def stop(self, groups: Collection[int]) -> None:
         """Stop what is still generating, and wait until replicas have dropped it."""

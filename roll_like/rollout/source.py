@@ -13,6 +13,7 @@ from roll_like.config.rollout import GroupRolloutConfig
 from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, MakeRunner, SampleProgress, collect_batch, no_progress
+from roll_like.rollout.experience import ExperiencePool
 from roll_like.rollout.metrics import rewards_differ, speculation_metrics
 from roll_like.rollout.router import Router
 from roll_like.types import Group, Scored, Task, by_agent
@@ -87,7 +88,8 @@ class GroupFilter:
         if self._domains.get(group.task.domain, self._drop_zero_variance):
             greedy = group.baselines if self._needs_baseline else ()
             # an agent is compared with itself: that one of two players always wins is no signal
-            agents = by_agent([group]) if group.samples else []
+            # its off-policy answers are learned from as well
+            agents = by_agent([group.whole]) if group.samples else []
             return any(rewards_differ((*one.samples, *greedy), of_steps=self._of_steps) for one in agents)
         return bool(group.samples)
 
@@ -103,6 +105,7 @@ class GroupSource:
         accept: Whether a scored group is trained on; called once for each, as it ends.
         figures: What is to be logged of what was attempted since the last call.
         begin_step: Told of each step, counted from 0, when its groups are collected.
+        experience: Right answers of earlier steps, which join the groups; None where none do.
     """
 
     make_runner: MakeRunner
@@ -111,6 +114,7 @@ class GroupSource:
     accept: Callable[[Group[Scored]], bool]
     figures: Callable[[], Metrics] = dict
     begin_step: Callable[[int], object] = lambda step: None
+    experience: ExperiencePool | None = None
 
     def tasks(self, first: Iterable[Task] = ()) -> Iterator[Task]:
         """Yield tasks without end, these ones first."""

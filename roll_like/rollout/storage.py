@@ -33,6 +33,7 @@ from roll_like.types import (
     Failure,
     Group,
     KeptTokens,
+    Origin,
     Part,
     Picture,
     PlacedImage,
@@ -302,6 +303,7 @@ def _unpack_record(record: type, values: Mapping[str, Any]) -> Any:
 #: Types that only columns of a dataset have: name in the file, to JSON, and back.
 _RARE: Mapping[type, tuple[str, Callable[[Any], _Json], Callable[[Any], Any]]] = {
     StopReason: ("StopReason", str, StopReason),
+    Origin: ("Origin", str, Origin),
     bytes: ("bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     datetime.datetime: ("datetime", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),

@@ -22,6 +22,7 @@ HAND_COMPUTED = "hand-computed only"
 KINDS = (
     "advantage",
     "loss",
+    "demonstrations",
     "preference",
     "reward model",
     "distillation",

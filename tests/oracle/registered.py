@@ -15,6 +15,7 @@ def computed() -> list[tuple[str, str]]:
     return [
         *(("advantage", name) for name in _built_in(ADVANTAGES)),
         *(("loss", name) for name in _built_in(LOSSES)),
+        *(("demonstrations", name) for name in ("off_policy", "sft", "sft schedule")),
         *(("preference", name) for name in _built_in(PREFERENCE_LOSSES)),
         ("reward model", "bradley_terry"),
         *(("distillation", name) for name in [*_built_in(DISTILLATION_LOSSES), "on_policy"]),

@@ -43,7 +43,7 @@ def test_observations_in_prompts_are_targets_of_their_sample() -> None:
         [again], weights, observation_weights([again], 0.5), ranks=1, max_tokens=16, share_prompts=True
     )
     assert (batch.targets.tolist(), batch.sources.tolist()) == ([3, 4, 5, 6], [2, 3, 4, 5])
-    assert batch.observation_weights.tolist() == [0.25, 0, 0.25, 0]
+    assert batch.likelihood_weights.tolist() == [0.25, 0, 0.25, 0]
 
 
 def observed(samples: list[PolicySample]) -> list[tuple[int, int]]:
@@ -87,7 +87,7 @@ def test_a_batch_that_fills_up_a_ranks_work_has_no_observation() -> None:
     shards = policy_batches(
         [sample], weights, observation_weights([sample], 0.5), ranks=2, max_tokens=16, share_prompts=True
     )
-    assert [batch.observation_weights.tolist() for (batch,) in shards] == [[0, 0.5, 0], [0, 0, 0]]
+    assert [batch.likelihood_weights.tolist() for (batch,) in shards] == [[0, 0.5, 0], [0, 0, 0]]
     assert [batch.weights.tolist() for (batch,) in shards] == [[1, 0, 1], [0, 0, 0]]
     own, kept = shards[0][0].of_turns()
     assert kept.tolist() == [0, 2]

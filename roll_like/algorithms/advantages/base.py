@@ -106,6 +106,7 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
             policy_version=sample.trajectory.policy_version,
             trajectory=number,
             observed_from=part.observed_from,
+            origin=sample.trajectory.origin,
         )
         for number, (identity, sample, advantages_T) in enumerate(zip(identities, samples, advantages, strict=True))
         for part in sample.trajectory.parts
@@ -157,6 +158,9 @@ class AdvantageEstimator(Algorithm, ABC):
     greedy_baseline: ClassVar[bool] = False
     #: Whether it uses rewards of steps (`placed_rewards`), and not the reward as a whole alone.
     uses_steps: ClassVar[bool] = False
+    #: Whether a sample may be compared with answers that the policy did not sample: not where the formula takes the
+    #: group for draws of one policy.
+    takes_off_policy: ClassVar[bool] = False
 
     @classmethod
     def least_samples(cls, config: Any) -> int:  # noqa: ARG003  (for subclasses)

@@ -48,6 +48,7 @@ class GRPO(GroupEstimator):
     """`grpo`: (reward − mean)/std within the group (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300)."""
 
     compares_with = "the group's mean"
+    takes_off_policy = True
 
     class Config(PluginConfig):
         type: Literal["grpo"] = "grpo"
@@ -75,6 +76,7 @@ class DrGRPO(GroupEstimator):
     """
 
     compares_with = "the group's mean"
+    takes_off_policy = True
 
     class Config(PluginConfig):
         type: Literal["dr_grpo"] = "dr_grpo"
@@ -121,6 +123,7 @@ class RLOO(GroupEstimator):
     """
 
     compares_with = "the other samples' mean"
+    takes_off_policy = True
 
     class Config(PluginConfig):
         type: Literal["rloo"] = "rloo"

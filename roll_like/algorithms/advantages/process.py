@@ -53,6 +53,7 @@ class GRPOProcess(AdvantageEstimator):
 
     minimum_samples_per_prompt = 2
     uses_steps = True
+    takes_off_policy = True
     compares_with = "the steps of the group's samples"
 
     class Config(PluginConfig):

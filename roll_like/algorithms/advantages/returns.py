@@ -63,6 +63,7 @@ class Reinforce(AdvantageEstimator):
     """`reinforce`: each token's return-to-go, without a baseline and without groups (Williams 1992)."""
 
     uses_steps = True
+    takes_off_policy = True
 
     class Config(ReturnConfig):
         type: Literal["reinforce"] = "reinforce"

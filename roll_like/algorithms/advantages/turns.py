@@ -55,6 +55,8 @@ class TurnReturns(AdvantageEstimator):
     short one.
     """
 
+    takes_off_policy = True
+
     class Config(PluginConfig):
         type: Literal["turn_returns"] = "turn_returns"
         gamma: Fraction = Field(default=0.95, description="Discount of one turn; 1 is none.")
@@ -78,6 +80,7 @@ class GiGPO(GroupEstimator):
     """
 
     compares_with = "the group's mean"
+    takes_off_policy = True
 
     class Config(PluginConfig):
         type: Literal["gigpo"] = "gigpo"

@@ -44,6 +44,8 @@ class LossInputs:
         draws_N: A number in [0, 1) computed from the sample's content and the token's position, for losses that pick
             tokens at random: it does not depend on the order of samples or on micro-batches.
         reference_logprobs_N: Of the reference model; None where there is none.
+        replayed_N: Where an earlier policy sampled the token, bool: how far that is from this one says nothing of the
+            engine. None: nowhere.
     """
 
     logprobs_N: Tensor
@@ -58,6 +60,7 @@ class LossInputs:
     entropy_N: Tensor
     draws_N: Tensor
     reference_logprobs_N: Tensor | None = None
+    replayed_N: Tensor | None = None
 
     def sequence_sum(self, values_N: Tensor) -> Tensor:
         """Return the sum of values over each sequence, at each of its tokens, shape [N]."""
@@ -132,6 +135,8 @@ class PolicyLoss(Algorithm, ABC):
     zero_advantage_moves: ClassVar[bool] = False
     #: Whether it is another loss where every ratio of new to old policy is 1; then refused.
     needs_ratio: ClassVar[bool] = False
+    #: Whether it is the same whatever the advantages of the samples that it selects.
+    ignores_advantages: ClassVar[bool] = False
     #: Its settings that act through the ratio of new to old policy: without effect where that ratio is always 1.
     ratio_settings: ClassVar[tuple[str, ...]] = ()
 

@@ -184,6 +184,7 @@ class RAFTLoss(PolicyLoss):
     """
 
     zero_advantage_moves = True
+    ignores_advantages = True
 
     class Config(PluginConfig):
         type: Literal["raft"] = "raft"

@@ -91,19 +91,27 @@ def _metrics(
     sums: Mapping[str, Tensor], figures: Mapping[str, Tensor], inputs: LossInputs, correction_N: Tensor
 ) -> dict[str, Metric]:
     counted = inputs.weights_N != 0
-    metrics = item_metrics(
-        sums, {name: (figure, counted) for name, figure in figures.items()}, {"train/tokens": counted}
-    )
+    fresh, shown = counted, {name: (figure, counted) for name, figure in figures.items()}
+    if inputs.replayed_N is not None:
+        fresh = counted & ~inputs.replayed_N
+        shown |= {name: (figures[name], fresh) for name in figures if name.startswith("mismatch/")}
+        ratio_N = policy_ratio(trainer_logprobs(inputs), inputs.behaviour_logprobs_N)
+        shown["replay/ratio"] = ratio_N, counted & inputs.replayed_N
+    metrics = item_metrics(sums, shown, {"train/tokens": counted})
     if not (count := metrics["train/tokens"].value):
         return metrics
-    differences, weights = figures["mismatch/logprob_difference"][counted].double(), correction_N[counted].double()
-    trainer, behaviour = trainer_logprobs(inputs)[counted].double(), inputs.behaviour_logprobs_N[counted].double()
+    weights = correction_N[counted].double()
+    trainer, behaviour = trainer_logprobs(inputs)[fresh].double(), inputs.behaviour_logprobs_N[fresh].double()
+    if "mismatch/kl" not in metrics:  # all of it was replayed
+        weight, squares = torch.stack([weights.sum(), weights.square().sum()]).tolist()
+        return {**metrics, "correction/ess": EffectiveShare(count, weight, squares)}
+    differences = figures["mismatch/logprob_difference"][fresh].double()
     totals = torch.stack([differences.max(), weights.sum(), weights.square().sum()])
     parts = [totals, _moments(trainer, behaviour), _log_histogram(trainer - behaviour)]
     largest, weight, squares, *values = torch.cat(parts).tolist()
     metrics["correction/ess"] = EffectiveShare(count, weight, squares)
     metrics["mismatch/logprob_difference_max"] = Max(largest)
-    metrics["mismatch/logprob_pearson"] = Correlation(count, *values[:5])
+    metrics["mismatch/logprob_pearson"] = Correlation(float(len(trainer)), *values[:5])
     histogram = np.array(values[5:])
     return metrics | {name: LogQuantile(quantile, histogram) for name, quantile in QUANTILES.items()}
 
