@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,8 @@ from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rewards.trial import TRIAL_SECONDS, is_cheap, try_reward
 from roll_like.rollout.demonstrations import TaskDemonstrations
+from roll_like.rollout.replay import tokens_stem
+from roll_like.rollout.storage import has_groups
 from roll_like.types import IntArray, Picture, Task
 
 #: Pixels of a source's images that are decoded, in about two seconds. That images begin as such, and that they have
@@ -50,6 +53,7 @@ def prompt_findings(
     yield from findings
     yield from check_tasks(config, tasks)
     yield from check_demonstrations(config, renderer, tasks["data"])
+    yield from check_experience(config)
     yield from further(tasks)
     yield from check_curriculum(config, tasks["data"])
     yield from check_domains(config, sources)
@@ -80,6 +84,16 @@ def check_demonstrations(
         else:
             count = f"{len(wrong)} of {len(source.items)} prompts are trained on without a demonstration"
             yield Finding.warning(source.key, f"{count}; first {message}")
+
+
+def check_experience(config: PromptRunConfig) -> Iterator[Finding]:
+    """Yield that a run whose right answers are to be replayed has recorded none."""
+    section = config.replayed_answers
+    if section is not None and section.initial is not None and not has_groups(tokens_stem(Path(section.initial), 1)):
+        yield Finding.error(
+            "experience_replay.initial",
+            f"{section.initial} has no rollouts with tokens; name the folder of a run with rollout.save_tokens: true",
+        )
 
 
 def redundant_samples(config: PromptRunConfig) -> Iterator[Finding]:

@@ -252,7 +252,7 @@ def demonstrations_of(
     if section is None:
         return None
     found = TaskDemonstrations(renderer, section, config.rollout.max_response_tokens)
-    without = [task for task in tasks.tasks if not found.of(task)]  # rows that are streamed are read later
+    without = found.keep(tasks.tasks)  # rows that are streamed are read later
     if without:
         bad = found.problem(without[0])
         warn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -45,15 +45,28 @@ class TaskDemonstrations:
         Raises:
             DataError: It has none that can be used, and `demonstrations.unusable` refuses that.
         """
-        if task.task_id not in self._known:
-            try:
-                self._known[task.task_id] = tuple(self._read(task))
-            except BadRow as bad:
-                if self._config.unusable == "refuse":
-                    raise DataError(f"{task.origin}: {bad.message}", fix=bad.fix) from bad
-                self._known[task.task_id] = ()
-        # a task that was read anew is another object
-        return tuple(replace(each, task=task) for each in self._known[task.task_id])
+        if task.task_id in self._known:
+            # a task that a checkpoint or a file brought is another object
+            return tuple(replace(each, task=task) for each in self._known[task.task_id])
+        try:
+            return tuple(self._read(task))
+        except BadRow as bad:
+            if self._config.unusable == "refuse":
+                raise DataError(f"{task.origin}: {bad.message}", fix=bad.fix) from bad
+            return ()
+
+    def keep(self, tasks: Iterable[Task]) -> list[Task]:
+        """Read the demonstrations of tasks now, and keep them; return the tasks that have none.
+
+        Raises:
+            DataError: A task has none that can be used, and that is refused.
+        """
+        without = []
+        for task in tasks:
+            self._known[task.task_id] = self.of(task)
+            if not self._known[task.task_id]:
+                without.append(task)
+        return without
 
     def problem(self, task: Task) -> BadRow | None:
         """Return why a task's demonstration cannot be used; None where it can."""

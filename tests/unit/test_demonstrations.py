@@ -368,3 +368,29 @@ def test_check_reads_the_demonstrations_of_all_rows(
     assert warning.startswith("warning 2 of 8 prompts are trained on without a demonstration")
     (error,) = errors([{"prompt": f"Say {n}."} for n in range(8)], unusable="skip")
     assert error.startswith("error none of 8 rows has a demonstration")
+
+
+def test_check_looks_for_the_run_whose_answers_are_replayed(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "train.jsonl", *({"prompt": f"Say {n}."} for n in range(8)))
+    values = changed(
+        model={"path": str(tiny_model)},
+        rewards={"use": [{"type": "length", "max_tokens": 32, "buffer_tokens": 8}]},
+        experience_replay={"initial": "runs/none"},
+    )
+    keys = [error.key for error in RLVRPipeline.check(RLVRConfig.model_validate(values)).errors]
+    assert keys == ["experience_replay.initial"]
+
+
+def test_kept_demonstrations_are_those_of_the_task_that_asks() -> None:
+    shown = renderer()
+    tasks = [task_of(shown, demonstration="one"), replace(task_of(shown), task_id="fake/1")]
+    demonstrations = found(shown=shown, unusable="skip")
+    assert demonstrations.keep(tasks) == tasks[1:]
+    again = replace(tasks[0])
+    (trajectory,) = demonstrations.of(again)
+    assert (trajectory.task is again, trajectory.text) == (True, "one")
+    with pytest.raises(DataError, match="expected a demonstration"):
+        found(shown=shown).keep(tasks)
