@@ -24,7 +24,6 @@ from roll_like.config.rewards import (
 )
 from roll_like.config.sampling import PromptRunConfig, RewardedRunConfig
 from roll_like.data.benchmark_tasks import benchmark_tasks
-from roll_like.data.chat import Renderer
 from roll_like.data.tasks import TaskOrder, TaskSet, load_tasks
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, JudgeServer
@@ -241,7 +240,7 @@ def tasks_of(config: PromptRunConfig) -> TaskSet:
 
 
 def demonstrations_of(
-    config: PromptRunConfig, tasks: TaskSet, renderer: Renderer, warn: Callable[[str], None]
+    config: PromptRunConfig, tasks: TaskSet, warn: Callable[[str], None]
 ) -> TaskDemonstrations | None:
     """Return the demonstrations of the training tasks, all of which have been read; None where there are none.
 
@@ -251,7 +250,7 @@ def demonstrations_of(
     section = config.given_answers
     if section is None:
         return None
-    found = TaskDemonstrations(renderer, section, config.rollout.max_response_tokens)
+    found = TaskDemonstrations(load_renderer(config.model), section, config.rollout.max_response_tokens)
     without = found.keep(tasks.tasks)  # rows that are streamed are read later
     if without:
         bad = found.problem(without[0])
@@ -262,9 +261,7 @@ def demonstrations_of(
     return found
 
 
-def experience_of(
-    config: PromptRunConfig, tasks: TaskSet, renderer: Renderer, warn: Callable[[str], None]
-) -> ExperiencePool | None:
+def experience_of(config: PromptRunConfig, tasks: TaskSet, warn: Callable[[str], None]) -> ExperiencePool | None:
     """Return the pool of right answers that join groups again; None where none do.
 
     Raises:
@@ -276,7 +273,7 @@ def experience_of(
     pool = ExperiencePool(section, seed=config.seed)
     if section.initial is not None:
         known = {task.task_id: task for task in tasks.tasks}
-        warn(pool.fill(Path(section.initial), known.get, renderer.vocabulary))
+        warn(pool.fill(Path(section.initial), known.get, load_renderer(config.model).vocabulary))
     return pool
 
 
@@ -301,9 +298,8 @@ class PromptWorkers(RewardWorkers[PromptT]):
                 warn(str(report))
         sampling = sampling_of(config.rollout)
         baseline = config.greedy_baseline
-        renderer = load_renderer(config.model)
-        demonstrations = demonstrations_of(config, tasks, renderer, warn)
-        experience = experience_of(config, tasks, renderer, warn)
+        demonstrations = demonstrations_of(config, tasks, warn)
+        experience = experience_of(config, tasks, warn)
         plan = GroupPlan(
             samples_per_group=config.rollout.samples_per_group,
             redundant=config.rollout.redundant_samples,
