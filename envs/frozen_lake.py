@@ -13,18 +13,20 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
 from roll_like.builtin.envs.planning import best_action, state_values
-from roll_like.envs import AnsiText, DiscreteActions, FewShot, Instructions, Success, TextWrapper, TurnLimit
+from roll_like.envs import AnsiText, DiscreteActions, FewShot, ImageText, Instructions, Success, TextWrapper, TurnLimit
 from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style
 from roll_like.errors import EnvError
 
-View: TypeAlias = Literal["grid", "words", "both"]
-VIEWS: tuple[View, ...] = ("grid", "words", "both")
+View: TypeAlias = Literal["grid", "words", "both", "image"]
+VIEWS: tuple[View, ...] = ("grid", "words", "both", "image")
 
 #: Gymnasium's actions in order, with the step that each takes: rows, columns.
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 _TILES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 _RED = 41  # the colour of the tile that the player stands on
+#: Colours of an image: ice, holes, the goal, and the player.
+_COLOURS = {"S": (205, 230, 245), "F": (205, 230, 245), "H": (25, 55, 110), "G": (70, 175, 75), "P": (215, 45, 40)}
 
 
 class SeededLake(FrozenLakeEnv):
@@ -78,6 +80,17 @@ class SeededLake(FrozenLakeEnv):
         """Return the action with the best chance to reach the goal soon."""
         return best_action(self.P, self._known_values(), int(self.s))
 
+    def drawn(self, tile: int) -> np.typing.NDArray[np.uint8]:
+        """Return the lake as an image [rows · tile, columns · tile, 3]; the player is a square within its tile."""
+        colours = np.array([[_COLOURS[mark] for mark in row] for row in self._rows()], np.uint8)
+        image = colours.repeat(tile, 0).repeat(tile, 1)
+        image[::tile] = image[:, ::tile] = 120  # lines between tiles
+        row, column = divmod(int(self.s), self.ncol)
+        edge = tile // 4
+        inner = (slice(at * tile + edge, (at + 1) * tile - edge) for at in (row, column))
+        image[tuple(inner)] = _COLOURS["P"]
+        return image
+
     def surroundings(self) -> str:
         """Return in words what lies next to the player, and where the goal is."""
         row, column = divmod(int(self.s), self.ncol)
@@ -97,6 +110,21 @@ class SeededLake(FrozenLakeEnv):
         if self._values is None:
             self._values = state_values(self.P)
         return self._values
+
+
+class Drawn(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """The lake as an image, of so many rows and columns of tiles; `tile` is the side of one in pixels."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], tile: int, rows: int, columns: int) -> None:
+        super().__init__(env)
+        if not 4 <= tile <= 256:
+            raise EnvError(f"tile should be 4 to 256 pixels, found {tile}")
+        self._tile = tile
+        self.observation_space = gymnasium.spaces.Box(0, 255, (rows * tile, columns * tile, 3), np.uint8)
+
+    def observation(self, observation: Any) -> Any:  # noqa: ARG002 - the image shows the same
+        """Return the present image."""
+        return self.env.get_wrapper_attr("drawn")(self._tile)
 
 
 class Surroundings(TextWrapper):
@@ -140,6 +168,7 @@ def make_frozen_lake(
     invalid_penalty: float = 0.1,
     max_turns: int | None = None,
     examples: int = 0,
+    tile: int = 28,
 ) -> gymnasium.Env[Any, Any]:
     """Return `roll_like/FrozenLake-v0`.
 
@@ -151,14 +180,19 @@ def make_frozen_lake(
         lake: Rows of a fixed map (`SFFF`), instead of random ones.
         hole_reward: Reward of falling into a hole; the goal's is 1.
         step_reward: Reward of a step on ice.
-        view: What is shown: the picture (`grid`), what lies around (`words`), or both.
+        view: What is shown: the picture in letters (`grid`), what lies around (`words`), both, or an `image`.
         style: How an answer holds its action; see `roll_like.envs.DiscreteActions`.
         invalid_penalty: What an answer without an action costs.
         max_turns: Default: 3 · size, for a shortest way of at least 2 · (size − 1) steps.
         examples: How many solved positions are shown before the first one.
+        tile: Side of a tile of an image. Pixels.
     """
     if view not in VIEWS:
         raise EnvError(f"unknown view {view!r}", fix=f"view is one of {', '.join(VIEWS)}")
+    if view == "image" and examples:
+        raise EnvError(f"examples are texts, found examples: {examples} with view: image", fix="remove examples")
+
+    shape = (len(lake), len(lake[0])) if lake else (size, size)
 
     def play() -> DiscreteActions:
         base = SeededLake(
@@ -170,6 +204,9 @@ def make_frozen_lake(
             hole_reward=hole_reward,
             step_reward=step_reward,
         )
+        if view == "image":
+            shown = ImageText(Drawn(base, tile, *shape), "Where to?")
+            return DiscreteActions(shown, list(MOVES), style=style, invalid_penalty=invalid_penalty)
         text = AnsiText(base, highlight={_RED: "P"}, replace={"S": "F"}, spaced=True)
         return DiscreteActions(Surroundings(text, view), list(MOVES), style=style, invalid_penalty=invalid_penalty)
 
@@ -183,4 +220,6 @@ def make_frozen_lake(
 
 def _prompt(how_to_answer: str, view: View) -> str:
     legend = "" if view == "words" else " P is you, F is ice, H is a hole, G is the goal."
+    if view == "image":
+        legend = " You are red, ice is light, a hole is dark blue, the goal is green."
     return f"Walk over the ice to the goal. Never step into a hole.{legend}\nAnswer {how_to_answer}."

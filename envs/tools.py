@@ -62,6 +62,7 @@ class Tools(gymnasium.Env[str, str]):
         invalid_penalty: What a turn with an invalid call, or a final turn without an answer, costs.
         tool_timeout: Longest call. Seconds.
         max_characters: Longest result that is shown.
+        images: Whether the images in results are shown, to a model that sees images; otherwise texts describe them.
         system_prompt: First message; default: how to answer.
         describe_tools: Write tools and call format into the system prompt, instead of giving them to the chat
             template. For templates that do not know tools.
@@ -89,6 +90,7 @@ class Tools(gymnasium.Env[str, str]):
         invalid_penalty: float = 0.0,
         tool_timeout: float = 30.0,
         max_characters: int = 2000,
+        images: bool = False,
         system_prompt: str | None = None,
         describe_tools: bool = False,
         result_role: Role = "tool",
@@ -108,7 +110,7 @@ class Tools(gymnasium.Env[str, str]):
             )
         self._prompt, self._answer, self._match, self._style = prompt, answer, match, style
         self._call_style, self._max_turns, self._max_calls = call_style, max_turns, max_calls
-        self._penalty, self._role = invalid_penalty, result_role
+        self._penalty, self._role, self._images = invalid_penalty, result_role, images
         self._configs = read_tool_configs(tools, "the environment's tools")
         self._limits = {"timeout": tool_timeout, "max_characters": max_characters}
         self._host: ToolHost | None = None
@@ -208,17 +210,21 @@ class Tools(gymnasium.Env[str, str]):
     def _messages(self, calls: Sequence[AnyCall], outcomes: Sequence[ToolOutcome]) -> list[dict[str, Any]]:
         """Return the results as the chat template is given them."""
         if self._role == "user":
-            blocks = [f"<tool_response>\n{outcome.text}\n</tool_response>" for outcome in outcomes]
-            return [{"role": "user", "content": "\n".join(blocks)}]
+            blocks = [["<tool_response>\n", *self._shown(outcome), "\n</tool_response>"] for outcome in outcomes]
+            parts = [part for at, block in enumerate(blocks) for part in ([] if not at else ["\n"]) + block]
+            return [{"role": "user", "content": _content(parts)}]
         return [
             {
                 "role": "tool",
                 "name": "" if isinstance(call, MalformedCall) else call.name,
                 "tool_call_id": call.call_id,
-                "content": outcome.text,
+                "content": _content(self._shown(outcome)),
             }
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
+
+    def _shown(self, outcome: ToolOutcome) -> list[Any]:
+        return [outcome.text, *({"type": "image", "image": one} for one in outcome.images if self._images)]
 
     def _written(self, row: Mapping[str, Any]) -> str:
         answer = references(field_of(row, self._answer))[0]
@@ -235,6 +241,11 @@ class Tools(gymnasium.Env[str, str]):
         if messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": self._written(row)})
         return messages
+
+
+def _content(parts: list[Any]) -> str | list[Any]:
+    """Return parts as one text, where all are texts."""
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else parts
 
 
 def _split(

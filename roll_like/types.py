@@ -215,6 +215,7 @@ class TurnRecord:
         sampled: When the sample was back. Unix seconds.
         ended: When the environment was done. Unix seconds.
         after: Messages that no turn was shown any more; only of an episode's last turn.
+        images: The images of `shown` and `after`, in order; in their texts each is `[image: LABEL]`.
         reasoning: What delimits the reasoning in `text`; None where the model does not reason.
     """
 
@@ -230,6 +231,7 @@ class TurnRecord:
     sampled: float
     ended: float
     after: tuple[Mapping[str, Any], ...] = ()
+    images: tuple[Picture, ...] = ()
     reasoning: ReasoningTags | None = THINK
 
 
@@ -273,6 +275,7 @@ class Trajectory:
         text: The response, reasoning included, decoded once, for rewards and people; never tokenised again.
         stop_reason: Why it ended.
         record: The turns of an episode, for rewards and people; empty for single answers.
+        images: The images among its tokens, in order: those of the prompt, and of an episode's later turns.
         routes: The experts that the engine computed each token with; None unless they are replayed in training.
         kept: What each token was drawn from; None where that was the whole vocabulary.
         origin: Who wrote it.
@@ -289,9 +292,17 @@ class Trajectory:
     text: str
     stop_reason: StopReason
     record: tuple[TurnRecord, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
     routes: RouteArray | None = None
     kept: KeptTokens | None = None
     origin: Origin = Origin.SAMPLED
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The images that were shown, in order: those of the prompt, of an episode those of its turns."""
+        if self.record:
+            return tuple(picture for turn in self.record for picture in turn.images)
+        return tuple(image.picture for image in self.images)
 
     @property
     def response_length(self) -> int:

@@ -1,8 +1,8 @@
 """Writes what the vision quickstart starts from: python scripts/make_vision_quickstart.py [FOLDER].
 
-A Qwen2.5-VL of random weights (0.6 million parameters, a tokenizer of characters) and pictures of one coloured disc on
-a noisy ground, with rows that ask for its colour. Pictures of the evaluation have other places, sizes and grounds. The
-same for the same seed. Default folder: vision_quickstart.
+A Qwen2.5-VL of random weights (0.6 million parameters, a tokenizer of characters); pictures of one coloured disc on a
+noisy ground, with rows that ask for its colour; and solved episodes of a frozen lake that is shown as an image. Pictures
+of the evaluation have other places, sizes and grounds. The same for the same seed. Default folder: vision_quickstart.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from roll_like.envs import make_env, scripted_action, system_prompt_of
+
+#: Options of the lake, as configs/vision_agentic.yaml has them; the first seed of solved episodes.
+LAKE = {"size": 3, "random_start": True, "view": "image", "style": "word"}
+FIRST_SEED = 2_000_000
 COLOURS = {
     "red": (215, 45, 40),
     "green": (45, 165, 70),
@@ -129,6 +134,29 @@ def make_rows(folder: Path, name: str, count: int, seed: int) -> None:
             rows.write(json.dumps({**row, "chosen": colour, "rejected": other}) + "\n")
 
 
+def make_episodes(folder: Path, name: str, count: int) -> None:
+    """Write `name.jsonl`: conversations in which the lake of configs/vision_agentic.yaml is crossed, and its images.
+
+    Seeds are those behind which neither training nor evaluation begins.
+    """
+    env = make_env("roll_like/FrozenLake-v0", **LAKE)
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as rows:
+        for number in range(count):
+            text, info = env.reset(seed=FIRST_SEED + number)
+            messages = [{"role": "system", "content": system_prompt_of(env)}]
+            over = False
+            while not over:
+                (image,), path = info["images"], f"{name}/{info['images'][0].digest.hex()}.png"
+                (folder / path).write_bytes(image.data)
+                content = [{"type": "image_url", "image_url": {"url": path}}, {"type": "text", "text": text}]
+                answer = scripted_action(env)
+                messages += [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+                text, _, terminated, truncated, info = env.step(answer)
+                over = terminated or truncated
+            rows.write(json.dumps({"messages": messages}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("vision_quickstart"))
@@ -136,6 +164,7 @@ def main() -> None:
     make_model(folder / "model")
     for name, count, seed in (("sft", 512, 0), ("rl", 1024, 1), ("eval", 96, 2)):
         make_rows(folder, name, count, seed)
+    make_episodes(folder, "lake", 512)
 
 
 if __name__ == "__main__":

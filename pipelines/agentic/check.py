@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.agents.agent_program import container_problem, found_program
+from roll_like.agents.conversation import Conversation
 from roll_like.agents.env_manager import episode_task
 from roll_like.agents.env_worker import HostedEnvironment
-from roll_like.agents.episode import EnvironmentSpec, ProgramSpec, VerifiersSpec
+from roll_like.agents.episode import EnvironmentSpec, ProgramSpec, VerifiersSpec, unseen
 from roll_like.agents.verifiers_episodes import place_of
 from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
 from roll_like.agents.verifiers_server import TESTED
@@ -22,7 +23,7 @@ from roll_like.builtin.pipelines.agentic.environments import environment_spec_of
 from roll_like.check.data import each_reward, task_suits
 from roll_like.check.findings import Finding, failed
 from roll_like.config.load import import_plugins
-from roll_like.data.chat import Renderer
+from roll_like.data.chat import Renderer, UnseenImages
 from roll_like.envs import TaskRows
 from roll_like.errors import FOREIGN_ERRORS, EnvError, RollLikeError
 from roll_like.rewards.base import RewardConfig
@@ -243,7 +244,10 @@ def _begun(
         if hosted.rows is not None:
             rows[key] = hosted.rows
         started = hosted.reset(seed)
-        tokens = None if renderer is None else len(renderer.encode(renderer.render(started.messages, started.tools)))
+        tokens = None if renderer is None else len(Conversation(renderer).start(started.messages, started.tools))
+    except UnseenImages:
+        yield failed(key, unseen(environment.name))
+        return
     except FOREIGN_ERRORS as error:
         yield failed(key, error, f"reset({seed}) of {environment.env_id!r} fails")
         return

@@ -282,6 +282,7 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
     """One agentic run: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.agentic.pipeline:AgenticPipeline"
+    takes_images: ClassVar[bool] = True
 
     pipeline: Literal["agentic"] = Field(default="agentic", description="This pipeline.")
     name: str = Field(default="agentic", pattern=NAME_PATTERN, description="Name of the run and of its folder.")

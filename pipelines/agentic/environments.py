@@ -82,7 +82,7 @@ class EnvironmentWorkers(RewardWorkers[AgenticConfig]):
         environments = EnvPool(
             self._workers, deadline_seconds=config.env_workers.deadline_seconds, report=self._resources.report
         )
-        renderer = load_renderer(config.model)
+        renderer = load_renderer(config.model, images=True)
         specs = specs_of([*config.environments, *config.evaluated])
         programs = verifiers = None
         if any(isinstance(spec, ProgramSpec | VerifiersSpec) for spec in specs):

@@ -38,6 +38,9 @@ def tried_environments(config: PipelineConfig) -> Iterator[EnvReport]:
             yield check_env(partial(make_any, spec.env_id, **spec.kwargs))
         else:
             trial = check_verifiers(
-                spec, load_renderer(config.model), sampling=sampling_of(config.rollout), limits=limits_of(config)
+                spec,
+                load_renderer(config.model, images=True),
+                sampling=sampling_of(config.rollout),
+                limits=limits_of(config),
             )
             yield asyncio.run(trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll_like.data.chat import ChatMessage
+from roll_like.data.images import is_image, part_value
+from roll_like.data.shown_images import held, picture_of
+from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -74,7 +78,8 @@ class ChatRequest:
     """A chat request of an agent.
 
     Attributes:
-        messages: The whole history, as chat templates take it: text contents, arguments of tool calls as objects.
+        messages: The whole history, as chat templates take it: contents are texts, or parts with images
+            (`{"type": "image", "image": Picture}`); arguments of tool calls are objects.
         tools: Function schemas.
         parse_calls: Whether tool calls are read out of the answer.
         max_tokens: The request's own limit; None leaves it to the run.
@@ -307,6 +312,8 @@ def _message(value: Any, at: str) -> ChatMessage:
     if role not in ROLES:
         raise ApiError(400, f"{at}.role is {role!r}; expected one of {', '.join(ROLES)}", param=f"{at}.role")
     content = _content(value.get("content"), f"{at}.content")
+    if role == "assistant" and isinstance(content, list):
+        raise ApiError(400, f"{at}.content: the assistant's message has an image; answers are texts", param=at)
     if role == "assistant":
         calls = value.get("tool_calls") or []
         if not isinstance(calls, list):
@@ -318,19 +325,55 @@ def _message(value: Any, at: str) -> ChatMessage:
     return {"role": role, "content": content, **rest}
 
 
-def _content(value: Any, at: str) -> str:
+def _content(value: Any, at: str) -> str | list[dict[str, Any]]:
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
         raise ApiError(400, f"{at}: expected a text or a list of parts, found {kind_of(value)}", param=at)
-    texts = []
-    for part in value:
+    parts: list[dict[str, Any]] = []
+    for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, Mapping) else kind_of(part)
         text = part.get(kind) if kind in ("text", "refusal") else None
-        if not isinstance(text, str):
-            raise ApiError(400, f"{at}: a part is {kind!r}; the policy reads text parts only", param=at)
-        texts.append(text)
-    return "".join(texts)
+        if kind == "image_url":
+            parts.append(_image(part, f"{at}[{index}]"))
+        elif not isinstance(text, str):
+            raise ApiError(400, f"{at}: a part is {kind!r}; the policy reads text and image_url", param=at)
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += text
+        else:
+            parts.append({"type": "text", "text": text})
+    return parts if any(map(is_image, parts)) else "".join(part["text"] for part in parts)
+
+
+def _image(part: Mapping[str, Any], at: str) -> dict[str, Any]:
+    url = part_value(part)
+    if not isinstance(url, str) or url[:5].lower() != "data:":
+        found = f"{url[:40]!r}" if isinstance(url, str) else kind_of(url)
+        what = f"{at}: expected an image as `data:image/png;base64,…`, found {found}; nothing is downloaded"
+        raise ApiError(400, what, code="invalid_image_url", param=at)
+    try:
+        return {"type": "image", "image": held(picture_of(url))}
+    except EnvError as error:
+        raise ApiError(400, f"{at}: {error.message}", code="invalid_image", param=at) from error
+
+
+def as_sent(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as clients send it: images as `data:` URLs."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(part["image"].data)}} if is_image(part) else dict(part)
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def data_url(data: bytes) -> str:
+    """Return an encoded image as a `data:` URL."""
+    kinds = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+    kind = next((kind for begin, kind in kinds.items() if data.startswith(begin)), "*")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _call(value: Any, at: str) -> dict[str, Any]:

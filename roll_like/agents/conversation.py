@@ -35,12 +35,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roll_like.data.bad_rows import BadRow
 from roll_like.data.chat import ChatMessage, Renderer, squeezed
-from roll_like.data.foreign import unbroken
+from roll_like.data.foreign import broken, unbroken
+from roll_like.data.images import images_within, pictures_of, shift_images
 from roll_like.data.kept import joined_kept, kept_within
 from roll_like.data.routes import continued
-from roll_like.errors import EnvError
-from roll_like.types import BoolArray, FloatArray, IntArray, KeptTokens, ReasoningTags, RouteArray, Segment
+from roll_like.errors import DataError, EnvError
+from roll_like.types import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    KeptTokens,
+    Picture,
+    PlacedImage,
+    ReasoningTags,
+    RouteArray,
+    Segment,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +69,7 @@ class Segmented:
         observed_from: From here on, what is not sampled was read for the first time, after a turn: in a history that
             was rendered again what follows the last turn, else what follows the prompt.
         cut: Why the next segment does not go on with this one; None for the last.
+        images: The images among the tokens, in order.
         routes: The experts that the engine computed each token with, if `Conversation.sampled` was given them.
         kept: What each token was drawn from, if `Conversation.sampled` was given it.
     """
@@ -69,6 +82,7 @@ class Segmented:
     prompt_length: int
     observed_from: int
     cut: str | None
+    images: tuple[PlacedImage, ...] = ()
     routes: RouteArray | None = None
     kept: KeptTokens | None = None
 
@@ -98,6 +112,11 @@ class Conversation:
         return self._open.token_ids
 
     @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The images among `tokens`, in order."""
+        return tuple(self._open.images)
+
+    @property
     def reasoning(self) -> ReasoningTags | None:
         """What delimits reasoning in the turn that follows the latest prompt."""
         return self.renderer.reasoning_after(self._prompt_text)
@@ -116,11 +135,12 @@ class Conversation:
         """Begin the conversation and return the first prompt, shape [T].
 
         Args:
-            messages: Not empty; the template may add a system message of its own.
+            messages: Not empty; the template may add a system message of its own. An image is a part of a content,
+                `{"type": "image", "image": Picture}`.
             tools: Function schemas in OpenAI's form, for the template to render.
 
         Raises:
-            EnvError: The chat template refuses the messages.
+            EnvError: The chat template or the model's image processor refuses the messages.
             ValueError: The conversation has begun already.
         """
         if self._messages:
@@ -128,9 +148,11 @@ class Conversation:
         if not messages:
             raise EnvError("an environment began a conversation without a message", fix="return a text from reset()")
         self._tools = tuple(tools)
+        messages = self._without_placeholders(messages)
         self._prompt_text = self.renderer.render(messages, self._tools)
+        ids, images = self._expanded(self.renderer.encode(self._prompt_text), pictures_of(messages))
         self._messages = list(messages)
-        self._open.add(self.renderer.encode(self._prompt_text))
+        self._open.add(ids, images=images)
         return self.tokens
 
     def sampled(
@@ -179,12 +201,12 @@ class Conversation:
         It extends the previous sequence, unless the template rewrote history: then it starts a new segment.
 
         Raises:
-            EnvError: The chat template refuses the messages.
+            EnvError: The chat template or the model's image processor refuses the messages.
             ValueError: Nothing was sampled since the last prompt.
         """
         if self._turn is None:
             raise ValueError("observe() follows sampled(); nothing was sampled since the last prompt")
-        turn = self._assistant(self._turn)
+        turn, messages = self._assistant(self._turn), self._without_placeholders(messages)
         text = self.renderer.render([*self._messages, turn, *messages], self._tools)
         glue = self.renderer.glue(self._messages, turn, messages, self._tools)
         if glue is not None and self._goes_on(text, glue):
@@ -192,9 +214,10 @@ class Conversation:
         else:
             written = self._behind_turn(text)
         if written is None:
-            self._cut(text, glue)
+            text, turn = self._cut(text, glue, turn, messages)
         else:
-            self._open.add(self._after_turn(written))
+            ids, images = self._expanded(self._after_turn(written), pictures_of(messages))
+            self._open.add(ids, images=images)
         self._messages += [turn, *messages]
         self._prompt_text, self._turn, self._message = text, None, None
         return self.tokens
@@ -260,18 +283,44 @@ class Conversation:
         ends = glue[at] == render.end_of_turn or not render.decode(glue[:at]).strip()
         return glue[at + 1 :] if ends else glue
 
-    def _cut(self, text: str, glue: str | None) -> None:
+    def _cut(
+        self, text: str, glue: str | None, turn: ChatMessage, new: Sequence[ChatMessage]
+    ) -> tuple[str, ChatMessage]:
+        """Begin a new segment with the whole history; return its text, and the latest turn as it is shown there."""
         expected = self._prompt_text + self._turn_text(self._turn or ())
-        segment = self._open.finish(cut=_difference(expected, text))
+        cut = _difference(expected, text)
+        if self.renderer.images is not None:  # placeholders that were sampled are text in a history that is read again
+            self._messages = list(self._without_placeholders(self._messages))
+            (turn,) = self._without_placeholders([turn])
+            text = self.renderer.render([*self._messages, turn, *new], self._tools)
+        written, shown = self.renderer.encode(text), pictures_of(new)
+        prompt, images = self._expanded(written, (*pictures_of(self._messages), *shown))
+        segment = self._open.finish(cut=cut)
         if segment is not None:
             self._finished.append(segment)
         self._open = _Tokens()
-        prompt = self.renderer.encode(text)
-        self._open.add(prompt)
+        self._open.add(prompt, images=images)
         if glue is not None and text.endswith(glue):
             after = self._after_turn(self.renderer.encode(glue))
-            if np.array_equal(prompt[len(prompt) - len(after) :], after):
-                self._open.observed_from = len(prompt) - len(after)
+            if np.array_equal(written[len(written) - len(after) :], after):
+                self._open.observed_from = len(prompt) - len(self._expanded(after, shown)[0])
+        return text, turn
+
+    def _expanded(self, ids: IntArray, pictures: Sequence[Picture]) -> tuple[IntArray, tuple[PlacedImage, ...]]:
+        """Return tokens with all placeholders of their images, and where these are.
+
+        Raises:
+            EnvError: The template did not write the images, or the model's processor refuses one.
+        """
+        try:
+            return self.renderer.expanded(ids, pictures, "the conversation")
+        except (DataError, BadRow) as error:
+            raise EnvError(error.message, fix=error.fix) from error
+
+    def _without_placeholders(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Return messages whose texts spell no placeholder of an image: only images are images."""
+        pattern = self.renderer.placeholder
+        return messages if pattern is None else [broken(one, pattern) for one in messages]
 
 
 @dataclass(slots=True)
@@ -284,6 +333,7 @@ class _Tokens:
     segments: list[Segment] = field(default_factory=list)
     length: int = 0
     observed_from: int | None = None
+    images: list[PlacedImage] = field(default_factory=list)
     routes: RouteArray | None = None
     kept: list[tuple[KeptTokens | None, int]] = field(default_factory=list)
 
@@ -294,9 +344,11 @@ class _Tokens:
         turn: int = -1,
         segments: Sequence[Segment] = (),
         kept: KeptTokens | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> None:
-        """Append tokens: observed ones, or, with log-probabilities, those of a turn."""
+        """Append tokens: observed ones, with their images, or, with log-probabilities, those of a turn."""
         self.ids.append(ids)
+        self.images += shift_images(images, self.length)
         self.logprobs.append(np.zeros(len(ids), np.float32) if logprobs is None else logprobs)
         self.turns.append(np.full(len(ids), turn, np.int32))
         self.segments += [segment.shifted(self.length) for segment in segments]
@@ -311,6 +363,7 @@ class _Tokens:
             logprobs=list(self.logprobs),
             turns=list(self.turns),
             segments=list(self.segments),
+            images=list(self.images),
             kept=list(self.kept),
         )
 
@@ -337,6 +390,7 @@ class _Tokens:
             prompt_length=int(places[0]),
             observed_from=int(places[0]) if self.observed_from is None else self.observed_from,
             cut=cut,
+            images=images_within(self.images, 0, end),
             routes=None if self.routes is None else self.routes[:end],
             kept=kept_within(joined_kept(self.kept), 0, end),
         )

@@ -159,14 +159,14 @@ class Responses(Dialect):
             raise ApiError(400, f"{at}: expected an object, found {kind_of(item)}", param=at)
         kind = item.get("type", "message")
         if kind == "message":
-            return {"role": item.get("role"), "content": _text(item.get("content"), at)}
+            return {"role": item.get("role"), "content": _content(item.get("content"), at)}
         if kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         if kind == "function_call_output":
             output = item.get("output")
-            content = output if isinstance(output, str) else _text(output, at)
+            content = output if isinstance(output, str) else _content(output, at)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
         if kind == "reasoning":  # what follows is of the same turn; others' may be encrypted
             parts = [] if item.get("content") is None else _listed(item["content"], f"{at}.content")
@@ -373,33 +373,34 @@ class Messages(Dialect):
         if isinstance(content, str):
             yield {"role": message.get("role"), "content": content}
             return
-        texts: list[str] = []
+        parts: list[dict[str, Any]] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
         for place, block in enumerate(_listed(content, f"{at}.content")):
             kind = block.get("type") if isinstance(block, Mapping) else kind_of(block)
-            if kind == "text":
-                texts.append(_text([block], at))
+            if kind in ("text", "image"):
+                parts += _parts([block], f"{at}.content[{place}]")
             elif kind == "tool_use":
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             elif kind == "tool_result":
                 result = block.get("content")
-                text = "" if result is None else _text(result, f"{at}.content[{place}]")
-                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+                shown = _content(result, f"{at}.content[{place}]")
+                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": shown}
             elif kind == "thinking" and message.get("role") == "assistant":
                 thoughts.append(_thought(block.get("thinking"), f"{at}.content[{place}]"))
             elif kind == "thinking":
                 what = f"a block of type 'thinking' is the assistant's; the role is {message.get('role')!r}"
                 raise ApiError(400, f"{at}.content[{place}]: {what}", param=at)
             elif kind != "redacted_thinking":
-                what = f"blocks of type {kind!r} are not served; the policy reads text and the results of tools"
+                what = f"blocks of type {kind!r} are not served; the policy reads text, images and the results of tools"
                 raise ApiError(400, f"{at}.content[{place}]: {what}", param=at)
         reasoning = {"reasoning_content": "".join(thoughts)} if any(thoughts) else {}
+        shown = _joined(parts)
         if calls:
-            yield {"role": message.get("role"), "content": "".join(texts) or None, **reasoning, "tool_calls": calls}
-        elif texts or message.get("role") == "assistant":  # what was sampled may be an empty answer
-            yield {"role": message.get("role"), "content": "".join(texts), **reasoning}
+            yield {"role": message.get("role"), "content": shown or None, **reasoning, "tool_calls": calls}
+        elif parts or message.get("role") == "assistant":  # what was sampled may be an empty answer
+            yield {"role": message.get("role"), "content": shown, **reasoning}
 
     @staticmethod
     def _tools(tools: Any) -> list[Any]:
@@ -515,15 +516,46 @@ def _nested(body: Body, section: str, key: str, name: str) -> dict[str, Any]:
 
 def _text(value: Any, at: str) -> str:
     """Return a text, or that of parts."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    texts = []
+    content = _content(value, at)
+    if isinstance(content, str):
+        return content
+    raise ApiError(400, f"{at}: found an image, expected text", param=at)
+
+
+def _content(value: Any, at: str) -> str | list[dict[str, Any]]:
+    """Return a content as chat has it: a text, or parts with images."""
+    return value or "" if value is None or isinstance(value, str) else _joined(_parts(value, at))
+
+
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return parts as one text, where all are texts."""
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    return "".join(texts) if len(texts) == len(parts) else parts
+
+
+def _parts(value: Any, at: str) -> list[dict[str, Any]]:
+    """Return parts as chat has them: texts, and images by their addresses."""
+    parts: list[dict[str, Any]] = []
     for part in _listed(value, at):
         kind = part.get("type") if isinstance(part, Mapping) else kind_of(part)
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{at}: a part is {kind!r}; the policy reads text parts only", param=at)
-        texts.append(part["text"])
-    return "".join(texts)
+        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind in ("image", "input_image"):
+            parts.append({"type": "image_url", "image_url": {"url": _address(part, at)}})
+        else:
+            raise ApiError(400, f"{at}: a part is {kind!r}; the policy reads text and images", param=at)
+    return parts
+
+
+def _address(part: Mapping[str, Any], at: str) -> str:
+    """Return the address of an image: of Responses as it is, of Messages made of its base64."""
+    source = part.get("source") if part["type"] == "image" else {"type": "url", "url": part.get("image_url")}
+    if isinstance(source, Mapping) and source.get("type") == "base64" and isinstance(source.get("data"), str):
+        return f"data:{source.get('media_type') or 'image/*'};base64,{source['data']}"
+    if isinstance(source, Mapping) and source.get("type") == "url" and isinstance(source.get("url"), str):
+        return str(source["url"])
+    what = "expected its bytes as base64; there are no files of a server here"
+    raise ApiError(400, f"{at}: an image is {json.dumps(part)[:80]}; {what}", param=at)
 
 
 def _thought(value: Any, at: str) -> str:

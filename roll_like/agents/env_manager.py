@@ -254,11 +254,12 @@ def _with_shared_tasks(parts: Iterable[Scored]) -> tuple[Scored, ...]:
 
     Agents of an episode begin differently, and what one is shown first may be another's answer.
     """
-    begun: dict[tuple[str, bytes], Task] = {}
+    begun: dict[tuple[str, bytes, bytes], Task] = {}
     samples = []
     for part in parts:
         task = part.trajectory.task
-        task = begun.setdefault((repr(task.messages), task.prompt_ids.tobytes()), task)
+        seen = b"".join(image.picture.digest for image in task.images)
+        task = begun.setdefault((repr(task.messages), task.prompt_ids.tobytes(), seen), task)
         samples.append(replace(part, trajectory=replace(part.trajectory, task=task)))
     return tuple(samples)
 

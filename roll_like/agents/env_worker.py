@@ -32,6 +32,7 @@ from roll_like.envs.returns import (
     info_tool_calls,
     returned,
     shown_messages,
+    state_of,
     turn_flag,
     turn_reward,
 )
@@ -203,12 +204,15 @@ class HostedEnvironment:
             return shown
         prompt = whole_text(prompt)
         if shown[0].get("role") == "system":  # of the task; templates take one
-            prompt = f"{shown.pop(0)['content']}\n\n{prompt}"
+            begun = shown.pop(0)["content"]
+            if isinstance(begun, list):
+                return [{"role": "system", "content": [*begun, {"type": "text", "text": f"\n\n{prompt}"}]}, *shown]
+            prompt = f"{begun}\n\n{prompt}"
         return [{"role": "system", "content": prompt}, *shown]
 
 
 def _state(observation: Any, info: Mapping[str, Any]) -> str:
-    return whole_text(str(info.get("state", observation)))
+    return whole_text(state_of(observation, info))
 
 
 @dataclass(slots=True)

@@ -16,14 +16,16 @@ import numpy as np
 from roll_like.agents.conversation import Conversation, Segmented
 from roll_like.config.containers import ContainerConfig
 from roll_like.config.rewards import RETURN
-from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
+from roll_like.data.images import as_text, as_texts, pictures_of, shift_images
 from roll_like.data.kept import joined_kept
 from roll_like.data.reasoning import Turn
 from roll_like.data.routes import joined_routes
-from roll_like.errors import EnvError, WorkerError
+from roll_like.data.shown_images import held_once
+from roll_like.errors import ConfigError, EnvError, WorkerError
 from roll_like.inference.interface import GenerateRequest, Sampling, derived_seed
 from roll_like.rollout.router import Router
-from roll_like.types import IntArray, Message, Part, Scored, StopReason, Task, Trajectory, TurnRecord
+from roll_like.types import IntArray, Message, Part, PlacedImage, Scored, StopReason, Task, Trajectory, TurnRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,8 @@ class Started:
     """What an environment shows after `reset`.
 
     Attributes:
-        messages: The beginning of the conversation, system message included.
+        messages: The beginning of the conversation, system message included; images are parts of their contents, as
+            `Conversation.start` takes them.
         tools: Function schemas for the chat template.
         state: Key of the state that the first turn acts in.
         agent: Who takes the first turn; empty in an environment of one agent.
@@ -232,13 +235,20 @@ class EpisodeSettings:
         return int(self.task.metadata["seed"])
 
     def request(
-        self, number: int, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+        self,
+        number: int,
+        prompt_ids: IntArray,
+        images: tuple[PlacedImage, ...] = (),
+        *,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
     ) -> GenerateRequest:
         """Return the request for one turn.
 
         Args:
             number: Its place among the episode's requests.
             prompt_ids: Shorter than `limits.tokens`, shape [T].
+            images: The images among them.
             max_tokens: A lower limit than that of `sampling`.
             stop: Strings that end the turn, beside those of `sampling`.
         """
@@ -247,6 +257,7 @@ class EpisodeSettings:
         return GenerateRequest(
             request_id=f"{self.name}-{number}",
             prompt_ids=prompt_ids,
+            images=images,
             sampling=replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *stop)),
             seed=derived_seed(self.sampling_seed, number),
         )
@@ -260,6 +271,7 @@ class _Seat:
     tools: Sequence[Mapping[str, Any]]
     first: tuple[Message, ...] = ()
     first_prompt: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    first_images: tuple[PlacedImage, ...] = ()
     shown: Sequence[ChatMessage] = ()
     conversations: list[Conversation] = field(default_factory=list)  # more than one if the environment starts new ones
     turns: list[TurnRecord] = field(default_factory=list)
@@ -268,13 +280,14 @@ class _Seat:
 
     def show(self, messages: Sequence[ChatMessage], *, fresh: bool) -> IntArray:
         """Return the prompt of the next turn."""
-        self.shown = messages
+        self.shown = messages = held_once(messages)
         if self.conversations and not fresh:
             return self.conversations[-1].observe(messages)
         self.conversations.append(Conversation(self.renderer))
         prompt_ids = self.conversations[-1].start(messages, self.tools)
         if len(self.conversations) == 1:
             self.first, self.first_prompt = started_messages(messages), prompt_ids
+            self.first_images = self.conversations[-1].images
         return prompt_ids
 
     def earn(self, reward: float) -> None:
@@ -293,7 +306,7 @@ class _Seat:
             first += one.turns
         messages = [message for one in self.conversations for message in one.messages]
         sample = scored_episode(
-            replace(settings.task, messages=self.first, prompt_ids=self.first_prompt),
+            replace(settings.task, messages=self.first, prompt_ids=self.first_prompt, images=self.first_images),
             settings.sample_index,
             segments,
             self.turns,
@@ -315,9 +328,28 @@ async def play(
         generator: Samples the policy's turns.
 
     Raises:
+        ConfigError: It shows images, and the model takes texts.
         EnvError: The environment failed, or its first prompt leaves no room for a turn.
         SampleLost: A turn could not be sampled.
     """
+    try:
+        return await _played(environment, generator, renderer, settings)
+    except UnseenImages as error:
+        raise unseen(settings.task.source) from error
+
+
+def unseen(environment: str) -> ConfigError:
+    """Return the error that an environment of this name shows images to a model that takes texts."""
+    return ConfigError(
+        f"the environment {environment!r} shows images, and the model of model.path takes texts only",
+        fix="set model.path to a vision-language model (docs/vision.md), or the options of this entry of "
+        "`environments` to ones that show texts",
+    )
+
+
+async def _played(
+    environment: Environment, generator: Router, renderer: Renderer, settings: EpisodeSettings
+) -> list[Scored]:
     limits = settings.limits
     started = await environment.reset(settings.seed)
     seat = _Seat(renderer=renderer, tools=started.tools)
@@ -331,7 +363,7 @@ async def play(
         )
     while number < limits.turns and len(prompt_ids) < limits.tokens:
         began, tags = time.time(), seat.conversations[-1].reasoning
-        request = settings.request(number, prompt_ids)
+        request = settings.request(number, prompt_ids, seat.conversations[-1].images)
         generation = await generator.generate(request, settings.affinity_key, settings.urgent)
         sampled, number = time.time(), number + 1
         seat.conversations[-1].sampled(
@@ -346,7 +378,8 @@ async def play(
         stepped = await environment.step(Turn(generation.text, tags))
         seat.turns.append(
             TurnRecord(
-                shown=tuple(seat.shown),
+                shown=as_texts(seat.shown),
+                images=pictures_of(seat.shown),
                 text=generation.text,
                 tokens=len(generation.token_ids),
                 prompt_tokens=len(prompt_ids),
@@ -369,13 +402,15 @@ async def play(
             break
         prompt_ids = seat.show(stepped.messages, fresh=stepped.fresh)
     if seat.turns:
-        seat.turns[-1] = replace(seat.turns[-1], after=tuple(seat.shown))
+        last = seat.turns[-1]
+        images = (*last.images, *pictures_of(seat.shown))
+        seat.turns[-1] = replace(last, after=as_texts(seat.shown), images=images)
     return [one.scored(settings, agent, stop, success=success) for agent, one in seats.items() if one.turns]
 
 
 def started_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Return an episode's first messages as the messages of its task."""
-    return tuple(Message(role=str(one["role"]), content=str(one.get("content") or "")) for one in messages)
+    return tuple(Message(role=str(one["role"]), content=as_text(one.get("content"))) for one in messages)
 
 
 def scored_episode(
@@ -421,6 +456,9 @@ def scored_episode(
         text=text,
         stop_reason=stop,
         record=tuple(turns),
+        images=tuple(
+            one for start, segment in zip(starts, segments, strict=False) for one in shift_images(segment.images, start)
+        ),
         routes=joined_routes([(segment.routes, len(segment.token_ids)) for segment in segments]),
         kept=joined_kept([(segment.kept, len(segment.token_ids)) for segment in segments]),
     )

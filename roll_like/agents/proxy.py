@@ -51,7 +51,9 @@ _log = logging.getLogger(__name__)
 
 #: Name of the policy. Requests may name any model, and get this one.
 MODEL = "policy"
-MAX_BODY_BYTES = 16 * 2**20
+MAX_BODY_BYTES = 64 * 2**20
+#: Longer requests, which most likely have images, are read beside the event loop.
+LARGE_BODY_BYTES = 2**18
 #: Connections that may wait to be accepted: thousands of agents may start at once.
 BACKLOG = 4096
 #: How long answers that are being sent may take when the server stops. Seconds.
@@ -206,7 +208,7 @@ class Proxy:
             episode.refuse_when_over()
         refuse_other_models(body, episode.models)
         whole = dialect.whole(body, episode.kept.get(dialect.path, {}))
-        request = read_chat_request(dialect.to_chat(whole), episode.settings.sampling)
+        request = await _read(dialect, whole, episode.settings.sampling, len(raw))
         headers = self._noted(request)
         answer, turn = before or await episode.chat(request, MODEL)
         answers[digest] = answer, turn
@@ -230,8 +232,8 @@ class Proxy:
         episode = None if self._of_no_episode(http) else await self._episode(http)
         sampling = Sampling(max_tokens=1) if episode is None else episode.settings.sampling
         kept = {} if episode is None else episode.kept.get(dialect.path, {})
-        body = dialect.whole(read_body(await http.read()), kept)
-        request = read_chat_request(dialect.to_chat(body), sampling)
+        raw = await http.read()
+        request = await _read(dialect, dialect.whole(read_body(raw), kept), sampling, len(raw))
         recorder = Recorder(self._renderer) if episode is None else episode.recorder
         return web.json_response(dialect.counted(len(drafted(recorder, request, keep=False).prompt_ids)))
 
@@ -341,6 +343,14 @@ class Proxy:
                     request[_EPISODE].fail(error)
             what = f"{type(error).__name__}: {error}"
             return _error_response(request, ApiError(500, f"the proxy failed: {what}", code="internal_error"))
+
+
+async def _read(dialect: Dialect, body: Mapping[str, Any], sampling: Sampling, size: int) -> ChatRequest:
+    """Return a request as chat has it; `size` is that of its body."""
+    chat = dialect.to_chat(body)
+    if size < LARGE_BODY_BYTES:
+        return read_chat_request(chat, sampling)
+    return await asyncio.to_thread(read_chat_request, chat, sampling)
 
 
 async def _sent(http: web.Request, body: Mapping[str, Any], headers: Mapping[str, str]) -> web.Response:

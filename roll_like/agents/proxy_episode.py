@@ -19,10 +19,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, read_arguments
+from roll_like.agents.chat_api import ApiError, ChatRequest, ChatResponse, as_sent, read_arguments
 from roll_like.agents.episode import EpisodeSettings, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
-from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
+from roll_like.data.images import as_texts, pictures_of
 from roll_like.data.reasoning import Turn, split_turn
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import GenerateRequest, Generation
@@ -77,7 +78,7 @@ class ProxyEpisode:
         self._reasoning_apart = reasoning_apart
         self.about: dict[str, Any] = {"name": settings.task.source, "seed": settings.seed}
         if shown is not None:
-            self.about["messages"] = [dict(message) for message in shown]
+            self.about["messages"] = [as_sent(message) for message in shown]
         self.scored_by_environment = shown is not None
         self.sent_answers: dict[bytes, tuple[ChatResponse, RecordedTurn]] = {}
         self.sent_rewards: dict[bytes, dict[str, Any]] = {}
@@ -249,9 +250,9 @@ class ProxyEpisode:
                 + ("; or set `program.limit_reward` to the reward of such an episode" if cut else ""),
             )
         records = [_record(turn) for turn in self.recorder.turns]
-        messages, prompt_ids = self.recorder.first_prompt
+        messages, prompt_ids, images = self.recorder.first_prompt
         return scored_episode(
-            replace(self.settings.task, messages=started_messages(messages), prompt_ids=prompt_ids),
+            replace(self.settings.task, messages=started_messages(messages), prompt_ids=prompt_ids, images=images),
             self.settings.sample_index,
             self.recorder.segments(),
             records,
@@ -308,7 +309,9 @@ class ProxyEpisode:
                 code="context_length_exceeded",
                 param="messages",
             )
-        wanted = settings.request(self._requests, draft.prompt_ids, max_tokens=request.max_tokens, stop=request.stop)
+        wanted = settings.request(
+            self._requests, draft.prompt_ids, draft.images, max_tokens=request.max_tokens, stop=request.stop
+        )
         self._requests += 1
         task = asyncio.ensure_future(self._generator.generate(wanted, settings.affinity_key, settings.urgent))
         self._sampling.add(task)
@@ -377,6 +380,9 @@ def drafted(recorder: Recorder, request: ChatRequest, *, keep: bool = True) -> D
     """
     try:
         draft = recorder.draft(request.messages, request.tools)
+    except UnseenImages as error:
+        what = "the messages have images, and the policy takes texts only: model.path is no vision-language model"
+        raise ApiError(400, what, code="images_not_supported", param="messages") from error
     except EnvError as error:
         raise ApiError(400, error.message, code="invalid_messages", param="messages") from error
     if not keep:
@@ -416,7 +422,8 @@ def _record(turn: RecordedTurn) -> TurnRecord:
         for call in turn.message.get("tool_calls") or ()
     )
     return TurnRecord(
-        shown=turn.shown,
+        shown=as_texts(turn.shown),
+        images=pictures_of(turn.shown),
         text=turn.generation.text,
         tokens=len(turn.generation.token_ids),
         prompt_tokens=turn.prompt_tokens,

@@ -27,9 +27,10 @@ import numpy as np
 from roll_like.agents.chat_api import read_arguments
 from roll_like.agents.conversation import Conversation, Segmented
 from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.images import as_text, images_within
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Generation
-from roll_like.types import IntArray, ReasoningTags
+from roll_like.types import IntArray, Picture, PlacedImage, ReasoningTags
 
 
 @dataclass(slots=True, eq=False)
@@ -86,12 +87,14 @@ class Draft:
 
     Attributes:
         prompt_ids: What to sample from, shape [T].
+        images: The images among these tokens.
         new: Messages since the conversation's last turn.
         state: Key of what is new.
         reasoning: What delimits reasoning in the answer; None where there is none.
     """
 
     prompt_ids: IntArray
+    images: tuple[PlacedImage, ...]
     new: tuple[ChatMessage, ...]
     state: str
     reasoning: ReasoningTags | None
@@ -129,7 +132,8 @@ class Recorder:
             self._put_back(recorded)
             raise
         state = _digest(b"", *map(_canonical, new)).hex()
-        return Draft(prompt_ids, new, state, conversation.reasoning, conversation, keys[-1], recorded)
+        reasoning = conversation.reasoning
+        return Draft(prompt_ids, conversation.images, new, state, reasoning, conversation, keys[-1], recorded)
 
     def drop(self, draft: Draft) -> None:
         """Forget a draft; its conversation can be continued by another request."""
@@ -169,7 +173,7 @@ class Recorder:
             latest = before.turns[-1]
             latest.ended = sampled
             latest.results |= {
-                str(message["tool_call_id"]): str(message["content"])
+                str(message["tool_call_id"]): as_text(message["content"])
                 for message in draft.new
                 if message["role"] == "tool" and "tool_call_id" in message
             }
@@ -210,12 +214,15 @@ class Recorder:
         return sorted(segments, key=lambda segment: int(segment.turns.max()))
 
     @property
-    def first_prompt(self) -> tuple[tuple[ChatMessage, ...], IntArray]:
-        """Return what the episode began with: the messages that its first turn was shown, and their tokens."""
+    def first_prompt(self) -> tuple[tuple[ChatMessage, ...], IntArray, tuple[PlacedImage, ...]]:
+        """Return what the episode began with: the messages that its first turn was shown, their tokens and images."""
         first = self.turns[0]
         recorded = next(recorded for recorded in self._recorded.values() if recorded.turns[0] is first)
         segments = recorded.conversation.segments()
-        return first.shown, segments[0].token_ids[: first.prompt_tokens] if segments else np.zeros(0, np.int32)
+        if not segments:
+            return first.shown, np.zeros(0, np.int32), ()
+        length = first.prompt_tokens
+        return first.shown, segments[0].token_ids[:length], images_within(segments[0].images, 0, length)
 
     @property
     def cuts(self) -> int:
@@ -284,12 +291,17 @@ def _canonical(message: ChatMessage) -> bytes:
     spaces, and trim.
     """
     if message["role"] != "assistant":
-        return json.dumps(dict(message), sort_keys=True).encode()
+        return json.dumps(dict(message), sort_keys=True, default=_pixels).encode()
     calls = [
         [call["id"], call["function"]["name"], read_arguments(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
     ]
     return json.dumps(["assistant", (message["content"] or "").strip(), calls], sort_keys=True).encode()
+
+
+def _pixels(picture: Picture) -> str:
+    """Return what makes two images the same one."""
+    return picture.digest.hex()
 
 
 def _digest(start: bytes, *parts: bytes) -> bytes:

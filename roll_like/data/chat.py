@@ -458,6 +458,11 @@ class Renderer:
         """Return tokens with all placeholders of their images, and where these are: `roll_like.data.images`."""
         return (token_ids, ()) if self.images is None else expanded(token_ids, pictures, self.images, origin)
 
+    @cached_property
+    def placeholder(self) -> re.Pattern[str] | None:
+        """What finds the placeholder of an image in a text; None where messages are texts."""
+        return None if self.images is None else pattern_of([self.tokenizer.convert_ids_to_tokens(self.images.token)])
+
     def decode(self, token_ids: npt.ArrayLike) -> str:
         """Return the text of tokens, special ones included."""
         ids = np.asarray(token_ids).tolist()

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
@@ -32,12 +32,25 @@ from roll_like.data.rows import Row
 from roll_like.errors import DataError
 from roll_like.types import IntArray, Picture, PlacedImage
 
+MessageT = TypeVar("MessageT", bound=Mapping[str, Any])
 #: What stands for an image in a text.
 MARK = "<image>"
 #: How base64 of PNG, JPEG, GIF and WebP begins, and from which length on such a text is no path.
 _BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
 _LONGEST_PATH = 60
 _READABLE = "a path, a URL, bytes, or {bytes, path}"
+
+
+class ImageOrigin(Protocol):
+    """Where an image came from: a row, or what shows it."""
+
+    @property
+    def origin(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def folder(self) -> Path:
+        """What paths are relative to."""
 
 
 class ImageTokens(Protocol):
@@ -73,9 +86,16 @@ def pictures_of(messages: Sequence[Mapping[str, Any]]) -> tuple[Picture, ...]:
 
 def as_text(content: Any) -> str:
     """Return a message's content for people and rewards: an image as `[image: pictures/7.png]`."""
-    if isinstance(content, str):
-        return content
+    if not isinstance(content, list):
+        return str(content or "")
     return "".join(f"[image: {part['image'].label}]" if is_image(part) else part["text"] for part in content)
+
+
+def as_texts(messages: Sequence[MessageT]) -> tuple[MessageT | dict[str, Any], ...]:
+    """Return messages for people and rewards; those without images are the same objects."""
+    return tuple(
+        {**one, "content": as_text(one["content"])} if isinstance(one.get("content"), list) else one for one in messages
+    )
 
 
 def placed(messages: Sequence[Mapping[str, Any]], row: Row) -> list[Mapping[str, Any]]:
@@ -147,7 +167,12 @@ def shift_images(images: Sequence[PlacedImage], tokens: int) -> tuple[PlacedImag
     return tuple(replace(image, start=image.start + tokens) for image in images)
 
 
-def read_picture(value: Any, row: Row) -> Picture:
+def images_within(images: Iterable[PlacedImage], begin: int, end: int) -> tuple[PlacedImage, ...]:
+    """Return the images among the tokens `[begin, end)`, where these begin a sequence of their own."""
+    return shift_images([image for image in images if begin <= image.start < end], -begin)
+
+
+def read_picture(value: Any, row: ImageOrigin) -> Picture:
     """Return an image of a row.
 
     Raises:
@@ -155,8 +180,8 @@ def read_picture(value: Any, row: Row) -> Picture:
         BadRow: It is not there, is no image, or is damaged.
     """
     label = f"an image of {row.origin}"
-    if _is_decoded(value):
-        return _encoded(value, label)
+    if is_decoded(value):
+        return encoded(value, label)
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path")
         if data is None and isinstance(path, str):
@@ -200,16 +225,21 @@ def require_whole_images(pictures: Iterable[Picture]) -> None:
             raise BadRow(Problem.IMAGE, f"{picture.label} is damaged: {error}", "replace it") from error
 
 
-def _is_decoded(value: Any) -> bool:
+def is_decoded(value: Any) -> bool:
     """Return whether a value is an image of Pillow's, as `datasets` decodes them; Pillow is not imported for it."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def _encoded(image: Any, label: str) -> Picture:
+def encoded(image: Any, label: str, **options: Any) -> Picture:
+    """Return an image of Pillow's as a PNG; `options` are Pillow's.
+
+    Raises:
+        BadRow: It is damaged.
+    """
     buffer = io.BytesIO()
     try:
-        as_seen(image).save(buffer, format="PNG")
+        as_seen(image).save(buffer, format="PNG", **options)
     except (OSError, SyntaxError, ValueError) as error:  # it is decoded here, if it was not
         raise BadRow(Problem.IMAGE, f"{label} is damaged: {error}", "replace it") from error
     return Picture(data=buffer.getvalue(), label=label)
@@ -221,14 +251,15 @@ def _urls(row: Row) -> list[str]:
     for messages in row.fields.values():
         for message in messages if isinstance(messages, list) else ():
             if isinstance(message, Mapping):
-                found += [_value(part) for part in _parts(message) if is_image(part)]
+                found += [part_value(part) for part in _parts(message) if is_image(part)]
     paths = (each.get("path") if isinstance(each, Mapping) and each.get("bytes") is None else each for each in found)
     return [path for path in paths if isinstance(path, str) and path.lower().startswith(SCHEMES)]
 
 
-def _value(part: Mapping[str, Any]) -> Any:
+def part_value(part: Mapping[str, Any]) -> Any:
     """Return what a part of a content has as its image; None where that is the next of the column."""
-    value = part.get("image_url") or part.get("image") or part.get("url") or part.get("path")
+    found = (part.get(name) for name in ("image_url", "image", "url", "path"))
+    value = next((one for one in found if one is not None and not (isinstance(one, str) and not one)), None)
     return value.get("url") if part["type"] == "image_url" and isinstance(value, Mapping) else value
 
 
@@ -255,7 +286,7 @@ def _read(parts: Sequence[Mapping[str, Any]], column: Iterator[Any], row: Row) -
         if not is_image(part):
             read.append({"type": "text", "text": part["text"]})
             continue
-        value = _value(part)
+        value = part_value(part)
         if value is None:
             value = next(column, None)
         if value is None:
@@ -284,7 +315,7 @@ def _data_url(url: str) -> bytes:
     return _decoded(unquote(data)) if head.lower().endswith(";base64") else unquote_to_bytes(data)
 
 
-def _file(spelling: str, row: Row) -> tuple[str, bytes]:
+def _file(spelling: str, row: ImageOrigin) -> tuple[str, bytes]:
     """Return an image's path or URL, and its bytes."""
     if spelling.lower().startswith(SCHEMES):
         try:

@@ -1,4 +1,5 @@
-"""Environments that a language model can play: any `gymnasium.Env` with text observations and text actions.
+"""Environments that a language model can play: any `gymnasium.Env` whose observations are texts or images, and whose
+actions are texts.
 
     env = make_env("roll_like/FrozenLake-v0", size=4)
     observation, info = env.reset(seed=7)
@@ -10,6 +11,7 @@ What a policy is shown, and what a run reads besides:
 
     env.system_prompt      str, optional: the first message of a conversation
     env.tools              list of OpenAI function schemas, optional
+    info["images"]         list of images that are shown before the observation's text, optional
     info["messages"]       list of messages to show instead of one user message with the observation, optional
     info["fresh"]          True: this turn's prompt starts a new conversation, optional
     info["success"]        bool, at the end of an episode
@@ -24,6 +26,7 @@ What a policy is shown, and what a run reads besides:
 from roll_like.data.reasoning import Turn, answer_of, tags_of
 from roll_like.envs.actions import read_action, read_tag, write_action
 from roll_like.envs.check import EnvReport, check_env
+from roll_like.envs.images import ImageText
 from roll_like.envs.probes import EnvFinding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make_env, registered
@@ -42,6 +45,7 @@ __all__ = [
     "FewShot",
     "FreeText",
     "History",
+    "ImageText",
     "Instructions",
     "ScaledReward",
     "Success",

@@ -20,9 +20,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from roll_like.data.images import as_text
+from roll_like.data.shown_images import read_content, shows_image
 from roll_like.envs import probes
 from roll_like.envs.probes import GARBAGE, EnvFinding, EnvFindings, Episode, Policy
 from roll_like.envs.registration import make_any
+from roll_like.envs.returns import observed
 from roll_like.envs.scripts import scripted_action
 from roll_like.envs.wrappers import AnyEnv, Info
 from roll_like.errors import FOREIGN_ERRORS, shortened
@@ -131,8 +134,11 @@ def check_env(
 
 def _first(env: AnyEnv, seed: int) -> tuple[str, float]:
     began = time.perf_counter()
-    observation, _ = env.reset(seed=seed)
-    return str(observation), 1000 * (time.perf_counter() - began)
+    observation, info = env.reset(seed=seed)
+    seconds = time.perf_counter() - began
+    if not shows_image(observation) and "images" not in info:
+        return str(observation), 1000 * seconds
+    return as_text(read_content(observed(observation, info))), 1000 * seconds
 
 
 def _play_all(

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeAlias
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from jsonschema import Draft202012Validator, SchemaError
 
+from roll_like.data.images import as_texts, pictures_of
+from roll_like.data.shown_images import shows_image
 from roll_like.envs.registration import non_text_spaces
 from roll_like.envs.returns import (
     INFO_FLAGS,
@@ -93,7 +95,7 @@ class Episode:
     """One episode: what was seen at each turn, from the first observation on.
 
     Attributes:
-        turns: Observation, reward, terminated, truncated, shown messages and state of each turn.
+        turns: What was shown in each turn, with its state, reward, terminated and truncated.
         actions: What was answered.
         success: The last `info["success"]`; None where there was none.
         ended: Whether the environment ended it.
@@ -192,8 +194,17 @@ def probe_seeds(env: AnyEnv, seeds: Sequence[int], findings: EnvFindings) -> Non
 
 
 def _start(env: AnyEnv, seed: int) -> tuple[Any, ...]:
-    observation, info = env.reset(seed=seed)
-    return observation, info.get("messages"), info.get("state")
+    return _seen(*env.reset(seed=seed))
+
+
+def _seen(observation: Any, info: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a policy is shown such that two of them can be compared: images by their bytes."""
+    try:
+        shown = shown_messages(observation, info)
+    except EnvError:  # it is told elsewhere
+        return str(observation), str(info.get("messages")), info.get("state")
+    text = observation if isinstance(observation, str) else ""
+    return text, as_texts(shown), info.get("state"), tuple(one.digest.hex() for one in pictures_of(shown))
 
 
 def probe_garbage(env: AnyEnv, findings: EnvFindings) -> None:
@@ -214,7 +225,7 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
     _check_shown(env, "reset", observation, info, findings)
     seats = Seats()
     findings.read("agent", seats.reset, env, info)
-    episode.turns.append((observation, 0.0, False, False, info.get("messages"), info.get("state")))
+    episode.turns.append((_seen(observation, info), 0.0, False, False))
     while not episode.ended and len(episode.actions) < max_turns:
         action = policy(observation, info)
         if action is None:
@@ -229,7 +240,7 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
         findings.read("flags", turn_flag, "terminated", terminated)
         findings.read("flags", turn_flag, "truncated", truncated)
         episode.actions.append(action)
-        episode.turns.append((observation, reward, terminated, truncated, info.get("messages"), info.get("state")))
+        episode.turns.append((_seen(observation, info), reward, terminated, truncated))
         episode.success = info.get("success", episode.success)
         episode.ended = bool(terminated or truncated)
     if not episode.ended:
@@ -242,14 +253,14 @@ def probe_episode(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: 
 
 
 def _check_shown(env: AnyEnv, method: str, observation: Any, info: Any, found: EnvFindings) -> None:
-    if not isinstance(observation, str):
-        found.error("observation", f"{method}() should return text, found {type(observation).__name__}")
+    if not isinstance(observation, str) and not shows_image(observation):
+        found.error("observation", f"{method}() should return a text or an image, found {type(observation).__name__}")
     elif observation not in env.observation_space:
         found.error("observation", f"{method}() returned {_short(observation)}, which observation_space does not hold")
     if not isinstance(info, Mapping):
         found.error("info", f"{method}() should return a dict as info, found {type(info).__name__}")
         return
-    found.read("messages", shown_messages, "", info)
+    found.read("messages", shown_messages, observation if shows_image(observation) else "", info)
     found.read("tool_calls", info_tool_calls, info)
     for name in INFO_FLAGS:
         found.read("info", info_flag, info, name)
@@ -301,9 +312,13 @@ def probe_pickle(env: AnyEnv, findings: EnvFindings) -> None:
             "keep no lambda, generator, lock, open file or module in it, or define __getstate__",
         )
         return
-    here, there = env.step(action)[:4], copy.step(action)[:4]
+    here, there = (_turn(*one.step(action)) for one in (env, copy))
     if repr(here) != repr(there):
         findings.warning("pickle", f"a pickled copy plays on differently: {_short(here)} and {_short(there)}")
+
+
+def _turn(observation: Any, *rest: Any) -> tuple[Any, ...]:
+    return (_seen(observation, rest[-1]), *rest[:-1])
 
 
 def probe_close(env: AnyEnv, findings: EnvFindings) -> None:

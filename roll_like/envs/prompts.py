@@ -15,7 +15,7 @@ from typing import Any, Literal
 import gymnasium
 
 from roll_like.data.reasoning import answer_of
-from roll_like.envs.returns import Seats
+from roll_like.envs.returns import Seats, observed, state_of
 from roll_like.envs.spaces import FreeText
 from roll_like.envs.wrappers import AnyEnv, Info, Reset, Step, TextWrapper
 from roll_like.errors import EnvError
@@ -63,7 +63,7 @@ class Instructions(TextWrapper):
         return observation, reward, terminated, truncated, info
 
     def _instructed(self, observation: str, info: Info) -> str:
-        info.setdefault("state", observation)
+        info.setdefault("state", state_of(observation, info))
         if not self._in_first:
             return observation
         if "messages" in info:
@@ -104,7 +104,7 @@ class FewShot(TextWrapper):
 
     def _show(self, observation: str, info: Info) -> None:
         if self._turns:
-            own = info.get("messages", [{"role": "user", "content": observation}])
+            own = info.get("messages", [{"role": "user", "content": observed(observation, info)}])
             info["messages"] = [*(dict(turn) for turn in self._turns), *own]
 
 
@@ -113,7 +113,8 @@ class History(TextWrapper):
 
     Without this wrapper the policy sees the whole conversation. With it, an episode of many turns has
     short prompts, each of them a segment of its own (GiGPO, arXiv:2505.10978, plays so). Examples that
-    `FewShot` put before the first observation come before every turn's. Each agent is shown its own turns.
+    `FewShot` put before the first observation come before every turn's. Each agent is shown its own turns. Of images
+    the present ones are shown.
 
     Args:
         env: Has text observations and actions.
@@ -151,8 +152,8 @@ class History(TextWrapper):
         return text, reward, terminated, truncated, self._marked(info, observation, text)
 
     def _marked(self, info: Info, observation: str, text: str) -> Info:
-        info.setdefault("state", observation)
+        info.setdefault("state", state_of(observation, info))
         info["fresh"] = True
         if self._prefix:
-            info["messages"] = [*self._prefix, {"role": "user", "content": text}]
+            info["messages"] = [*self._prefix, {"role": "user", "content": observed(text, info)}]
         return info

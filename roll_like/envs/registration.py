@@ -17,6 +17,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.spaces import Discrete, Text
 
+from roll_like.envs.images import is_image_space
 from roll_like.envs.wrappers import AnyEnv
 from roll_like.errors import FOREIGN_ERRORS, EnvError, PluginError, RollLikeError, describe_error
 from roll_like.registry import did_you_mean
@@ -27,7 +28,7 @@ _NEAREST = 3
 
 
 def make_env(env_id: str, /, **kwargs: Any) -> AnyEnv:
-    """Return the environment registered as `env_id`: text observations and text actions.
+    """Return the environment registered as `env_id`: observations are texts or images, actions texts.
 
     Args:
         env_id: Such as `roll_like/FrozenLake-v0`; `module:id` imports `module` first.
@@ -46,7 +47,8 @@ def make_env(env_id: str, /, **kwargs: Any) -> AnyEnv:
         name = env_id.rpartition("-v")[0]
         ours = [known for known in registered("roll_like") if known.rpartition("-v")[0] == f"roll_like/{name}"]
         raise EnvError(
-            f"environment {env_id!r} has {what}, expected text", fix=f"use {ours[0]!r}, or {fix}" if ours else fix
+            f"environment {env_id!r} has {what}, expected text or images",
+            fix=f"use {ours[0]!r}, or {fix}" if ours else fix,
         )
     return env
 
@@ -144,17 +146,19 @@ def registered(namespace: str = "") -> list[str]:
 
 
 def non_text_spaces(env: AnyEnv) -> list[tuple[str, str]]:
-    """Return, for each space that is not text, what it is and which wrapper makes it text."""
+    """Return, for each space that is neither text nor an image, what it is and which wrapper makes it text."""
     found = []
     unset = [name for name in ("observation", "action") if getattr(env, f"{name}_space", None) is None]
     if unset:
         what = f"no {' and no '.join(unset)} space"
         return [(what, f"set {' and '.join(f'self.{name}_space' for name in unset)} to roll_like.envs.FreeText()")]
-    if not isinstance(env.observation_space, Text):
+    if not isinstance(env.observation_space, Text) and not is_image_space(env.observation_space):
         if "ansi" in (env.metadata.get("render_modes") or []):
             fix = "make it with render_mode='ansi' and wrap it in roll_like.envs.AnsiText"
         else:
             fix = "describe its observations in words, in a gymnasium.wrappers.TransformObservation"
+            if "rgb_array" in (env.metadata.get("render_modes") or []):
+                fix += "; or make it with render_mode='rgb_array' and wrap it in roll_like.envs.ImageText"
         found.append((f"the observation space {env.observation_space}", fix))
     if not isinstance(env.action_space, Text):
         if isinstance(env.action_space, Discrete):

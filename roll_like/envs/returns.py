@@ -10,6 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from roll_like.data.images import as_text, is_image, pictures_of
+from roll_like.data.shown_images import is_image_shape, picture_of, read_content
 from roll_like.errors import EnvError
 
 #: What an environment's methods return, by the names that Gymnasium's documentation gives it.
@@ -39,11 +41,53 @@ def returned(method: str, result: Any, parts: Sequence[str]) -> Any:
 def shown_messages(observation: Any, info: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what a policy is shown: the messages in `info`, else the observation as a user's message.
 
+    The images in `info["images"]` belong to the observation, and are shown before its text.
+
     Raises:
-        EnvError: They are no messages.
+        EnvError: They are no messages, or an image cannot be read.
     """
-    shown = info.get("messages") or [{"role": "user", "content": observation}]
+    shown = info.get("messages") or [{"role": "user", "content": observed(observation, info)}]
     return [_message(one) for one in (shown if isinstance(shown, list | tuple) else [shown])]
+
+
+def observed(observation: Any, info: Mapping[str, Any]) -> Any:
+    """Return an observation with its images as the content of a message.
+
+    Raises:
+        EnvError: An image cannot be read.
+    """
+    images = info_images(info)
+    if not images:
+        return observation
+    return [*images, *([observation] if observation != "" else [])]
+
+
+def info_images(info: Mapping[str, Any]) -> list[Any]:
+    """Return the images that belong to an observation, in order.
+
+    Raises:
+        EnvError: They are no list, or one cannot be read.
+    """
+    images = info.get("images")
+    if images is None:
+        return []
+    if not isinstance(images, list | tuple):
+        raise EnvError(f'info["images"] is {type(images).__name__}', fix="give a list of images")
+    return [{"type": "image", "image": picture_of(one)} for one in images]
+
+
+def state_of(observation: Any, info: Mapping[str, Any]) -> str:
+    """Return the key of a state: `info["state"]`, else the observation with its images, by the hash of their bytes."""
+    if "state" in info:
+        return str(info["state"])
+    shown = observed(observation, info)
+    if isinstance(shown, np.ndarray) and (shown.dtype != np.uint8 or not is_image_shape(shown.shape)):
+        return str(shown)
+    content = read_content(shown)
+    if not isinstance(content, list):
+        return str(content)
+    seen = [picture.digest.hex() for picture in pictures_of([{"content": content}])]
+    return " ".join([*seen, as_text([part for part in content if not is_image(part)])]).strip()
 
 
 def _message(shown: Any) -> dict[str, Any]:
@@ -53,14 +97,14 @@ def _message(shown: Any) -> dict[str, Any]:
         EnvError: It is none. Templates would write another value as Python does: `{'image': …}`, `None`.
     """
     message = dict(shown) if isinstance(shown, Mapping) else {}
-    content = message.get("content")
+    content = read_content(message.get("content"))
     if isinstance(message.get("role"), str) and (
-        isinstance(content, str) or (content is None and message.get("tool_calls"))
+        isinstance(content, str | list) or (content is None and message.get("tool_calls"))
     ):
-        return message
+        return {**message, "content": content} if "content" in message else message
     raise EnvError(
-        f"expected messages with a role and a text, found {str(shown)[:80]}",
-        fix='return a text as observation, or {"role": …, "content": text} in info["messages"]',
+        f"expected messages with a role and a content of texts and images, found {str(shown)[:80]}",
+        fix='return a text or an image as observation, or {"role": …, "content": …} in info["messages"]',
     )
 
 

@@ -21,7 +21,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Discrete
 
 from roll_like.envs.actions import STYLES, Style, read_action, write_action
-from roll_like.envs.returns import agents_of, turn_reward
+from roll_like.envs.returns import agents_of, state_of, turn_reward
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.errors import EnvError
 
@@ -135,7 +135,7 @@ class DiscreteActions(TextWrapper):
         self._numbers = _numbered(names, env.action_space)
         self._style = style
         self._penalty = invalid_penalty
-        self._shown: tuple[str, Any] | None = None  # observation and state, while an episode goes on
+        self._shown: tuple[Any, Info] | None = None  # observation, state and images, while an episode goes on
         self.action_space = Commands([write_action(name, style) for name in self.names])
 
     @property
@@ -153,8 +153,7 @@ class DiscreteActions(TextWrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Start an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
-        info.setdefault("state", observation)
-        self._shown = observation, info["state"]
+        self._show(observation, info)
         return observation, info
 
     def step(self, action: str) -> Step:
@@ -167,14 +166,22 @@ class DiscreteActions(TextWrapper):
             raise ResetNeeded("step() was called after the end of an episode; call reset() first")
         number = self._numbers.get(_plain(read_action(action, self._style) or ""))
         if number is None:
-            observation, state = self._shown
-            text = f"That names no action. Answer {self.how_to_answer}.\n{observation}"
-            return text, -self._penalty, False, False, {"invalid_action": True, "state": state}
+            observation, shown = self._shown
+            text, info = f"That names no action. Answer {self.how_to_answer}.", {"invalid_action": True, **shown}
+            if isinstance(observation, str):
+                observation = f"{text}\n{observation}"
+            else:
+                info["messages"] = [{"role": "user", "content": [observation, text]}]
+            return observation, -self._penalty, False, False, info
         observation, reward, terminated, truncated, info = self.env.step(number)
-        info.setdefault("state", observation)
         info["invalid_action"] = False
-        self._shown = None if terminated or truncated else (observation, info["state"])
+        self._show(observation, info)
+        self._shown = None if terminated or truncated else self._shown
         return observation, reward, terminated, truncated, info
+
+    def _show(self, observation: Any, info: Info) -> None:
+        info.setdefault("state", state_of(observation, info))
+        self._shown = observation, {name: info[name] for name in ("state", "images") if name in info}
 
     def scripted_action(self) -> str | None:
         """Return the answer that the environment's own player would give; None where it has none.

@@ -54,6 +54,8 @@ rollout/response_length/max | tokens | longest | Longest response of the step.
 rollout/truncated | share | truncated | Share of responses, or episodes, that a limit cut.
 rollout/kept/mean | tokens | kept | Tokens that `top_p`, `top_k` and `min_p` left, where they left some out.
 rollout/kept/max | tokens | most kept | The most that they left, where they left some out.
+rollout/images/mean | images | images | Mean number of images among a sample's tokens, where it has some.
+rollout/images/tokens | tokens | image tokens | Mean number of its tokens that stand for images, where it has some.
 rollout/speculation/accepted | share | guesses accepted | Share of guessed tokens accepted, of all requests.
 rollout/speculation/length | tokens | tokens a pass | Mean tokens of a pass that checks guesses, of all requests.
 rollout/success | share | success | Share of episodes that were solved, where environments say so.

@@ -76,7 +76,7 @@ class Completion:
         stop_reason: Why the response ended.
         response_tokens: Its length in tokens, reasoning included; of an episode the tokens of all turns.
         turns: The turns of an episode, with tool calls and the environment's rewards; empty for single answers.
-        images: The images of the prompt, in order.
+        images: The images of the prompt, in order; of an episode those of all its turns.
         reasoning: What was thought before the answer, without the tags; None where there is no reasoning.
         full_text: Everything that was sampled: reasoning, tags and answer.
         tags: What delimits the reasoning, and whether the prompt ended with the opening tag, so that `full_text` lacks

@@ -157,7 +157,7 @@ def to_completion(trajectory: Trajectory) -> Completion:
         stop_reason=trajectory.stop_reason,
         response_tokens=trajectory.response_length,
         turns=trajectory.record,
-        images=tuple(image.picture for image in trajectory.task.images),
+        images=trajectory.pictures,
         reasoning=reasoning,
         full_text=text,
         tags=tags,

@@ -14,8 +14,11 @@ from roll_like.inference.interface import Guesses
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.thumbnails import thumbnail_name
-from roll_like.types import Group, KeptTokens, Origin, Scored, StopReason, Task, Trajectory, by_agent
+from roll_like.types import Group, KeptTokens, Origin, PlacedImage, Scored, StopReason, Task, Trajectory, by_agent
 from roll_like.values import Max, Mean, Metric, Sum, has_signal, merge
+
+#: Fields of a turn that rows do not have as they are.
+_NOT_SHOWN = ("reasoning", "images")
 
 
 def rollout_metrics(collected: Collected, policy_version: int, *, of_steps: bool = False) -> dict[str, Metric]:
@@ -180,7 +183,7 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
             "sample_index": sample.trajectory.sample_index,
             "prompt": _prompt(sample.trajectory.task),
             "messages": list(sample.trajectory.task.messages),
-            **({"images": _images(group.task)} if group.task.images else {}),
+            **({"images": shown} if (shown := _images(sample.trajectory)) else {}),
             "text": sample.trajectory.text,
             "reward": sample.reward,
             "rewards": dict(sample.rewards),
@@ -207,10 +210,10 @@ def _steps(sample: Scored) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _images(task: Task) -> list[dict[str, str]]:
-    """Return what the images of a prompt are called in its messages, and the names of their small copies."""
-    pictures = [image.picture for image in task.images]
-    return [{"label": picture.label, "file": thumbnail_name(picture)} for picture in pictures]
+def _images(trajectory: Trajectory) -> list[dict[str, str]]:
+    """Return what images are called in the messages that show them, and the names of their small copies."""
+    pictures = dict.fromkeys((picture.label, thumbnail_name(picture)) for picture in trajectory.pictures)
+    return [{"label": label, "file": file} for label, file in pictures]
 
 
 def _prompt(task: Task) -> str:
@@ -220,7 +223,7 @@ def _prompt(task: Task) -> str:
 def _episode(task: Task, sample: Scored) -> dict[str, Any]:
     """Return what the row of an episode has beside that of a single answer, or instead."""
     turns = [
-        {field.name: getattr(record, field.name) for field in fields(record) if field.name != "reasoning"}
+        {field.name: getattr(record, field.name) for field in fields(record) if field.name not in _NOT_SHOWN}
         for record in sample.record
     ]
     row: dict[str, Any] = {
@@ -250,7 +253,16 @@ def _sample_metrics(sample: Scored) -> dict[str, Metric]:
         "rollout/response_length/max": Max(length),
         "rollout/truncated": Mean(float(trajectory.stop_reason is StopReason.LENGTH)),
         **_kept_metrics(trajectory.kept),
+        **_image_metrics(trajectory.images),
     }
+
+
+def _image_metrics(images: Sequence[PlacedImage]) -> dict[str, Metric]:
+    """Return how many images a sample has among its tokens, and how many of the tokens stand for them."""
+    if not images:
+        return {}
+    tokens = float(sum(image.length for image in images))
+    return {"rollout/images/mean": Mean(float(len(images))), "rollout/images/tokens": Mean(tokens)}
 
 
 def _kept_metrics(kept: KeptTokens | None) -> dict[str, Metric]:

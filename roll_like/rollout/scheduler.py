@@ -241,6 +241,7 @@ def _trajectory(task: Task, sample_index: int, generation: Generation) -> Trajec
         segments=tuple(segment.shifted(prompt_length) for segment in generation.segments),
         text=generation.text,
         stop_reason=generation.stop_reason,
+        images=task.images,
         routes=generation.routes,
         kept=joined_kept([(None, prompt_length), (generation.kept, len(generation.token_ids))]),
     )

@@ -4,7 +4,8 @@
     step_000001.json    everything else, and where in the arrays each sample's lie
 
 JSON has no form for tuples, dates, NaN or keys that are not text. Each such value is an object with one key that begins
-with `~` and names its type: `{"~tuple": [1, 2]}`. A task is written once; its samples refer to it.
+with `~` and names its type: `{"~tuple": [1, 2]}`. A task is written once; its samples refer to it. So is an
+image.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ FORMAT = 1
 
 #: Types whose fields are written by name. `Task` is one too, once for all that refer to it.
 _RECORDS = (
-    *(Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, TrainingValues, PlacedImage, Picture),
+    *(Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, TrainingValues, PlacedImage),
     *(ReasoningTags, KeptTokens, StepScore),
 )
-_FIELDS = {record: tuple(field.name for field in fields(record)) for record in (*_RECORDS, Task)}
+_FIELDS = {record: tuple(field.name for field in fields(record)) for record in (*_RECORDS, Task, Picture)}
 #: Kinds of dtype that a file without pickles can hold: bool, integers, floats.
 _KINDS = "biuf"
 _MARK = "~"
@@ -149,6 +150,7 @@ class _Packer:
 
     def __init__(self) -> None:
         self._tasks: dict[int, int] = {}  # by identity: equal tasks share their object within a group
+        self._pictures: dict[tuple[bytes, str], int] = {}
         self._arrays: dict[str, list[_Array]] = {}
         self._lengths: dict[str, int] = {}
         self._path: list[str | int] = []  # fields and indices down to the value at hand, for messages
@@ -164,6 +166,7 @@ class _Packer:
             dict: self._mapping,
             np.ndarray: self._array,
             Task: self._task_reference,
+            Picture: self._picture_reference,
             **dict.fromkeys(_RECORDS, self._record),
         }
 
@@ -204,6 +207,13 @@ class _Packer:
         packed = self._record(task)
         self._tasks[id(task)] = len(self._tasks)
         return packed
+
+    def _picture_reference(self, picture: Picture) -> _Json:
+        key = (picture.digest, picture.label)
+        if key in self._pictures:
+            return {"~picture": self._pictures[key]}
+        self._pictures[key] = len(self._pictures)
+        return self._record(picture)
 
     def _list(self, value: Sequence[Any]) -> _Json:
         return [self._inside(index, item) for index, item in enumerate(value)]
@@ -252,6 +262,7 @@ class _Unpacker:
     def __init__(self, arrays: Mapping[str, _Array]) -> None:
         self._arrays = arrays
         self._tasks: list[Task] = []
+        self._pictures: list[Picture] = []
         self._by_name: dict[str, Callable[[Any], Any]] = {
             "~tuple": tuple,
             "~dict": dict,
@@ -261,7 +272,10 @@ class _Unpacker:
             "~scalar": lambda place: self._array(place)[()],
             "~Task": self._task,
             "~task": lambda index: self._tasks[index],
+            "~Picture": self._picture,
+            "~picture": lambda index: self._pictures[index],
             **{_MARK + record.__name__: partial(_unpack_record, record) for record in _RECORDS},
+            "~Trajectory": _unpack_trajectory,
             **{_MARK + name: unpack for name, _, unpack in _RARE.values()},
         }
 
@@ -278,6 +292,14 @@ class _Unpacker:
     def _task(self, values: Mapping[str, Any]) -> Task:
         self._tasks.append(Task(**values))
         return self._tasks[-1]
+
+    def _picture(self, values: Mapping[str, Any]) -> Picture:
+        self._pictures.append(Picture(**values))
+        return self._pictures[-1]
+
+
+def _unpack_trajectory(values: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(**{"images": values["task"].images, **values})  # older files have a prompt's alone
 
 
 def _same(value: Any) -> _Json:

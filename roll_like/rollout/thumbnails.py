@@ -10,6 +10,8 @@ from roll_like.types import Group, Picture, Scored
 
 #: Longest side. Pixels.
 SIDE = 256
+#: Pixels that one step's copies are made of, in about two seconds; images beyond are shown by their names.
+MOST_PIXELS = 200_000_000
 
 
 def thumbnail_name(picture: Picture) -> str:
@@ -23,17 +25,27 @@ def thumbnails_folder(run_dir: Path) -> Path:
 
 
 def keep_thumbnails(run_dir: Path, groups: Sequence[Group[Scored]]) -> None:
-    """Write small copies of the images of these groups' prompts, as far as they are not there.
+    """Write small copies of the images that these groups were shown, as far as they are not there.
+
+    Of many large images those of the first samples are copied.
 
     Raises:
         OSError: The disk is full or not writable.
     """
-    pictures = {thumbnail_name(image.picture): image.picture for group in groups for image in group.task.images}
-    folder = thumbnails_folder(run_dir)
+    pictures = {
+        thumbnail_name(picture): picture
+        for group in groups
+        for sample in group.samples
+        for picture in sample.trajectory.pictures
+    }
+    folder, left = thumbnails_folder(run_dir), MOST_PIXELS
     for name, picture in pictures.items():
         path = folder / name
         if path.exists():
             continue
+        width, height = picture.size()
+        if (left := left - width * height) < 0:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         small = picture.image()
         small.thumbnail((SIDE, SIDE))

@@ -1,6 +1,6 @@
 """Tools that a policy may call: functions, built-ins and MCP servers; and how its calls are read."""
 
-from roll_like.tools.base import AnyCall, MalformedCall, Tool, Toolbox, ToolCall, ToolError, ToolOutcome
+from roll_like.tools.base import AnyCall, MalformedCall, Tool, Toolbox, ToolCall, ToolError, ToolImages, ToolOutcome
 from roll_like.tools.calls.formats import CallStyle
 from roll_like.tools.functions import tool_from_function
 from roll_like.tools.host import SharedTools, ToolHost, read_tool_configs
@@ -15,6 +15,7 @@ __all__ = [
     "ToolCall",
     "ToolError",
     "ToolHost",
+    "ToolImages",
     "ToolOutcome",
     "Toolbox",
     "parse_tool_calls",

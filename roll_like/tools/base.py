@@ -20,6 +20,7 @@ from jsonschema.exceptions import SchemaError, best_match
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from roll_like.data.images import is_decoded
 from roll_like.errors import ConfigError, EnvError, RollLikeError
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -37,8 +38,8 @@ class Tool:
         name: As the policy writes it: letters, digits, `_`, `.`, `-`.
         description: What it does, for the policy.
         parameters: JSON Schema of its arguments, an object.
-        call: Takes the arguments by name; what it returns becomes text. Raises `ToolError` for what the policy did
-            wrong.
+        call: Takes the arguments by name; what it returns becomes text, and Pillow images, alone or in a list, are
+            images. Raises `ToolError` for what the policy did wrong.
 
     Raises:
         ConfigError: The name or the schema is invalid.
@@ -110,11 +111,25 @@ AnyCall: TypeAlias = ToolCall | MalformedCall
 
 
 @dataclass(frozen=True, slots=True)
+class ToolImages:
+    """An answer with images.
+
+    Attributes:
+        text: The rest of the answer; it describes each image, for a policy that takes texts only.
+        images: The images, as messages take them.
+    """
+
+    text: str
+    images: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolOutcome:
     """What the policy is told.
 
     Attributes:
         text: The tool's answer, or what was wrong with the call.
+        images: The images in the answer, as messages take them; `text` describes each.
         failed: True where there is no answer: the call was invalid, or the tool refused it.
         invalid: True where the call never reached a tool: malformed, of an unknown tool, with wrong arguments.
     """
@@ -122,6 +137,7 @@ class ToolOutcome:
     text: str
     failed: bool = False
     invalid: bool = False
+    images: tuple[Any, ...] = ()
 
 
 def text_tool(name: str, description: str, argument: str, meaning: str, call: Callable[..., Awaitable[Any]]) -> Tool:
@@ -177,7 +193,8 @@ class Toolbox:
         except ToolError as error:
             return ToolOutcome(self._short(f"Error: {error.message}"), failed=True, invalid=True)
         try:
-            return ToolOutcome(self._short(await self._call(tool, call)))
+            answer = _with_images(await self._call(tool, call))
+            return ToolOutcome(self._short(answer.text), images=answer.images)
         except ToolError as error:
             return ToolOutcome(self._short(f"Error: {error.message}"), failed=True)
 
@@ -199,10 +216,10 @@ class Toolbox:
             raise ToolError(f"wrong arguments for {call.name}{f' at {place}' if place else ''}: {problem.message}")
         return tool
 
-    async def _call(self, tool: Tool, call: ToolCall) -> str:
+    async def _call(self, tool: Tool, call: ToolCall) -> Any:
         try:
             async with asyncio.timeout(self._timeout):
-                return _as_text(await tool.call(**call.arguments))
+                return await tool.call(**call.arguments)
         except RollLikeError:
             raise
         except TimeoutError as error:
@@ -215,6 +232,17 @@ class Toolbox:
     def _short(self, text: str) -> str:
         over = len(text) - self._max_characters
         return text if over <= 0 else f"{text[: self._max_characters]}\n… ({over} more characters)"
+
+
+def _with_images(value: Any) -> ToolImages:
+    if isinstance(value, ToolImages):
+        return value
+    parts = value if isinstance(value, list | tuple) else [value]
+    images = tuple(one for one in parts if is_decoded(one))
+    if not images:
+        return ToolImages(_as_text(value), ())
+    texts = [f"[image, {one.width} × {one.height} pixels]" if is_decoded(one) else _as_text(one) for one in parts]
+    return ToolImages("\n".join(texts), images)
 
 
 def _as_text(value: Any) -> str:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from roll_like.errors import ConfigError, EnvError
-from roll_like.tools.base import Tool, ToolError
+from roll_like.tools.base import Tool, ToolError, ToolImages
 from roll_like.tools.config import McpConfig
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class McpServer:
     ) -> None:
         await self._close()
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolImages:
         """Call a tool by the server's own name for it.
 
         Raises:
@@ -100,7 +100,8 @@ class McpServer:
         text = _text(result)
         if result.is_error:
             raise ToolError(text or "the call failed")
-        return text
+        images = [f"data:{one.mime_type};base64,{one.data}" for one in result.content if one.type == "image"]
+        return ToolImages(text, tuple(images))
 
     def _stdio(self) -> Any:
         from mcp import StdioServerParameters, stdio_client
@@ -146,7 +147,7 @@ class McpServer:
         ]
 
     def _tool(self, name: str, description: str, parameters: dict[str, Any]) -> Tool:
-        async def call(**arguments: Any) -> str:
+        async def call(**arguments: Any) -> ToolImages:
             return await self.call(name, arguments)
 
         try:

@@ -89,6 +89,7 @@ class _Prefix:
     """Samples of one group in a row, and what they share after the row's prompt."""
 
     tokens: IntArray
+    pictures: tuple[bytes, ...]
     members: list[int] = field(default_factory=list)
 
 
@@ -97,6 +98,7 @@ class _Open:
     """A row being built."""
 
     prompt: IntArray
+    pictures: tuple[bytes, ...]
     length: int
     members: int = 0
     prefixes: list[_Prefix] = field(default_factory=list)
@@ -112,7 +114,8 @@ class _Open:
         self.length += self._growth_after(sample, prefix)
         self.members += 1
         if prefix is None:
-            prefix = _Prefix(self._rest_of_prompt(sample))
+            rest = self._rest_of_prompt(sample)
+            prefix = _Prefix(rest, _pictures(sample, len(self.prompt), sample.prompt_length))
             self.prefixes.append(prefix)
             self.latest[sample.group_id] = prefix
         prefix.members.append(index)
@@ -126,10 +129,17 @@ class _Open:
         prefix = self.latest.get(sample.group_id)
         if prefix is None or not len(prefix.tokens):
             return None
-        return prefix if np.array_equal(prefix.tokens, self._rest_of_prompt(sample)) else None
+        if not np.array_equal(prefix.tokens, self._rest_of_prompt(sample)):
+            return None
+        return prefix if prefix.pictures == _pictures(sample, len(self.prompt), sample.prompt_length) else None
 
     def _rest_of_prompt(self, sample: TrainingSample) -> IntArray:
         return sample.token_ids[len(self.prompt) : sample.prompt_length]
+
+
+def _pictures(sample: TrainingSample, begin: int, end: int) -> tuple[bytes, ...]:
+    """Return which images are among the tokens `[begin, end)`: their placeholders are alike."""
+    return tuple(image.picture.digest for image in sample.images if begin <= image.start < end)
 
 
 def build_rows(
@@ -163,8 +173,9 @@ def build_rows(
             or row.length + row.growth(sample) > limit
             or 2 * row.members + 2 >= PREFIX_STRIDE
             or not np.array_equal(row.prompt, prompt)
+            or row.pictures != _pictures(sample, 0, len(prompt))
         ):
-            row = _Open(prompt=prompt, length=len(prompt))
+            row = _Open(prompt=prompt, pictures=_pictures(sample, 0, len(prompt)), length=len(prompt))
             rows.append(row)
             open_rows[key] = row
         row.add(index, sample)

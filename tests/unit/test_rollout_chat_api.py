@@ -77,8 +77,8 @@ def test_messages_become_what_templates_take() -> None:
         ([{"role": "user", "content": 3}], "messages[0].content", "found a number"),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],
-            "messages[0].content",
-            "'image_url'; the policy reads",
+            "messages[0].content[0]",
+            "expected an image as `data:image/png;base64,…`, found nothing",
         ),
         ([{"role": "user", "content": ["text"]}], "messages[0].content", "'a text'"),
         ([{"role": "assistant", "tool_calls": {}}, 1], "messages[1]", "expected an object"),

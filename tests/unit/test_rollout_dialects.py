@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 from fake_policy import logprobs_of
 from proxy_rig import Rig, rig
+from tiny_vision import picture
 
 from roll_like.agents.chat_api import ApiError
 from roll_like.agents.dialects import Messages, Responses
@@ -116,7 +118,9 @@ async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> Non
         refused = {
             "previous_response_id: no answer of this": {"input": "hi", "previous_response_id": "resp_1"},
             "conversation is not served": {"input": "hi", "conversation": "conv_1"},
-            "input_image": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "found 'x'; nothing is downloaded": {
+                "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+            },
             "found web_search and no function": {"input": "hi", "tools": [{"type": "web_search"}]},
             r"input\[0\]": {"input": [3]},
             "'item_reference'": {"input": [{"type": "item_reference", "id": "x"}]},
@@ -127,7 +131,7 @@ async def test_what_has_no_meaning_here_is_refused_in_the_clients_words() -> Non
         user: Any = [{"role": "user", "content": "hi"}]
         image: Any = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]
         options: Any = {"model": "any", "max_tokens": 5}
-        with pytest.raises(anthropic.BadRequestError, match="'image'"):
+        with pytest.raises(anthropic.BadRequestError, match="found 'x'; nothing is downloaded"):
             await client.messages.create(messages=image, **options)
         with pytest.raises(anthropic.BadRequestError, match="found bash_20250124 and no function"):
             await client.messages.create(messages=user, tools=[{"type": "bash_20250124", "name": "bash"}], **options)
@@ -287,7 +291,8 @@ async def test_tools_and_choices_of_agents_that_expect_more_than_a_policy_does()
     assert not any(word in text for text in shown for word in ("web_search", "namespace", "bash"))
 
 
-PICTURE = "data:image/png;base64,iVBORw0KGgo="
+PIXEL = base64.b64encode(picture(1, 1, 1).data).decode()
+PICTURE = f"data:image/png;base64,{PIXEL}"
 
 
 async def test_several_answers_images_and_other_tokens_are_refused_in_every_format() -> None:
@@ -306,7 +311,7 @@ async def test_several_answers_images_and_other_tokens_are_refused_in_every_form
             said: Any = [{"role": "user", "content": content}]
             await client.messages.create(model="any", max_tokens=5, messages=said, extra_body=more)
 
-        shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+        shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
         asked: list[tuple[Any, Any, str, str]] = [
             (chat, {"n": 2}, "n is 2; expected 1: an agent goes on with one answer", "n"),
             (responses, {"extra_body": {"n": 2}}, "n is 2; expected 1", "n"),
@@ -317,20 +322,20 @@ async def test_several_answers_images_and_other_tokens_are_refused_in_every_form
             (
                 chat,
                 {"content": [{"type": "image_url", "image_url": {"url": PICTURE}}]},
-                "a part is 'image_url'; the policy reads text parts only",
-                "messages[0].content",
+                "the messages have images, and the policy takes texts only",
+                "messages",
             ),
             (
                 responses,
                 {"content": [{"type": "input_image", "detail": "auto", "image_url": PICTURE}]},
-                "a part is 'input_image'; the policy reads text parts only",
-                "input[0]",
+                "the messages have images, and the policy takes texts only",
+                "messages",
             ),
-            (messages, {"content": [shown]}, "blocks of type 'image' are not served; the policy reads text", ""),
+            (messages, {"content": [shown]}, "the messages have images, and the policy takes texts only", ""),
             (
                 messages,
                 {"content": [{"type": "tool_result", "tool_use_id": "c", "content": [shown]}]},
-                "a part is 'image'; the policy reads text parts only",
+                "the messages have images, and the policy takes texts only",
                 "",
             ),
             (responses, {"include": 3}, "include: expected a list, found a number", "include"),

@@ -125,13 +125,13 @@ async def stepped_with(**changed: Any) -> Stepped | Crashed:
         ({"info": None}, "step() should return a dict as info, found None"),
         (
             {"observation": {"image": 7}},
-            "expected messages with a role and a text, found {'role': 'user', 'content': {",
+            "expected messages with a role and a content of texts and images, found {'role': 'user', 'content': {",
         ),
-        ({"observation": None}, "expected messages with a role and a text"),
-        ({"info": {"messages": "Hi"}}, "expected messages with a role and a text, found H"),
+        ({"observation": None}, "expected messages with a role and a content of texts and images"),
+        ({"info": {"messages": "Hi"}}, "expected messages with a role and a content of texts and images, found H"),
         (
             {"info": {"messages": [{"content": "Hi"}]}},
-            "expected messages with a role and a text, found {'content': 'Hi'}",
+            "expected messages with a role and a content of texts and images, found {'content': 'Hi'}",
         ),
     ],
 )

@@ -144,9 +144,9 @@ async def test_paths_and_bodies_that_are_not_there() -> None:
         assert (await one.http.get(f"{one.episode.base_url}/reward", headers=key)).status_code == 405
         broken = await one.http.post(f"{one.episode.base_url}/chat/completions", content=b"{", headers=key)
         assert broken.status_code == 400
-        large = await one.http.post(f"{one.episode.base_url}/reward", content=b" " * (17 * 2**20), headers=key)
+        large = await one.http.post(f"{one.episode.base_url}/reward", content=b" " * (65 * 2**20), headers=key)
         assert large.status_code == 413
-        assert "16 MiB" in large.json()["error"]["message"]
+        assert "64 MiB" in large.json()["error"]["message"]
 
 
 async def test_what_an_agent_may_look_up() -> None:

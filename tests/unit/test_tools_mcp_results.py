@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
+
 import pytest
 
 types = pytest.importorskip("mcp_types")
 
-from roll_like.tools.mcp_server import _text  # noqa: E402 - mcp is an extra
+from roll_like.tools.base import ToolImages  # noqa: E402 - mcp is an extra
+from roll_like.tools.config import McpConfig  # noqa: E402
+from roll_like.tools.mcp_server import McpServer, _text  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,15 @@ def test_blocks_are_read_or_described(block: dict[str, object], text: str) -> No
     first = {"type": "text", "text": "Found:"}
     result = types.CallToolResult.model_validate({"content": [first, block]})
     assert _text(result) == f"Found:\n{text}"
+
+
+async def test_images_are_shown_and_described() -> None:
+    server = McpServer(McpConfig(name="a", command="a"))
+    block = {"type": "image", "data": "QUJD", "mimeType": "image/png"}
+    result = types.CallToolResult.model_validate({"content": [{"type": "text", "text": "Found:"}, block]})
+    server._client = SimpleNamespace(call_tool=AsyncMock(return_value=result))  # type: ignore[assignment]
+    answer = await server.call("look", {})
+    assert answer == ToolImages("Found:\n[image, image/png, 3 bytes]", ("data:image/png;base64,QUJD",))
 
 
 def test_structured_content_stands_for_a_result_without_blocks() -> None:

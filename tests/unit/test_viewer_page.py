@@ -280,8 +280,9 @@ def with_images(run_dir: Path) -> list[str]:  # noqa: F811
     path = run_dir / "rollouts" / "step_000001.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     shown = "[image: red.png] is red, [image: lime.png]?[image: blue.png]"
-    group = replace(task(), images=images)
-    keep_thumbnails(run_dir, [Group(task=group, samples=(), failures=())])
+    sample = scored(task(), 1.0)
+    sample = replace(sample, trajectory=replace(sample.trajectory, images=images))
+    keep_thumbnails(run_dir, [Group(task=task(), samples=(sample,), failures=())])
     files = [thumbnail_name(one) for one in pictures]
     (thumbnails_folder(run_dir) / files[1]).unlink()
     for row in rows:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.algorithms.base import Algorithm
+from roll_like.data.images import images_within
 from roll_like.data.kept import kept_within
 from roll_like.errors import EngineError, RewardError
 from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored
@@ -96,7 +97,7 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
             token_ids=sample.trajectory.token_ids[part.start : part.end],
             prompt_length=part.prompt_length,
             loss_mask=sample.trajectory.sampled[part.start : part.end],
-            images=sample.trajectory.task.images,
+            images=images_within(sample.trajectory.images, part.start, part.end),
             routes=None if sample.trajectory.routes is None else sample.trajectory.routes[part.start : part.end],
             kept=kept_within(sample.trajectory.kept, part.start, part.end),
             turns=sample.trajectory.turns[part.start : part.end],

@@ -34,7 +34,7 @@ from roll_like.inference.stops import RequestStops, Stops
 from roll_like.inference.task_engine import CLOSE_SECONDS, TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.images import image_prompt
+from roll_like.inference.vllm.images import image_input, image_prompt
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray
 
@@ -203,14 +203,15 @@ class VLLMEngine(TaskEngine):
 
         completion: Any = None
         cached = 0
-        prompt = image_prompt(request) if request.images else tokens_input(request.prompt_ids.tolist())
+        prompt: Any = tokens_input(request.prompt_ids.tolist())
+        if request.images:
+            (rendered,) = await self._engine.renderer.render_cmpl_async([image_prompt(request)])
+            prompt = image_input(request, rendered)
         stops = self._stops.of(request.sampling.stop, request.sampling.stop_ids)
         params = _sampling_params(request, stops, self._spec)
         with self._using(request.adapter, request.request_id) as adapter:
             async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
                 completion, cached = output.outputs[0], output.num_cached_tokens or 0
-                if request.images:
-                    _require_same_prompt(request, output.prompt_token_ids)
         if completion is None:
             raise GenerationError("vLLM ended the request without an answer")
         flat = completion.logprobs
@@ -472,17 +473,6 @@ class _VLLMMetrics:
         from vllm.v1.metrics.prometheus import get_prometheus_registry
 
         return (family for family in get_prometheus_registry().collect() if family.name.startswith("vllm:"))
-
-
-def _require_same_prompt(request: GenerateRequest, seen: Sequence[int] | None) -> None:
-    """Raise a GenerationError where vLLM made another number of placeholders of an image than the trainer will see."""
-    if seen is None or request.prompt_ids.tolist() != list(seen):
-        raise GenerationError(
-            f"vLLM sees {0 if seen is None else len(seen)} prompt tokens with the images of request "
-            f"{request.request_id}, and the trainer {len(request.prompt_ids)}",
-            fix="remove mm_processor_kwargs from inference.engine_args; sizes of images are set in the model's "
-            "preprocessor_config.json",
-        )
 
 
 def drawing(sampling: Sampling, spec: EngineSpec) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from roll_like.errors import GenerationError
 from roll_like.inference.interface import GenerateRequest
+from roll_like.types import IntArray
 
 
 def torchvision_missing() -> str | None:
@@ -26,6 +28,33 @@ def image_prompt(request: GenerateRequest) -> dict[str, Any]:
     for image in request.images:
         keep_P[image.start + 1 : image.start + image.length] = False
     return {
-        "prompt_token_ids": request.prompt_ids[keep_P].tolist(),
+        "prompt_token_ids": _without_sampled(request)[keep_P].tolist(),
         "multi_modal_data": {"image": [image.picture.image() for image in request.images]},
     }
+
+
+def image_input(request: GenerateRequest, rendered: dict[str, Any]) -> dict[str, Any]:
+    """Return what vLLM made of `image_prompt`, with the tokens that the policy sampled in earlier turns.
+
+    Raises:
+        GenerationError: vLLM made another number of placeholders of an image than the trainer will see.
+    """
+    seen = rendered["prompt_token_ids"]
+    if _without_sampled(request).tolist() != list(seen):
+        raise GenerationError(
+            f"vLLM sees {len(seen)} prompt tokens with the images of request {request.request_id}, and the trainer "
+            f"{len(request.prompt_ids)}",
+            fix="remove mm_processor_kwargs from inference.engine_args; sizes of images are set in the model's "
+            "preprocessor_config.json",
+        )
+    return {**rendered, "prompt_token_ids": request.prompt_ids.tolist()}
+
+
+def _without_sampled(request: GenerateRequest) -> IntArray:
+    """Return a prompt whose placeholders are those of its images: vLLM would put an image at one that was sampled."""
+    ids, shown_P = request.prompt_ids.copy(), np.zeros(len(request.prompt_ids), np.bool_)
+    for image in request.images:
+        shown_P[image.start : image.start + image.length] = True
+    placeholder = ids[request.images[0].start]
+    ids[(ids == placeholder) & ~shown_P] = ids[ids != placeholder][0]
+    return ids

@@ -223,18 +223,21 @@ const showRollouts = () => {
       if (address.startsWith("data:image/")) return element("img", { src: address, alt: "picture" });
       return text(part.text ?? part);
     });
-  // `[image: LABEL]` in a prompt is shown as the picture, where there is one
+  // `[image: LABEL]` in a message is shown as the picture, where there is one
   const pictured = (rollout, list) =>
     list.map((message) => {
       if (!rollout.images || typeof message.content !== "string") return message;
       const parts = [];
       let rest = message.content;
-      for (const { label, file } of rollout.images) {
-        const mark = `[image: ${label}]`,
-          at = rest.indexOf(mark);
-        if (at < 0 || !Object.hasOwn(pictures, file)) continue;
-        parts.push({ text: rest.slice(0, at) }, { image_url: { url: pictures[file] } });
-        rest = rest.slice(at + mark.length);
+      const first = () =>
+        rollout.images
+          .filter(({ file }) => Object.hasOwn(pictures, file))
+          .map(({ label, file }) => ({ mark: `[image: ${label}]`, file, at: rest.indexOf(`[image: ${label}]`) }))
+          .filter(({ at }) => at >= 0)
+          .sort((one, other) => one.at - other.at)[0];
+      for (let found = first(); found; found = first()) {
+        parts.push({ text: rest.slice(0, found.at) }, { image_url: { url: pictures[found.file] } });
+        rest = rest.slice(found.at + found.mark.length);
       }
       return { ...message, content: [...parts, { text: rest }].filter((part) => part.text !== "") };
     });
@@ -276,12 +279,12 @@ const showRollouts = () => {
           `${turn.prompt_tokens}; policy ${(turn.sampled - turn.began).toFixed(2)} s, environment ` +
           `${(turn.ended - turn.sampled).toFixed(2)} s`,
       ),
-      messages(turn.shown),
+      messages(pictured(rollout, turn.shown || [])),
       block("policy", "policy", text(turn.text)),
       (turn.tool_calls || []).map(call),
       turn.invalid ? block("failed", "the environment found no action in this turn") : null,
       turn.after?.length ? plain("h3", "the end") : null,
-      messages(turn.after),
+      messages(pictured(rollout, turn.after || [])),
     ]);
   };
 
