@@ -1,8 +1,8 @@
 """Writes what the vision quickstart starts from: python scripts/make_vision_quickstart.py [FOLDER].
 
 A Qwen2.5-VL of random weights (0.6 million parameters, a tokenizer of characters); pictures of one coloured disc on a
-noisy ground, with rows that ask for its colour; and solved episodes of a frozen lake that is shown as an image. Pictures
-of the evaluation have other places, sizes and grounds. The same for the same seed. Default folder: vision_quickstart.
+noisy ground, with rows that ask for its colour; and solved episodes of a frozen lake that is shown as an image. What is
+evaluated on has other places, sizes and grounds. The same for the same seed. Default folder: vision_quickstart.
 """
 
 from __future__ import annotations
