@@ -34,7 +34,7 @@ from roll_like.inference.stops import RequestStops, Stops
 from roll_like.inference.task_engine import CLOSE_SECONDS, TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.images import image_input, image_prompt
+from roll_like.inference.vllm.images import image_input, image_prompt, require_same_prompt, sampled_placeholders
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray
 
@@ -205,13 +205,17 @@ class VLLMEngine(TaskEngine):
         cached = 0
         prompt: Any = tokens_input(request.prompt_ids.tolist())
         if request.images:
-            (rendered,) = await self._engine.renderer.render_cmpl_async([image_prompt(request)])
-            prompt = image_input(request, rendered)
+            prompt = image_prompt(request)
+            if sampled_placeholders(request).any():
+                (rendered,) = await self._engine.renderer.render_cmpl_async([prompt])
+                prompt = image_input(request, rendered)
         stops = self._stops.of(request.sampling.stop, request.sampling.stop_ids)
         params = _sampling_params(request, stops, self._spec)
         with self._using(request.adapter, request.request_id) as adapter:
             async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
                 completion, cached = output.outputs[0], output.num_cached_tokens or 0
+                if request.images:
+                    require_same_prompt(request, request.prompt_ids, output.prompt_token_ids)
         if completion is None:
             raise GenerationError("vLLM ended the request without an answer")
         flat = completion.logprobs
