@@ -15,6 +15,7 @@ from roll_like.algorithms.distillation.objective import distillation_losses, dis
 from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, TeacherTopK, teacher_topk
 from roll_like.algorithms.distillation.texts import TeacherTexts
 from roll_like.algorithms.kept import KeptIds
+from roll_like.algorithms.logprobs import EveryToken
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.builtin.pipelines.distill.answers import (
     Answers,
@@ -84,8 +85,12 @@ class TopKRequest:
 class TopKHead(TokenLogprobHead):
     """The head of a teacher: log-probabilities of targets, or its most likely tokens."""
 
-    def forward(  # type: ignore[override]
-        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, more: KeptIds | TopKRequest | None = None
+    def forward(
+        self,
+        hidden_ND: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        more: KeptIds | EveryToken | TopKRequest | None = None,
     ) -> tuple[Tensor, ...]:
         """Return log-probabilities and entropies; or ids, log-probabilities, entropy, and the targets' own if asked."""
         if not isinstance(more, TopKRequest):

@@ -13,6 +13,7 @@ from torch import Tensor
 from roll_like.algorithms.distillation.base import DistillationLoss
 from roll_like.algorithms.distillation.objective import distillation_objective
 from roll_like.algorithms.kept import KeptIds
+from roll_like.algorithms.logprobs import EveryToken
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.builtin.pipelines.distill.answers import Targets, chosen, joined_answers
 from roll_like.builtin.pipelines.distill.objective import (
@@ -68,7 +69,7 @@ class TaughtHead(TopKHead):
         hidden_ND: Tensor,
         targets_N: Tensor,
         temperature: float,
-        more: KeptIds | TopKRequest | TaughtTarget | None = None,
+        more: KeptIds | EveryToken | TopKRequest | TaughtTarget | None = None,
     ) -> tuple[Any, ...]:
         """Return log-probabilities, entropies, losses and figures of each target; or what a `TopKHead` does."""
         if not isinstance(more, TaughtTarget):

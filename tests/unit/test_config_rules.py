@@ -607,8 +607,10 @@ def test_what_is_guessed_is_checked_exactly_or_refused() -> None:
         ({"method": "suffix", "prompt_lookup_max": 3}, "prompt_lookup_max is not read with method: suffix"),
         ({"method": "ngram", "model": "small"}, "model is not read with method: ngram"),
         ({"method": "draft"}, "needs a model that guesses"),
+        ({"method": "eagle3"}, "method: eagle3 needs a model that guesses"),
+        ({"method": "mtp", "model": "small"}, "model is not read with method: mtp"),
         ({"num_speculative_tokens": 200}, "128"),
-        ({"method": "eagle"}, "'ngram', 'suffix' or 'draft'"),
+        ({"method": "eagle"}, "'ngram', 'suffix', 'draft', 'eagle3' or 'mtp'"),
     ]
     for section, message in wrong:
         found = problems(changed(inference={"type": "vllm", "speculative": section}))
