@@ -8,9 +8,11 @@ import logging
 import os
 import signal
 
-# a shell that starts the tests in the background has SIGINT ignored, and so would everything that they start
+# a shell that starts the tests in the background has SIGINT ignored, nohup has SIGHUP, and so would what they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ.update(
     HF_HUB_OFFLINE="1",

@@ -1,7 +1,9 @@
 """Tries an advantage estimator on random groups, and reports what would train something else than meant.
 
-report = check_advantage("my_estimator", settings={"decay": 0.9})
-print(report)
+    report = check_advantage("my_estimator", settings={"decay": 0.9})
+    print(report)
+
+A sample has the rewards `one` and `two`, and a task no metadata.
 """
 
 from __future__ import annotations
@@ -25,17 +27,25 @@ _SEEDS = range(4)
 
 
 class _Critic:
-    """Values that differ from token to token."""
+    """One value everywhere: advantages then follow from the rewards alone."""
 
     def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         """Return the values of the states before sampled tokens."""
-        return [np.where(one.loss_mask, np.sin(one.token_ids), 0).astype(np.float32) for one in samples]
+        return [np.where(one.loss_mask, 0.5, 0).astype(np.float32) for one in samples]
 
     def learn(
         self, samples: Sequence[PolicySample], values: Sequence[FloatArray], returns: Sequence[FloatArray]
     ) -> Metrics:
-        """Learn nothing."""
-        del samples, values, returns
+        """Learn nothing from arrays that a critic can learn from.
+
+        Raises:
+            ValueError: They are of other samples, or not finite.
+        """
+        for name, arrays in (("values", values), ("returns", returns)):
+            if [np.shape(array) for array in arrays] != [one.token_ids.shape for one in samples]:
+                raise ValueError(f"the critic was given {name} that do not fit the samples' tokens")
+            if not all(np.isfinite(array).all() for array in arrays):
+                raise ValueError(f"the critic was given {name} that are not finite")
         return {}
 
 
@@ -80,7 +90,8 @@ def check_advantage(
             problems |= dict.fromkeys(form)
             if form:
                 continue  # what is compared below has no meaning then
-            problems |= dict.fromkeys(_compared(fresh, groups))
+            later = _groups(seed + len(_SEEDS), greedy=plugin.greedy_baseline)
+            problems |= dict.fromkeys(_compared(fresh, groups, later))
             notes |= dict.fromkeys(_noted(fresh, groups))
     except FOREIGN_ERRORS as error:
         problems[f"it raises {describe_error(error)}"] = None
@@ -149,8 +160,22 @@ def _values(estimator: AdvantageEstimator, groups: Groups, penalty: float = 0.0)
         np.where(one.trajectory.sampled, penalty * np.arange(len(one.trajectory.sampled)), 0).astype(np.float32)
         for one in samples
     ]
+    kept = [each.copy() for each in penalties]
     found = estimator.advantages(groups, penalties)
+    if not all(np.array_equal(one, other) for one, other in zip(penalties, kept, strict=True)):
+        raise ValueError("token_penalties were changed in place; compute new arrays")
     return [np.asarray(values)[one.trajectory.sampled] for values, one in zip(found, samples, strict=True)]
+
+
+def _penalised(fresh: _Fresh, groups: Groups, penalty: float = 0.2) -> float:
+    """Return the mean advantage of the first sample of every group, each of whose tokens has a penalty."""
+    penalties = [
+        np.where(one.trajectory.sampled, penalty * (one.trajectory.sample_index == 0), 0).astype(np.float32)
+        for one in flatten(groups)
+    ]
+    found = fresh().advantages(groups, penalties)[::_SAMPLES]
+    first = [group.samples[0].trajectory.sampled for group in groups]
+    return float(np.mean([np.asarray(values)[sampled].mean() for values, sampled in zip(found, first, strict=True)]))
 
 
 def _differ(one: Sequence[FloatArray], other: Sequence[FloatArray]) -> bool:
@@ -181,8 +206,12 @@ def _form(fresh: _Fresh, groups: Groups) -> Iterator[str]:
                 return
 
 
-def _compared(fresh: _Fresh, groups: Groups) -> Iterator[str]:
-    """Yield what its advantages depend on and should not, or do not and should."""
+def _compared(fresh: _Fresh, groups: Groups, later: Groups) -> Iterator[str]:
+    """Yield what its advantages depend on and should not, or do not and should.
+
+    Args:
+        later: Other samples of the same tasks: those of the next step.
+    """
     before = [one.reward for one in flatten(groups)]
     values = _values(fresh(), groups)
     if [one.reward for one in flatten(groups)] != before or _differ(_values(fresh(), groups), values):
@@ -192,9 +221,9 @@ def _compared(fresh: _Fresh, groups: Groups) -> Iterator[str]:
     one.learn()
     stateful = bool(one.state())  # what was seen before matters then
     other.load_state(json.loads(json.dumps(one.state())))
-    if _differ(_values(one, groups), _values(other, groups)):
+    if _differ(_values(one, later), _values(other, later)):
         yield "after a resume the advantages differ; return in state() all that it remembers, as plain JSON"
-    turned = _values(fresh(), [_with_samples(group, group.samples[::-1]) for group in groups])
+    turned = _values(fresh(), [_with_samples(group, _numbered(group.samples[::-1])) for group in groups])
     back = [turned[at + _SAMPLES - 1 - place] for at in range(0, len(turned), _SAMPLES) for place in range(_SAMPLES)]
     if not stateful and _differ(back, values):
         yield "the advantages depend on the order of a group's samples"
@@ -206,8 +235,10 @@ def _compared(fresh: _Fresh, groups: Groups) -> Iterator[str]:
         values[number * _SAMPLES + high].mean() - values[number * _SAMPLES + low].mean()
         for number, (high, low) in enumerate(zip(best, worst, strict=True))
     ]
-    if not fresh().needs_critic and float(np.mean(gains)) < 0:
+    if float(np.mean(gains)) < 0:
         yield "the best sample of a group gets less than the worst; turn its sign"
+    if not fresh().nonnegative_rewards and _penalised(fresh, groups) > _penalised(fresh, groups, 0.0):
+        yield "a penalty raises the advantage of its own sample; subtract token_penalties"
     steps = [_with_samples(group, [_with_step(sample) for sample in group.samples]) for group in groups]
     if not fresh().uses_steps and _differ(_values(fresh(), steps), values):
         yield "it reads step_rewards, so set uses_steps = True: groups whose steps differ are kept then"
@@ -215,13 +246,20 @@ def _compared(fresh: _Fresh, groups: Groups) -> Iterator[str]:
 
 def _noted(fresh: _Fresh, groups: Groups) -> Iterator[str]:
     """Yield what is meant in some estimators."""
-    heeds = fresh().nonnegative_rewards or _differ(_values(fresh(), groups), _values(fresh(), groups, penalty=0.1))
-    if not heeds:
+    if not fresh().nonnegative_rewards and not _differ(_values(fresh(), groups), _values(fresh(), groups, 0.1)):
         yield "it leaves out token_penalties, so a KL penalty in the reward (kl.use: reward) has no effect"
     if isinstance(fresh(), GroupEstimator):
         equal = [_with_samples(group, [_with_reward(one, 1.0) for one in group.samples]) for group in groups]
         if any(array.any() for array in _values(fresh(), equal)):
             yield "groups whose rewards are all equal train the policy"
+
+
+def _numbered(samples: Sequence[Scored]) -> list[Scored]:
+    """Return samples in the places in which they stand."""
+    return [
+        replace(sample, trajectory=replace(sample.trajectory, sample_index=index))
+        for index, sample in enumerate(samples)
+    ]
 
 
 def _by_group(values: Sequence[FloatArray]) -> list[FloatArray]:

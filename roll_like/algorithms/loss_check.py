@@ -49,7 +49,12 @@ class AlgorithmReport:
 
     def __str__(self) -> str:
         found = [f"problem: {each}" for each in self.problems] + [f"note: {each}" for each in self.notes]
-        return "\n".join([f"{self.name}: {len(self.problems) or 'no'} problems", *(f"  {each}" for each in found)])
+        return "\n".join(
+            [
+                f"{self.name}: {len(self.problems) or 'no'} problem{'s' * (len(self.problems) != 1)}",
+                *(f"  {each}" for each in found),
+            ]
+        )
 
 
 def check_loss(
@@ -80,10 +85,8 @@ def check_loss(
             problems |= dict.fromkeys(_sums(made, inputs))
             problems |= dict.fromkeys(_declared(made, inputs))
             problems |= dict.fromkeys(_extremes(made, inputs))
-            old_matters |= _depends(made, inputs, "old_logprobs_N")
-            (gradient_N,) = _gradients(made, [inputs])
-            if _differ(gradient_N, _measured(made, inputs), 1e-4):
-                notes["the gradient is not the derivative of the loss: part of it is detached"] = None
+            old_matters |= any(_depends(made, inputs, name) for name in ("old_logprobs_N", "behaviour_logprobs_N"))
+            notes |= dict.fromkeys(_noted(made, inputs))
         if not problems and not old_matters and made.uses_old_policy(made.config):
             notes[
                 "the gradient does not depend on old_logprobs_N; let uses_old_policy return False, and --check refuses "
@@ -143,8 +146,9 @@ def _inputs(seed: int) -> LossInputs:
         old_logprobs_N=old_N,
         behaviour_logprobs_N=old_N + normal(0.05),
         reference_logprobs_N=old_N + normal(0.2),
-        advantages_N=advantages_S[sequence_N],
-        weights_N=torch.full((count,), 1.0 / count, dtype=torch.float64),
+        # as of an estimator that tells tokens apart; and no two tokens weigh the same
+        advantages_N=advantages_S[sequence_N] * (1.0 + 0.2 * torch.rand(count, generator=draw, dtype=torch.float64)),
+        weights_N=(0.5 + torch.rand(count, generator=draw, dtype=torch.float64)) / count,
         sequence_N=sequence_N,
         sequences=len(_LENGTHS),
         turn_N=torch.arange(len(turns)).repeat_interleave(torch.tensor(turns)),
@@ -219,6 +223,9 @@ def _form(loss: PolicyLoss, inputs: LossInputs) -> Iterator[str]:
         yield f"it changes its inputs in place ({', '.join(changed)}); compute new tensors"
     if not torch.equal(bound(inputs).losses_N.detach(), result.losses_N.detach()):
         yield "two calls with the same inputs differ; take random numbers from inputs.draws_N"
+    doubled = replace(inputs, weights_N=2 * inputs.weights_N)
+    if not torch.equal(_bound(loss, [doubled])(doubled).losses_N.detach(), result.losses_N.detach()):
+        yield "its losses depend on weights_N, which the objective multiplies them by; leave the weights out"
     for name, values in result.metrics.items():
         shape = tuple(getattr(values, "shape", ()))
         if shape != (count,):
@@ -271,7 +278,9 @@ def _declared(loss: PolicyLoss, inputs: LossInputs) -> Iterator[str]:
     if not loss.uses_old_policy(loss.config) and _depends(loss, inputs, "old_logprobs_N"):
         yield "the gradient depends on old_logprobs_N, and uses_old_policy says that it does not; return True"
     on_policy_N = inputs.logprobs_N.detach()
-    same = replace(inputs, old_logprobs_N=on_policy_N, behaviour_logprobs_N=on_policy_N)
+    same = replace(
+        inputs, old_logprobs_N=on_policy_N, behaviour_logprobs_N=on_policy_N, reference_logprobs_N=on_policy_N
+    )
     (gradient_N,) = _gradients(loss, [same])
     if float(gradient_N[inputs.advantages_N > 0].sum()) > 0:
         yield "where old and new policy are equal, it makes tokens with positive advantages less likely; turn its sign"
@@ -296,18 +305,39 @@ def _extremes(loss: PolicyLoss, inputs: LossInputs) -> Iterator[str]:
         far["old_logprobs_N"] = far["old_logprobs_N"] - max(shift, 0.0)
         far["logprobs_N"] = (far["logprobs_N"] - max(-shift, 0.0)).requires_grad_()
         apart = replace(inputs, **far)
-        losses_N = _bound(loss, [apart])(apart).losses_N
+        told = _bound(loss, [apart])(apart)
         (gradient_N,) = _gradients(loss, [apart])
-        if not (losses_N.isfinite().all() and gradient_N.isfinite().all()):
+        values = {"the loss": told.losses_N, "its gradient": gradient_N}
+        values |= {f"the metric {name!r}": torch.as_tensor(each) for name, each in told.metrics.items()}
+        wrong = [name for name, each in values.items() if not each.detach().double().isfinite().all()]
+        if wrong:
             yield (
-                f"where a token is {label} times as likely as before, the loss or its gradient is not finite; "
-                "bound the logarithm of the ratio (clamp it to ±20)"
+                f"where a token is {label} times as likely as before, there are infinities or NaN in "
+                f"{' and '.join(wrong)}; bound the logarithm of the ratio (clamp it to ±20)"
             )
 
 
-def _measured(loss: PolicyLoss, inputs: LossInputs) -> Tensor:
+def _noted(loss: PolicyLoss, inputs: LossInputs) -> Iterator[str]:
+    """Yield what is meant in some losses."""
+    (gradient_N,) = _gradients(loss, [inputs])
+    exact = _bound(loss, [inputs])(inputs).losses_N.dtype == torch.float64
+    step, tolerance = (1e-6, 1e-4) if exact else (1e-2, 0.1)  # those that compute in float32 are measured coarsely
+    if _differ(gradient_N, _measured(loss, inputs, step), tolerance):
+        yield "the gradient is not the derivative of the loss: part of it is detached"
+    if gradient_N[inputs.advantages_N < 0].sum() < 0:
+        yield "tokens with negative advantages become more likely too"
+    if _depends(loss, inputs, "behaviour_logprobs_N"):
+        yield "the gradient depends on behaviour_logprobs_N, which the off-policy correction weighs tokens by already"
+    alone = replace(inputs, reference_logprobs_N=None)
+    try:
+        _gradients(loss, [alone])
+    except FOREIGN_ERRORS as error:
+        yield f"it needs a reference model, and without one raises {describe_error(error)}"
+
+
+def _measured(loss: PolicyLoss, inputs: LossInputs, step: float) -> Tensor:
     """Return the derivative of the objective in each log-probability, by central differences."""
-    bound, step = _bound(loss, [inputs]), 1e-6
+    bound = _bound(loss, [inputs])
     own_N = inputs.logprobs_N.detach()
 
     def objective(logprobs_N: Tensor) -> float:

@@ -31,12 +31,13 @@ class DiskUse:
         saved = config.checkpoint
         width = bytes_per_value(config)
         moved = sum(trained_parameters(config, shape, role) for role in config.trained)
+        exported = shape.parameters + shape.further_parameters + shape.further_copies
         written = bool(saved.every or saved.every_minutes or saved.at_end)
         none_if_short = saved.at_end == "auto" and saved.export and not saved.every
         return cls(
             checkpoint=12.0 * moved,  # in float32: weights and Adam's two moments; others follow from the weights
             kept=saved.keep + (saved.keep_best and config.evaluation is not None) if written else 0,
-            export=shape.parameters * width if saved.export else 0,
+            export=exported * width if saved.export else 0,
             none_below=saved.every_minutes if none_if_short else 0,
         )
 

@@ -21,6 +21,7 @@ from roll_like.config.inference import engines_share_gpus
 from roll_like.config.run import RunConfig
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.config.training import TrainerConfig
+from roll_like.inference.plugin import SPECULATIVE_KEY
 from roll_like.metrics.progress import format_number
 from roll_like.models.shape import ModelShape
 from roll_like.registry import TRAINING_BACKENDS
@@ -242,7 +243,7 @@ def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] 
     if part == "weights":
         return "inference.replicas", "give each engine more GPUs with fewer inference.replicas"
     if part == DRAFT_WEIGHTS and config.inference.draft_model is None:
-        return "inference.speculative", "let engines guess no tokens, or with method: ngram"
+        return SPECULATIVE_KEY, "let engines guess no tokens, or with method: ngram"
     if part == DRAFT_WEIGHTS:
         return "inference", f"let engines guess tokens with a smaller model than {config.inference.draft_model}"
     if part == "adapters":

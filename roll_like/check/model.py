@@ -380,7 +380,7 @@ def _check_own_guesses(
     config: SamplingRunConfig, model: ModelConfig, shapes: Mapping[str, ModelShape]
 ) -> Iterator[Finding]:
     """Yield that the model has no layers that predict further tokens, or that the engine has none for it."""
-    key, way_out = f"{SPECULATIVE_KEY}.method", "use method: ngram, or remove inference.speculative"
+    key, way_out = f"{SPECULATIVE_KEY}.method", f"use method: ngram, or remove {SPECULATIVE_KEY}"
     if not shapes["inference"].further_layers:
         yield Finding.error(
             key,

@@ -61,6 +61,7 @@ class ModelShape:
             what compresses.
         further_layers: Layers in the files that predict further tokens.
         further_parameters: Their parameters, without copies of the embeddings; no trainer holds them.
+        further_copies: Parameters of these copies in the files.
         masked: Whether attention has masks in every precision: no rows can be joined, or weights are dropped.
         masks: Masks of a row: one of windows beside that of all tokens.
     """
@@ -95,6 +96,7 @@ class ModelShape:
     undivided_parameters: int = 0
     further_layers: int = 0
     further_parameters: int = 0
+    further_copies: int = 0
 
     @property
     def active_parameters(self) -> int:
@@ -229,15 +231,16 @@ def load_model_shape(path: Path, *, weights: bool = True) -> ModelShape:
     stored = stored_tensors(path) if weights else {}
     further = [stored[name] for name in mtp_tensors(stored)]
     counted = sum(each.numel for each in stored.values()) - sum(each.numel for each in further)
-    embeddings = shape.embedding_parameters * (1 if tied else 2)
-    dense, of_dense = shape.dense_layers, shape.dense_layer_parameters
-    estimated = (shape.layers - dense) * layer + dense * of_dense + embeddings + hidden
+    embeddings, dense = shape.embedding_parameters * (1 if tied else 2), shape.dense_layers
+    estimated = (shape.layers - dense) * layer + dense * shape.dense_layer_parameters + embeddings + hidden
+    copies = sum(each.numel for each in further if each.shape[:1] == (shape.vocab_size,))
     return replace(
         shape,
         parameters=counted or estimated,
         undivided_parameters=whole + router,
         further_layers=(optional(*COUNTS) or 1) if further else 0,
-        further_parameters=sum(each.numel for each in further if each.shape[:1] != (shape.vocab_size,)),
+        further_parameters=sum(each.numel for each in further) - copies,
+        further_copies=copies,
     )
 
 

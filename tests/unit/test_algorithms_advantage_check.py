@@ -10,7 +10,7 @@ import pytest
 
 from roll_like import ADVANTAGES, AdvantageEstimator, GroupEstimator, Groups, PluginConfig, TokenValues
 from roll_like.algorithms.advantage_check import check_advantage
-from roll_like.algorithms.advantages.base import penalised_rewards
+from roll_like.algorithms.advantages.base import penalised_rewards, policy_samples
 from roll_like.errors import ConfigError
 from roll_like.types import Scored
 
@@ -100,6 +100,18 @@ FAULTS: dict[str, tuple[Of, str]] = {
         lambda e, g, p: [array + np.random.default_rng().normal() for array in centred(e, g, p)],
         "two estimators that were given the same groups differ",
     ),
+    "a penalty that is added": (
+        lambda e, g, p: centred(e, g, [-each for each in p]),
+        "a penalty raises the advantage of its own sample",
+    ),
+    "penalties changed": (
+        lambda e, g, p: [each.__imul__(2) for each in p] and centred(e, g, p),
+        "token_penalties were changed in place",
+    ),
+    "the place in the group": (
+        lambda e, g, p: [array * (1 + at % 4) for at, array in enumerate(centred(e, g, p))],
+        "depend on the order of a group's samples",
+    ),
     "steps": (with_steps, "set uses_steps = True"),
     "an error": (lambda e, g, p: centred(e, g, p)[99], "it raises IndexError"),
 }
@@ -110,6 +122,60 @@ def test_faults_are_found(fault: str) -> None:
     of, message = FAULTS[fault]
     report = check_advantage(planted(of))
     assert any(message in problem for problem in report.problems), str(report)
+
+
+class PromptMean(AdvantageEstimator):
+    """Reward minus the running mean of the prompt, which a state holds, or not."""
+
+    class Config(PluginConfig):
+        type: Literal["prompt_mean_test"] = "prompt_mean_test"
+
+    told = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.means: dict[str, float] = {}
+
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
+        arrays = []
+        for group, rewards in penalised_rewards(groups, token_penalties):
+            mean = self.means.get(group.task.task_id, float(rewards.mean()))
+            for sample, value in zip(group.samples, rewards - mean, strict=True):
+                arrays.append(np.full(len(sample.trajectory.token_ids), value, np.float32))
+            self.means[group.task.task_id] = 0.9 * mean + 0.1 * float(rewards.mean())
+        return arrays
+
+    def state(self) -> dict[str, Any]:
+        return {"means": self.means} if self.told else {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.means = dict(state.get("means", {}))
+
+
+def test_a_running_mean_that_a_resume_loses() -> None:
+    assert check_advantage(PromptMean).problems == ()
+    forgetful = type("Forgetful", (PromptMean,), {"told": False})
+    assert any("after a resume" in problem for problem in check_advantage(forgetful).problems)
+
+
+def test_what_a_critic_learns_from() -> None:
+    def critic(of: Callable[[Any], Any]) -> type[AdvantageEstimator]:
+        def use(self: Any, given: Any) -> None:
+            self.critic = given
+
+        def advantages(self: Any, groups: Groups, penalties: TokenValues) -> Any:
+            self.samples = policy_samples(groups)
+            return centred(self, groups, penalties)
+
+        def learn(self: Any) -> Any:
+            values = self.critic.values(self.samples)
+            return self.critic.learn(self.samples, values, of(values))
+
+        return planted(advantages, needs_critic=True, use=use, learn=learn)
+
+    assert check_advantage(critic(lambda values: values)).problems == ()
+    for of, message in [(lambda values: values[:1], "do not fit"), (lambda v: [x * np.nan for x in v], "not finite")]:
+        assert any(message in problem for problem in check_advantage(critic(of)).problems)
 
 
 def test_a_state_that_is_told() -> None:

@@ -42,7 +42,7 @@ def test_built_in_losses_have_no_problem(name: str) -> None:
     report = check_loss(name)
     assert report.problems == (), str(report)
     assert not any("uses_old_policy" in note for note in report.notes)
-    detached = {"cispo", "dppo_kl", "dppo_tv", "topr", "vespo"}
+    detached = {"cispo", "dppo_kl", "dppo_tv", "gspo", "topr", "vespo"}
     assert any("part of it is detached" in note for note in report.notes) == (name in detached)
 
 
@@ -87,11 +87,22 @@ FAULTS: dict[str, tuple[Callable[[LossInputs], Any], str]] = {
     "random": (lambda inputs: surrogate(inputs) * torch.rand(len(inputs.logprobs_N)), "take random numbers from"),
     "no bound": (
         lambda inputs: -(inputs.logprobs_N - inputs.old_logprobs_N).exp() * inputs.advantages_N,
-        "where a token is e^200 times as likely as before, the loss or its gradient is not finite",
+        "times as likely as before, there are infinities or NaN in the loss and its gradient",
     ),
     "zero advantages": (
         lambda inputs: surrogate(inputs) - 0.1 * inputs.logprobs_N,
         "set zero_advantage_moves = True",
+    ),
+    "weights twice": (lambda inputs: surrogate(inputs) * inputs.weights_N, "its losses depend on weights_N"),
+    "a metric without a bound": (
+        lambda inputs: TokenLosses(
+            surrogate(inputs), {"train/own": (inputs.logprobs_N.detach() - inputs.old_logprobs_N).exp()}
+        ),
+        "there are infinities or NaN in the metric 'train/own'",
+    ),
+    "means of advantages that differ": (
+        lambda inputs: surrogate(inputs) * torch.linspace(1, 2, len(inputs.logprobs_N)),
+        "is cut into micro-batches",
     ),
     "an error": (lambda inputs: surrogate(inputs)[99], "it raises IndexError"),
 }
@@ -117,6 +128,20 @@ def test_what_a_class_says_of_itself() -> None:
     assert check_loss(moving).problems == ()
     blind = planted(surrogate, uses_old_policy=classmethod(lambda cls, config: False))
     assert any("uses_old_policy says that it does not" in problem for problem in check_loss(blind).problems)
+    float32 = planted(lambda inputs: surrogate(inputs).float())
+    assert (check_loss(float32).problems, check_loss(float32).notes) == ((), ())
+
+    def pull(inputs: LossInputs) -> Any:
+        reference: Any = inputs.reference_logprobs_N
+        return surrogate(inputs) + 100 * (inputs.logprobs_N - reference) ** 2
+
+    pulled = planted(pull, zero_advantage_moves=True)
+    assert check_loss(pulled).problems == ()
+    assert any("it needs a reference model, and without one raises TypeError" in n for n in check_loss(pulled).notes)
+    absolute = planted(
+        lambda inputs: -policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N) * inputs.advantages_N.abs()
+    )
+    assert "tokens with negative advantages become more likely too" in check_loss(absolute).notes
     reinforce = planted(lambda inputs: -inputs.advantages_N * inputs.logprobs_N)
     (note,) = check_loss(reinforce).notes
     assert "does not depend on old_logprobs_N" in note

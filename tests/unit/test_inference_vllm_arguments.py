@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from engine_specs import engine_spec
+from guessing_models import make_eagle3_head
 from transformers import GraniteMoeHybridConfig, LlamaConfig
 
 import roll_like
@@ -28,6 +29,7 @@ from roll_like.inference.vllm.arguments import (
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.inference.vllm.plugin import VLLMPlugin
+from roll_like.inference.vllm.served import guessing_models
 
 SPEC = engine_spec("/models/policy", dtype="bfloat16", device="cuda", max_model_len=4096)
 
@@ -202,6 +204,27 @@ def test_a_pass_that_was_made_too_small_for_guesses_is_told() -> None:
     assert "600 tokens hold 120 requests with their guesses" in warning.message
     assert "(it is 640 then)" in warning.message
     assert found() == []
+
+
+def test_a_head_is_no_draft_and_a_draft_no_head(tmp_path: Path, tiny_model: Path) -> None:
+    head = make_eagle3_head(tmp_path / "head")
+
+    def found(method: str, model: Path) -> list[str]:
+        config = VLLMConfig(speculative={"method": method, "model": str(model)})
+        resources = ResourcesConfig(device="cpu", devices_per_node=2)
+        return [each.message for each in VLLMPlugin.check(config, resources) if each.level == "error"]
+
+    assert found("eagle3", head) == found("draft", tiny_model) == []
+    (message,) = found("eagle3", tiny_model)
+    assert "holds no EAGLE-3 head (fc.weight); use method: draft" in message
+    (message,) = found("draft", head)
+    assert "holds an EAGLE-3 head; use method: eagle3" in message
+
+
+def test_models_whose_own_layers_guess_are_read_in_vllm() -> None:
+    known = guessing_models()
+    assert {"deepseek_v3", "Glm4MoeForCausalLM", "MiMoV2ForCausalLM"} <= known
+    assert not {"model_type", "text_config", "llama", "Qwen3ForCausalLM"} & known
 
 
 def test_a_draft_model_and_arctic_inference_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from config_files import changed
 from guessing_models import COPIES, FILE, LAYER, make_mtp_family
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.check.disk import DiskUse
 from roll_like.config.model import ModelConfig
 from roll_like.models.export import save_hf_directory
 from roll_like.models.load import load_tokenizer, resolve_model
 from roll_like.models.modules import load_causal_lm
-from roll_like.models.mtp import FurtherLayers, mtp_tensors, stated_layers
+from roll_like.models.mtp import FurtherLayers, mtp_tensors
 from roll_like.models.shape import load_model_shape
 
 
@@ -54,7 +57,7 @@ def test_an_export_has_them(tmp_path: Path, family: str) -> None:
     for copy, whole in COPIES.items():  # what is one parameter stays one
         assert torch.equal(after[copy], after[whole])
         assert not torch.equal(after[copy], before[copy])
-    assert stated_layers(load_causal_lm(tmp_path / "out", "float32").config) == 1
+    assert load_model_shape(tmp_path / "out").further_layers == 1
     # an export of the export has them too
     assert export(model, tmp_path / "out", tmp_path / "again").keys() == before.keys()
 
@@ -66,6 +69,15 @@ def test_embeddings_of_their_own_stay(base: Path, tmp_path: Path) -> None:
     save_file(weights, base / FILE, metadata={"format": "pt"})
     after = export(trained_model(base), base, tmp_path / "out")
     assert torch.equal(after[copy], weights[copy])
+
+
+def test_copies_in_another_precision_are_copies(base: Path, tmp_path: Path) -> None:
+    weights = load_file(base / FILE)
+    for copy, whole in COPIES.items():
+        weights[copy] = weights[whole].to(torch.bfloat16)
+    save_file(weights, base / FILE, metadata={"format": "pt"})
+    after = export(trained_model(base), base, tmp_path / "out")
+    assert all(torch.equal(after[copy], after[whole]) for copy, whole in COPIES.items())
 
 
 def test_they_have_the_precision_of_the_export(base: Path, tmp_path: Path) -> None:
@@ -95,13 +107,17 @@ def test_fewer_layers_have_none(base: Path, tmp_path: Path) -> None:
     smaller = resolve_model(config).path
     assert not any(".layers.1." in name or ".layers.2." in name for name in load_file(smaller / FILE))
     assert json.loads((smaller / "config.json").read_text())["num_nextn_predict_layers"] == 0
-    assert stated_layers(load_causal_lm(smaller, "float32").config) == 0
+    assert load_model_shape(smaller).further_layers == 0
 
 
 def test_they_are_not_counted(base: Path, tmp_path: Path) -> None:
-    """No trainer holds them."""
-    model = load_causal_lm(base, "float32")
-    assert load_model_shape(base).parameters == sum(each.numel() for each in model.state_dict().values())
+    """No trainer holds them; files do."""
+    model, shape = load_causal_lm(base, "float32"), load_model_shape(base)
+    assert shape.parameters == sum(each.numel() for each in model.state_dict().values())
+    everything = sum(each.numel() for each in load_file(base / FILE).values())
+    assert shape.parameters + shape.further_parameters + shape.further_copies == everything
+    values = changed(checkpoint={"export": True}, model__dtype="float32")
+    assert DiskUse.of(RLVRConfig.from_values(values), shape).export == 4 * everything
 
 
 @pytest.mark.parametrize(

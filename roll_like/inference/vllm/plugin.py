@@ -26,7 +26,7 @@ from roll_like.inference.vllm.config import (
 from roll_like.inference.vllm.images import torchvision_missing
 from roll_like.inference.vllm.served import adapter_layers, guessing_models, knows
 from roll_like.models.attention import keeps_states
-from roll_like.models.stored import stated_json
+from roll_like.models.stored import stated_json, stored_tensors
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
@@ -268,12 +268,25 @@ def _guessing_findings(speculation: SpeculationConfig) -> Iterator[Finding]:
             f"{speculation.model} has layers with a state, and vLLM guesses with other models only; use one without "
             "such layers, or method: ngram",
         )
+    if speculation.model is not None:
+        yield from _other_guesser(speculation.method, Path(speculation.model))
     if speculation.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
         yield Finding.error(
             "inference.speculative.method",
             "suffix needs the package arctic-inference, which is not installed here; install it (pip install "
             "--no-deps arctic-inference), or use ngram",
         )
+
+
+def _other_guesser(method: str, model: Path) -> Iterator[Finding]:
+    """Yield a head where a model was named, or the other way round; it would be found when engines start."""
+    with suppress(ConfigError):  # of files that cannot be read, others say so
+        names = stored_tensors(model).keys()
+        head = "fc.weight" in names
+        if names and method == "eagle3" and not head:
+            yield Finding.error(DRAFT_KEY, f"{model} holds no EAGLE-3 head (fc.weight); use method: draft for a model")
+        if head and method == "draft":
+            yield Finding.error(DRAFT_KEY, f"{model} holds an EAGLE-3 head; use method: eagle3")
 
 
 def _has_states(draft: Path) -> bool:

@@ -35,6 +35,10 @@ def knows(architecture: str) -> bool | None:
     return architecture in registered if registered else None
 
 
+#: What vLLM compares with the names of models.
+_NAMES_MODELS = {"model_type", "architectures", "arch"}
+
+
 @cache
 def guessing_models() -> frozenset[str]:
     """Return model types and architectures whose own layers can guess tokens; nothing where vLLM is not installed."""
@@ -44,7 +48,10 @@ def guessing_models() -> frozenset[str]:
         constant.value
         for function in functions
         if function.name == "hf_config_override"
-        for constant in ast.walk(function)
+        for compared in ast.walk(function)
+        if isinstance(compared, ast.Compare)
+        and _NAMES_MODELS & set(ast.unparse(compared.left).replace("[", ".").split("."))
+        for constant in ast.walk(compared)
         if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
     )
 
