@@ -21,6 +21,8 @@ from chat_templates import renderer
 from fake_policy import FakePolicy, assert_token_exact, episode_settings
 from forked_python import forked_python
 from table_policy import TablePolicy
+from tiny_vision import make_vision_model
+from tiny_vision import renderer as vision_renderer
 
 from roll_like.agents import verifiers_episodes, verifiers_process
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
@@ -30,6 +32,7 @@ from roll_like.agents.verifiers_episodes import VerifiersEnvironments
 from roll_like.agents.verifiers_process import VerifiersProcess, VerifiersRefusal
 from roll_like.cli import main
 from roll_like.cluster.worker_restarts import to_stderr
+from roll_like.data.chat import Renderer
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.collection import collect_batch
@@ -104,9 +107,11 @@ async def table(
 
 
 @asynccontextmanager
-async def playing(policy: Any, limits: EpisodeLimits, report: Any = to_stderr) -> AsyncIterator[VerifiersEnvironments]:
+async def playing(
+    policy: Any, limits: EpisodeLimits, report: Any = to_stderr, *, render: Renderer = CHATML
+) -> AsyncIterator[VerifiersEnvironments]:
     """Servers whose requests a policy answers."""
-    async with Proxy(policy, CHATML) as proxy:
+    async with Proxy(policy, render) as proxy:
         environments = VerifiersEnvironments(proxy, limits, report)
         try:
             yield environments
@@ -122,6 +127,25 @@ async def test_what_tools_answer_is_seen_and_every_sampled_token_is_trained() ->
     assert part.details["verifiers/right"] == 1.0
     assert [turn.tool_calls[0]["result"] for turn in part.record if turn.tool_calls] == ["15"]
     assert len(part.trajectory.parts) == 1  # the second prompt continues the first answer, token by token
+
+
+@pytest.mark.parametrize("harness", ["looks", "roll-like-direct", "null"])
+async def test_images_of_tasks_and_harnesses_are_seen_and_trained_on(harness: str, tmp_path: Path) -> None:
+    render = vision_renderer(make_vision_model("qwen2_5_vl", tmp_path))
+    policy = FakePolicy(render, ["dark", "light"] if harness == "looks" else ["light"])
+    async with playing(policy, EpisodeLimits(turns=5, tokens=2000), render=render) as environments:
+        spec = spec_of({"id": "looks"}, seats={**NULL, "harness": {"id": harness}})
+        (part,) = await environments.play(spec, episode_settings(seed=1))
+    assert_token_exact(part, policy)
+    assert render.images is not None
+    whole = part.trajectory
+    assert part.reward == 1.0
+    assert len(whole.parts) == 1
+    seen = [(image.picture.size(), int(np.asarray(image.picture.image())[0, 0, 0])) for image in whole.images]
+    assert seen == [((56, 28), 60), ((56, 56), 200)][: 2 if harness == "looks" else 1]
+    places = [place for image in whole.images for place in range(image.start, image.start + image.length)]
+    assert np.flatnonzero(whole.token_ids == render.images.token).tolist() == places
+    assert f"How light?[image: {whole.images[0].picture.label}]" in str(whole.record[0].shown)
 
 
 async def test_agents_of_an_episode_have_sequences_and_rewards_of_their_own() -> None:
