@@ -11,7 +11,7 @@ from typing import Any
 
 from roll_like.data.chat import ChatMessage
 from roll_like.data.images import is_image, part_value
-from roll_like.data.shown_images import held, picture_of
+from roll_like.data.shown_images import picture_of
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling
 
@@ -352,7 +352,7 @@ def _image(part: Mapping[str, Any], at: str) -> dict[str, Any]:
         what = f"{at}: expected an image as `data:image/png;base64,…`, found {found}; nothing is downloaded"
         raise ApiError(400, what, code="invalid_image_url", param=at)
     try:
-        return {"type": "image", "image": held(picture_of(url))}
+        return {"type": "image", "image": picture_of(url)}
     except EnvError as error:
         raise ApiError(400, f"{at}: {error.message}", code="invalid_image", param=at) from error
 

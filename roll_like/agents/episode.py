@@ -17,6 +17,7 @@ from roll_like.agents.conversation import Conversation, Segmented
 from roll_like.config.containers import ContainerConfig
 from roll_like.config.rewards import RETURN
 from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
+from roll_like.data.foreign import unbroken
 from roll_like.data.images import as_text, as_texts, pictures_of, shift_images
 from roll_like.data.kept import joined_kept
 from roll_like.data.reasoning import Turn
@@ -310,7 +311,7 @@ class _Seat:
             settings.sample_index,
             segments,
             self.turns,
-            text="\n".join(str(one.get("content") or "") for one in messages if one["role"] == "assistant"),
+            text=unbroken("\n".join(str(one.get("content") or "") for one in messages if one["role"] == "assistant")),
             stop=StopReason.LENGTH if self.cut else stop,
             details={"cuts": float(sum(one.cuts for one in self.conversations))},
             success=success,

@@ -52,12 +52,14 @@ def picture_of(value: Any) -> Picture:
             return _named(encoded(value, "", compress_level=1))
         named = isinstance(value, str | Path) and not str(value).startswith("data:")
         picture = read_picture(str(value) if isinstance(value, Path) else value, _Shown())
-        require_whole_images([picture])
+        shown = picture if named else _named(picture)
+        if (shown.digest, shown.label) not in _HELD:  # agents send an image again with every request
+            require_whole_images([picture])
     except BadRow as error:
         raise EnvError(error.message, fix="let the environment show an image that can be read") from error
     except DataError as error:
         raise EnvError(f"expected an image as {_FORMS}, found {type(value).__name__}") from error
-    return picture if named else _named(picture)
+    return held(shown)
 
 
 def _named(picture: Picture) -> Picture:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,28 @@ def test_vllm_and_the_trainer_agree(family: str, tmp_path: Path, monkeypatch: py
     code, output = finish_run(write_pictures_run(tmp_path, family, inference=engine))
     assert code == 0, output
     check_run(tmp_path / "runs" / "tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_vllm_takes_images_of_later_turns(family: str, tmp_path: Path) -> None:
+    if not TORCHVISION.is_dir():
+        pytest.skip("vLLM needs torchvision for images: make torchvision")
+    script, model = Path(__file__).with_name("images_in_vllm.py"), make_vision_model(family, tmp_path)
+    own = [str(TESTS.parent), str(TESTS), str(TORCHVISION), os.environ.get("PYTHONPATH", "")]
+    ended = subprocess.run(
+        [sys.executable, script, model],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(own)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert max(found.pop("differences")) < 1e-4
+    stop, tokens = found.pop("aborted")
+    assert (stop, tokens < 100) == ("aborted", True)
+    assert found == {"forgotten": "length"}
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -26,6 +28,7 @@ from roll_like.agents.env_worker import HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped, play
 from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.data.chat import Renderer
+from roll_like.data.images import encoded as encoded_picture
 from roll_like.data.images import pictures_of
 from roll_like.data.shown_images import picture_of
 from roll_like.envs import DiscreteActions, FewShot, History, ImageText, check_env, make_env
@@ -33,7 +36,9 @@ from roll_like.envs.returns import shown_messages, state_of
 from roll_like.errors import ConfigError, EnvError, GenerationError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
-from roll_like.inference.interface import GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.inference.vllm.images import image_input, image_prompt
 from roll_like.models.modules import load_causal_lm
 from roll_like.rollout.collection import Collected
@@ -44,7 +49,7 @@ from roll_like.training.backbone import use_row_attention
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.training.rows import build_rows
-from roll_like.types import Group, Picture, Scored
+from roll_like.types import Group, Picture, Scored, Segment, StopReason
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen2_vl", "qwen3_5"])
@@ -316,6 +321,54 @@ async def test_turns_that_begin_anew_have_their_own_images(folder: Path) -> None
         assert np.abs(found - sample.behaviour_logprobs).max() < 1e-4
 
 
+class Spells(Unqueued):
+    """A policy that samples a placeholder in each turn."""
+
+    def __init__(self, render: Renderer) -> None:
+        super().__init__()
+        self.render = render
+
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
+        ids, logprobs = said(self.render, "a<|image_pad|>b")
+        segments = (Segment(start=0, end=len(ids), policy_version=0),)
+        return Generation(
+            request_id=request.request_id,
+            token_ids=ids,
+            logprobs=logprobs,
+            segments=segments,
+            text="a<|image_pad|>b",
+            stop_reason=StopReason.STOP,
+        )
+
+
+async def test_parts_of_a_rewritten_history_have_all_images_shown_so_far(folder: Path, tmp_path: Path) -> None:
+    render = renderer(folder)
+    template = render.tokenizer.chat_template.replace(
+        "{{ message.content }}",
+        "{% if message.role == 'assistant' and not loop.last %}Then: {{ message.content }}"
+        "{% else %}{{ message.content }}{% endif %}",
+    )
+    render.tokenizer.chat_template = template
+    render = Renderer(render.tokenizer, images=render.images)
+    assert render.images is not None
+    (sample,) = await play(Seen(), Spells(render), render, settings_of())
+    whole, token = sample.trajectory, render.images.token
+    group = Group(task=whole.task, samples=(sample,), failures=())
+    write_groups(tmp_path / "step_000001", [group])
+    (read,) = read_groups(tmp_path / "step_000001")
+    for samples in (policy_samples([group]), policy_samples([read])):
+        assert [[image.picture.label for image in one.images] for one in samples] == [
+            ["10.png"],
+            ["10.png", "11.png", "12.png"],
+            ["10.png", "11.png", "12.png"],
+            ["10.png", "11.png", "12.png", "13.png"],
+        ]
+        for one in samples:  # the sampled placeholder of the latest turn is the only one that is no image
+            others = set(np.flatnonzero(one.token_ids == token).tolist()) - set(places(one))
+            assert [bool(one.loss_mask[place]) for place in others] == [True]
+    assert whole.text == "\n".join(["a<|image_pad|>b"] * 4)
+
+
 async def test_the_context_limit_counts_the_tokens_of_images(folder: Path) -> None:
     render = renderer(folder)
     policy = FakePolicy(render, ["left"])
@@ -533,6 +586,20 @@ async def test_an_agents_images_are_recorded_in_every_turn(folder: Path) -> None
     assert trajectory.record[1].shown[0]["content"] == f"[image: {trajectory.images[1].picture.label}]"
 
 
+def test_an_image_that_is_sent_again_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = picture(32).data
+    url, damaged = data_url(picture(31).data), data_url(data[:500] + bytes(1000) + data[1500:])
+    held = picture_of(url)
+    with pytest.raises(EnvError, match="damaged"):
+        picture_of(damaged)
+    decoded: list[Picture] = []
+    monkeypatch.setattr("roll_like.data.shown_images.require_whole_images", decoded.extend)
+    assert picture_of(url) is held
+    assert decoded == []
+    picture_of(damaged)  # what was refused is not held
+    assert len(decoded) == 1
+
+
 async def test_responses_and_messages_show_images_too(folder: Path) -> None:
     async with rig("go", "done", render=renderer(folder)) as one:
         first, second = picture(1, 56, 28), picture(2, 56, 56)
@@ -640,6 +707,92 @@ def test_a_sampled_placeholder_is_no_image_for_vllm(folder: Path) -> None:
 
 def conversation_pictures(conversation: Conversation) -> list[Picture]:
     return [image.picture for image in conversation.images]
+
+
+class Frontend:
+    """vLLM's frontend: its process has forgotten the images of the first requests, and rendering waits for `may`."""
+
+    def __init__(self, render: Renderer, forgotten: int = 0) -> None:
+        self.renderer, self._render, self._forgotten = self, render, forgotten
+        self.may, self.sent, self.aborted = asyncio.Event(), list[list[int]](), list[list[str]]()
+
+    async def render_cmpl_async(self, prompts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        await self.may.wait()
+        (given,) = prompts
+        pictures = [encoded_picture(image, "") for image in given["multi_modal_data"]["image"]]
+        made, _ = self._render.expanded(np.asarray(given["prompt_token_ids"], np.int32), pictures, "")
+        return [{"prompt_token_ids": made.tolist()}]
+
+    async def generate(self, prompt: Any, params: Any, request_id: str, lora_request: Any) -> AsyncIterator[Any]:
+        del params, request_id, lora_request
+        self.sent.append(prompt["prompt_token_ids"])
+        reason = "error" if len(self.sent) <= self._forgotten else "abort"
+        unset = ("logprobs", "weight_versions", "routed_experts", "sampling_mask", "spec_decode_metrics")
+        completion = SimpleNamespace(token_ids=[], finish_reason=reason, **dict.fromkeys(unset))
+        yield SimpleNamespace(outputs=[completion], num_cached_tokens=0)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        self.aborted.append(request_ids)
+
+
+class FakeVLLM(VLLMEngine):
+    """The engine with that frontend, and without processes."""
+
+    def __init__(self, folder: Path, frontend: Frontend) -> None:
+        super().__init__(VLLMConfig(), engine_spec(folder))
+        stops: Any = SimpleNamespace(of=lambda *_: None, text=lambda *_: "")
+        self._engine, self._stops = frontend, stops
+
+    def _look(self) -> None:
+        """Nothing can end."""
+
+    def _is_death(self, error: Exception) -> bool:
+        del error
+        return False
+
+
+def with_image(render: Renderer, name: str = "r") -> GenerateRequest:
+    conversation = Conversation(render)
+    prompt = conversation.start([shown(picture(1, 56, 28))])
+    return GenerateRequest(
+        request_id=name, prompt_ids=prompt, sampling=Sampling(max_tokens=1), seed=0, images=conversation.images
+    )
+
+
+@pytest.fixture
+def _without_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.inference.vllm.engine._sampling_params", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_without_parameters")
+@pytest.mark.parametrize("forgotten", [1, 3])
+async def test_images_that_vllms_process_has_forgotten_are_sent_again(forgotten: int, folder: Path) -> None:
+    frontend = Frontend(renderer(folder), forgotten)
+    frontend.may.set()
+    engine, request = FakeVLLM(folder, frontend), with_image(renderer(folder))
+    await engine.submit([request])
+    (outcome,) = await engine.poll(5)
+    assert frontend.sent == [request.prompt_ids.tolist()] * min(forgotten + 1, 3)
+    if forgotten < 3:
+        assert isinstance(outcome, Generation)
+    else:
+        assert isinstance(outcome, FailedGeneration)
+        assert "vLLM ended the request with 'error'" in str(outcome.error)
+
+
+@pytest.mark.usefixtures("_without_parameters")
+async def test_a_request_whose_images_are_processed_is_aborted_when_vllm_knows_it(folder: Path) -> None:
+    frontend = Frontend(renderer(folder))
+    engine = FakeVLLM(folder, frontend)
+    await engine.submit([with_image(renderer(folder))])
+    aborting = asyncio.create_task(engine.abort(["r", "unknown"]))
+    await asyncio.sleep(0.05)
+    assert frontend.aborted == []
+    assert not aborting.done()
+    frontend.may.set()
+    await aborting
+    assert (await engine.poll(5))[0].request_id == "r"
+    assert len(frontend.sent) == 1
 
 
 # ---- tools -----------------------------------------------------------------------------------------

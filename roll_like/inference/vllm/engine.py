@@ -34,12 +34,14 @@ from roll_like.inference.stops import RequestStops, Stops
 from roll_like.inference.task_engine import CLOSE_SECONDS, TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.images import image_input, image_prompt, require_same_prompt, sampled_placeholders
+from roll_like.inference.vllm.images import image_input, image_prompt
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray
 
 #: How long requests that are aborted may take to end before they are aborted again. Seconds.
 _ABORT_SECONDS = 0.01
+#: How often a request is sent whose images vLLM's process has forgotten.
+_IMAGE_TRIES = 3
 #: Path of adapters that come over the network; it is never read.
 _IN_MEMORY = "/in/memory"
 #: How long vLLM's process may take to heed SIGTERM from now on, and one that does not heed it to end. Seconds.
@@ -91,6 +93,8 @@ class VLLMEngine(TaskEngine):
         self._adapter_number = ADAPTER_ID
         self._arriving: Any = None
         self._users: dict[str, str] = {}
+        #: Requests whose images are being processed: vLLM does not know them yet.
+        self._rendering: set[str] = set()
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -195,29 +199,31 @@ class VLLMEngine(TaskEngine):
     async def abort(self, request_ids: Sequence[str]) -> None:
         self._require_alive()
         await asyncio.sleep(0)  # tasks that were created in this very tick reach vLLM first
-        known = [request_id for request_id in request_ids if request_id in self._tasks]
-        await self._answered(self._engine.abort(known))
+        known = {request_id for request_id in request_ids if request_id in self._tasks}
+        while known:
+            late = self._rendering & known
+            if known - late:
+                await self._answered(self._engine.abort(list(known - late)))
+            if late:
+                await asyncio.sleep(_ABORT_SECONDS)
+            known = late
 
     async def _generate(self, request: GenerateRequest) -> Generation:
-        from vllm.inputs.engine import tokens_input
-
         completion: Any = None
         cached = 0
-        prompt: Any = tokens_input(request.prompt_ids.tolist())
-        if request.images:
-            prompt = image_prompt(request)
-            if sampled_placeholders(request).any():
-                (rendered,) = await self._engine.renderer.render_cmpl_async([prompt])
-                prompt = image_input(request, rendered)
         stops = self._stops.of(request.sampling.stop, request.sampling.stop_ids)
         params = _sampling_params(request, stops, self._spec)
-        with self._using(request.adapter, request.request_id) as adapter:
-            async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
-                completion, cached = output.outputs[0], output.num_cached_tokens or 0
-                if request.images:
-                    require_same_prompt(request, request.prompt_ids, output.prompt_token_ids)
-        if completion is None:
-            raise GenerationError("vLLM ended the request without an answer")
+        for _ in range(_IMAGE_TRIES):
+            prompt = await self._prompt(request)
+            with self._using(request.adapter, request.request_id) as adapter:
+                async for output in self._engine.generate(prompt, params, request.request_id, lora_request=adapter):
+                    completion, cached = output.outputs[0], output.num_cached_tokens or 0
+            if completion is None:
+                raise GenerationError("vLLM ended the request without an answer")
+            # A weight update empties two caches of images, one after the other: what is sent in between is thought to
+            # be in the second one. vLLM ends the request that notices it, and sends the images with the next.
+            if not request.images or completion.finish_reason != "error":
+                break
         flat = completion.logprobs
         return self._generation(
             request,
@@ -231,6 +237,24 @@ class VLLMEngine(TaskEngine):
             kept=None if completion.sampling_mask is None else completion.sampling_mask.token_ids,
             speculation=_guesses(completion.spec_decode_metrics),
         )
+
+    async def _prompt(self, request: GenerateRequest) -> Any:
+        """Return a request's prompt as vLLM's engine takes it; images are decoded beside the event loop.
+
+        Raises:
+            GenerationError: vLLM made another number of placeholders of an image than the trainer will see.
+        """
+        if not request.images:
+            from vllm.inputs.engine import tokens_input
+
+            return tokens_input(request.prompt_ids.tolist())
+        self._rendering.add(request.request_id)
+        try:
+            given = await asyncio.to_thread(image_prompt, request)
+            (rendered,) = await self._engine.renderer.render_cmpl_async([given])
+        finally:
+            self._rendering.discard(request.request_id)
+        return image_input(request, rendered)
 
     # ---- GPU memory and weights -------------------------------------------------------------------
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import GenerateRequest
@@ -41,31 +39,22 @@ def image_input(request: GenerateRequest, rendered: dict[str, Any]) -> dict[str,
     Raises:
         GenerationError: vLLM made another number of placeholders of an image than the trainer will see.
     """
-    require_same_prompt(request, _without_sampled(request), rendered["prompt_token_ids"])
-    return {**rendered, "prompt_token_ids": request.prompt_ids.tolist()}
-
-
-def require_same_prompt(request: GenerateRequest, expected: IntArray, seen: Sequence[int] | None) -> None:
-    """Raise a GenerationError where vLLM made another number of placeholders of an image than the trainer will see."""
-    if seen is None or expected.tolist() != list(seen):
+    expected, seen = _without_sampled(request).tolist(), rendered["prompt_token_ids"]
+    if list(seen) != expected:
         raise GenerationError(
-            f"vLLM sees {0 if seen is None else len(seen)} prompt tokens with the images of request "
-            f"{request.request_id}, and the trainer {len(expected)}",
+            f"vLLM sees {len(seen)} prompt tokens with the images of request {request.request_id}, and the trainer "
+            f"{len(expected)}",
             fix="remove mm_processor_kwargs from inference.engine_args; sizes of images are set in the model's "
             "preprocessor_config.json",
         )
-
-
-def sampled_placeholders(request: GenerateRequest) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a prompt are placeholders that the policy sampled in an earlier turn, shape [P]."""
-    sampled_P: npt.NDArray[np.bool_] = request.prompt_ids == request.prompt_ids[request.images[0].start]
-    for image in request.images:
-        sampled_P[image.start : image.start + image.length] = False
-    return sampled_P
+    return {**rendered, "prompt_token_ids": request.prompt_ids.tolist()}
 
 
 def _without_sampled(request: GenerateRequest) -> IntArray:
     """Return a prompt whose placeholders are those of its images: vLLM would put an image at one that was sampled."""
-    ids = request.prompt_ids.copy()
-    ids[sampled_placeholders(request)] = ids[ids != ids[request.images[0].start]][0]
+    ids, placeholder = request.prompt_ids.copy(), request.prompt_ids[request.images[0].start]
+    sampled_P = ids == placeholder
+    for image in request.images:
+        sampled_P[image.start : image.start + image.length] = False
+    ids[sampled_P] = ids[ids != placeholder][0]
     return ids
