@@ -58,6 +58,11 @@ class LLMJudgeConfig(JuryConfig):
     lowest: float = Field(default=1.0, description="With score: the worst number; it becomes 0.")
     highest: float = Field(default=10.0, description="With score: the best number; it becomes 1.")
 
+    @property
+    def relative(self) -> bool:
+        """Whether it compares the samples of a group with each other."""
+        return self.mode == "pairwise"
+
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         if self.lowest >= self.highest:

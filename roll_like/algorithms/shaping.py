@@ -252,8 +252,10 @@ def trained_on(
 ) -> tuple[list[bool], dict[str, Metric]]:
     """Return whether each sample is trained on, in the order of `flatten(groups)`, and the shares left out.
 
+    `samples_per_group` counts the policy's samples alone, as the shares do: off-policy answers are no more of these.
+
     Args:
-        groups: A step's groups with their rewards before shaping.
+        groups: A step's groups with their rewards before shaping; off-policy answers behind the policy's samples.
         mask: `algorithm.mask`.
         domains: Difficulty bands of domains that do not use `mask.difficulty`.
     """
@@ -265,8 +267,11 @@ def trained_on(
         fits = band is None or in_band(group, band)
         for place, sample in enumerate(group.samples):
             cut = mask.truncated and sample.trajectory.stop_reason is StopReason.LENGTH
-            extra = mask.samples_per_group is not None and place >= mask.samples_per_group
+            own = sample.trajectory.origin is Origin.SAMPLED
+            extra = own and mask.samples_per_group is not None and place >= mask.samples_per_group
             chosen.append(fits and not cut and not extra)
+            if not own:
+                continue
             figures.append(
                 {
                     "mask/difficulty": Mean(float(not fits)),

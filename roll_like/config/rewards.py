@@ -219,6 +219,13 @@ def by_policy(reward: Any) -> bool:
     return bool(getattr(reward, "by_policy", False))
 
 
+def is_relative(reward: Any) -> bool:
+    """Return whether a reward of `rewards.use`, or a part of it, compares the samples of a group with each other."""
+    parts = getattr(reward, "use", ())
+    compares = REWARDS.get(reward.type).relative or getattr(reward, "relative", False)
+    return bool(compares) or any(map(is_relative, parts if isinstance(parts, tuple) else ()))
+
+
 def of_domain(domain: str, name: str) -> bool:
     """Return whether a domain is the one that is meant, where `*` stands for any text.
 

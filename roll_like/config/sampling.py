@@ -31,6 +31,7 @@ from roll_like.config.rewards import (
     RewardsConfig,
     by_policy,
     is_meant_for,
+    is_relative,
     reported_name,
 )
 from roll_like.config.rollout import (
@@ -555,6 +556,41 @@ class PromptConfig(PromptRunConfig, PolicyGradientConfig):
             )
         if self.policy_rewards:
             yield from self._policy_reward_violations(self.policy_rewards[0].type)
+        yield from self._off_policy_reward_violations()
+
+    def _off_policy_reward_violations(self) -> Iterator[Violation]:
+        """Yield rewards that off-policy answers do not get, or that would not be those of the policy's samples."""
+        sections = {Origin.DEMONSTRATION: "demonstrations.off_policy", Origin.REPLAYED: "experience_replay"}
+        joining = [name for origin, name in sections.items() if origin in self.off_policy_origins]
+        for index, reward in enumerate(self.rewards.use if joining else ()):
+            if by_policy(reward):
+                why = "is computed for the policy's samples alone, so that the others of their group would lack it"
+            elif is_relative(reward):
+                why = "compares the samples of a group, so that answers which are not the policy's would change theirs"
+            else:
+                continue
+            if self._scores_training(reward):
+                yield Violation(
+                    ("rewards", "use", index),
+                    f"{reward.type!r} {why}; use rewards that score each answer alone, such as math or exact_match, "
+                    f"or remove {' and '.join(joining)} (demonstrations.sft needs no rewards)",
+                )
+
+    def _scores_training(self, reward: PluginConfig) -> bool:
+        """Return whether a reward may score tasks that are trained on."""
+        for source in self.data.sources:
+            domain = source.domain_label  # None: rows say it
+            own = None if domain is None else self.domain_rewards.get(domain)
+            if own is not None:
+                scores = reported_name(reward) in own
+            elif domain is None:
+                meant = getattr(reward, "sources", None)
+                scores = meant is None or source.label in meant
+            else:
+                scores = is_meant_for(reward, source.label, domain)
+            if scores:
+                return True
+        return False
 
     def _policy_reward_violations(self, name: str) -> Iterator[Violation]:
         """Yield what needs rewards before the policy has given its own."""

@@ -209,7 +209,8 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         if updates and self.algorithm.kl.use == "loss":
             completed["train/kl_coefficient"] = Last(self.kl.coefficient)
             if "train/kl" in metrics:
-                self.kl.update(float(metrics["train/kl"].value), len(set(trajectory_numbers(self._selected(step)))))
+                penalised = [sample for sample in self._selected(step) if _is_penalised(sample)]
+                self.kl.update(float(metrics["train/kl"].value), len(set(trajectory_numbers(penalised))))
         if updates and self.sft is not None:
             completed["train/sft_coefficient"] = Last(self.sft.coefficient)
         return completed
@@ -367,6 +368,11 @@ def with_logprobs(samples: Sequence[PolicySample], reference_logprobs: Sequence[
         )
         for sample, logprobs in zip(samples, reference_logprobs, strict=True)
     ]
+
+
+def _is_penalised(sample: PolicySample) -> bool:
+    """Return whether a KL penalty looks at a sample: at no demonstration, in a group or supervised."""
+    return sample.supervised is None and sample.origin is not Origin.DEMONSTRATION
 
 
 def _chosen(

@@ -134,6 +134,7 @@ class TaskDemonstrations:
                 f"the demonstration spells {renderer.decode([ids[ends[0]]])!r}, which ends an answer, before its end",
                 fix="take it out of the demonstration",
             )
+        _refuse_rewritten(text, turn.text[begin:end].removesuffix(renderer.decode([ids[-1]])), prompt)
         return ids
 
     def _trajectory(self, task: Task, index: int, response_ids: IntArray) -> Trajectory:
@@ -151,8 +152,27 @@ class TaskDemonstrations:
             segments=(),
             text=self._decode(response_ids[:-1].tolist()),
             stop_reason=StopReason.STOP,
+            images=task.images,
             origin=Origin.DEMONSTRATION,
         )
+
+
+def _refuse_rewritten(text: str, written: str, prompt: str) -> None:
+    """Check that a chat template writes a demonstration as it is; what opens its reasoning may be in the prompt.
+
+    Raises:
+        BadRow: It writes another text.
+    """
+    opening = text.removesuffix(written)
+    opens = len(opening) + len(written) == len(text) and opening.strip()
+    if text == written or (opens and prompt.rstrip().endswith(opening.rstrip())):
+        return
+    raise BadRow(
+        Problem.REWRITTEN,
+        f"the chat template writes the demonstration {short(text)} as {short(written)}",
+        fix="write the demonstration as the template does, white space included; or set model.chat_template to one "
+        "that does not change it, or model.template_options (enable_thinking: false, for answers without reasoning)",
+    )
 
 
 class DemonstrationsInGroups:

@@ -19,10 +19,10 @@ from tests_support import task as plain_task
 from tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 
 from roll_like.algorithms.advantages.base import flatten
-from roll_like.algorithms.shaping import in_band
+from roll_like.algorithms.shaping import in_band, trained_on
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
-from roll_like.config.algorithm import DifficultyConfig
+from roll_like.config.algorithm import DifficultyConfig, MaskConfig
 from roll_like.config.demonstrations import DemonstrationsConfig, OffPolicyConfig
 from roll_like.config.rollout import RolloutConfig
 from roll_like.data.chat import Renderer
@@ -133,6 +133,20 @@ def test_a_prompt_that_opens_reasoning_needs_reasoning() -> None:
     assert shown.decode(response) == "2 and 3</think>5<|im_end|>"
 
 
+def test_a_template_that_changes_a_demonstration_is_refused() -> None:
+    content = "message.content if message.role != 'assistant' else '<think></think>' + message.content | trim"
+    shown = renderer(CHAT_TEMPLATE.replace("message.content", f"({content})"))
+    for text, written in (("5", "<think></think>5"), (" 5", "<think></think>5")):
+        with pytest.raises(DataError, match=f"writes the demonstration str '{text}' as str '{written}'") as caught:
+            found(shown=shown).of(task_of(shown, demonstration=text))
+        assert "as the template does, white space included" in str(caught.value.fix)
+    trims = renderer(CHAT_TEMPLATE.replace("message.content", "message.content | trim"))
+    for text in (" 5", "5\n", "\n5"):  # a prompt ends with a line break: it is no part of an answer
+        with pytest.raises(DataError, match="the chat template writes the demonstration"):
+            found(shown=trims).of(task_of(trims, demonstration=text))
+    assert found(shown=trims).of(task_of(trims, demonstration="5"))
+
+
 def test_a_template_that_ends_no_answer_is_refused() -> None:
     shown = renderer(UNENDED)
     task = task_of(shown, demonstration="good")
@@ -154,6 +168,12 @@ def test_real_templates(name: str) -> None:
     response = trajectory.token_ids[len(task.prompt_ids) :]
     assert shown.decode(response) == "3 + 4 = <answer>7</answer><|im_end|>"
     assert trajectory.text == "3 + 4 = <answer>7</answer>"
+    if name == "qwen3":  # which writes an empty reasoning where there is none
+        thinks = Renderer(AutoTokenizer.from_pretrained(folder))
+        with pytest.raises(DataError, match=r"writes the demonstration str '5' as str '<think>"):
+            found(shown=thinks).of(task_of(thinks, demonstration="5"))
+        answer = "<think>\n2 + 3\n</think>\n\n5"
+        assert found(shown=thinks).of(task_of(thinks, demonstration=answer))[0].text == answer
 
 
 # ---- in groups -----------------------------------------------------------------------------------
@@ -232,6 +252,16 @@ def test_filters_look_at_the_group_that_is_trained_on() -> None:
     # how hard a task is, the policy's own samples tell
     band = DifficultyConfig(of="mean", low=0.0, high=0.1)
     assert in_band(with_demonstration([0, 0], 1).whole, band)
+
+
+@pytest.mark.parametrize("origin", [Origin.DEMONSTRATION, Origin.REPLAYED])
+def test_masks_count_the_policys_samples(origin: Origin) -> None:
+    group = with_demonstration([0, 0, 0, 0], 1)
+    joined = replace(group.off_policy[0], trajectory=replace(group.off_policy[0].trajectory, origin=origin))
+    whole = replace(group, off_policy=(joined,)).whole
+    chosen, figures = trained_on([whole], MaskConfig(samples_per_group=2))
+    assert chosen == [True, True, False, False, True]
+    assert reduce(figures) == {"mask/samples_per_group": 0.5}
 
 
 def test_figures_of_rollouts_are_of_the_policys_samples() -> None:
@@ -326,6 +356,33 @@ def test_what_makes_no_sense_is_refused(values: dict[str, Any], key: str, messag
         RLVRConfig.model_validate(values)
     assert key in str(caught.value)
     assert message in str(caught.value)
+
+
+JUDGES: dict[str, Any] = {"type": "llm_judge", "judges": [{"url": "http://x/v1", "model": "m"}]}
+#: What looks at the samples of a group together, and what the trainer computes.
+UNFIT: tuple[dict[str, Any], ...] = (
+    {"type": "consensus"},
+    {**JUDGES, "mode": "pairwise"},
+    {"type": "confidence"},
+    {"type": "reference_likelihood"},
+)
+
+
+@pytest.mark.parametrize("reward", UNFIT, ids=lambda reward: reward["type"])
+@pytest.mark.parametrize("section", ["demonstrations", "experience_replay"])
+def test_rewards_of_the_policys_samples_alone_are_refused(section: str, reward: dict[str, Any]) -> None:
+    values: dict[str, Any] = {section: OFF_POLICY if section == "demonstrations" else {}}
+    name = "demonstrations.off_policy" if section == "demonstrations" else section
+    use = [{"type": "ifeval"}, reward]
+    with pytest.raises(ConfigError, match=rf"rewards.use.1.*{reward['type']}.* or remove {name}"):
+        RLVRConfig.model_validate(changed(**values, rewards={"use": use}))
+    # without off-policy answers, or of other rows, they may be used
+    RLVRConfig.model_validate(changed(demonstrations={"sft": {}}, rewards={"use": use}))
+    RLVRConfig.model_validate(changed(**values, rewards={"use": [{"type": "ifeval"}, JUDGES]}))
+    if reward["type"] == "consensus":
+        elsewhere = {"every": 5, "sources": [{"name": "other", "path": "eval.jsonl"}]}
+        use = [{"type": "ifeval"}, {**reward, "sources": ["other"]}]
+        RLVRConfig.model_validate(changed(**values, rewards={"use": use}, evaluation=elsewhere))
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "gdpo", "gpg", "reinforce_plus_plus", "remax"])

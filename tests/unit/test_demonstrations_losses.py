@@ -337,6 +337,32 @@ def test_batches_that_hold_demonstrations_alone_have_a_kl_penalty_too() -> None:
     assert figures["train/sft_loss"] > 0
 
 
+def test_an_adaptive_penalty_counts_the_samples_that_it_looks_at() -> None:
+    """Its coefficient moves by the number of the policy's samples: demonstrations have no penalty."""
+    adaptive = {"kl": {"use": "loss", "coefficient": 0.1, "adaptive": {"target": 0.01, "horizon": 100}}}
+    groups = fixed_groups(0.2, 0)
+
+    class Reference:
+        def logprobs(self, samples: list[PolicySample]) -> list[np.ndarray[Any, Any]]:
+            return [np.where(sample.loss_mask, -1.0, 0).astype(np.float32) for sample in samples]
+
+    def after(section: dict[str, Any], groups: list[Group[Scored]], supervised: bool) -> float:
+        trainer = Trainer(section, adaptive)
+        samples: list[PolicySample] = list(trainer.advantages.assign(groups).samples)
+        if supervised:
+            assert trainer.weight is not None
+            trainer.weight.begin_step(0)
+            samples += supervised_samples(groups, lambda task: [demonstration(groups[0], 1)])
+        trainer.engine.train_step(with_reference(samples, Reference()))  # type: ignore[arg-type]
+        return float(trainer.engine.objective.kl.coefficient)
+
+    # the divergence is far above its target: ×(1 + 0.2·samples/100)
+    expected = 0.1 * (1 + 0.2 * len(flatten(groups)) / 100)
+    assert after({"off_policy": {}}, groups, False) == pytest.approx(expected)
+    assert after({"sft": {"coefficient": 0.3}}, groups, True) == pytest.approx(expected)
+    assert after({"off_policy": {}}, with_demonstrations(groups), False) == pytest.approx(expected)
+
+
 def test_replayed_tokens_are_no_mismatch_of_the_engine() -> None:
     """Their distance to who sampled them is age: it is corrected, and shown apart."""
     old, policy = [-4.0, -1.0], [-1.0, -1.1]

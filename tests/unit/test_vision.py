@@ -25,6 +25,7 @@ from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, rend
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.model import check_images
 from roll_like.config.data import ConversationData, DataSource, PairData
+from roll_like.config.demonstrations import DemonstrationsConfig
 from roll_like.config.training import TrainingConfig
 from roll_like.data import downloads
 from roll_like.data.chat import Renderer
@@ -38,10 +39,13 @@ from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.inference.vllm import images as vllm_images
 from roll_like.models.modules import load_causal_lm, load_model_config
 from roll_like.models.vision import TowerRuns, image_processor, refuse_vision
+from roll_like.policy_gradient.supervised import supervised_samples
+from roll_like.rollout.demonstrations import TaskDemonstrations
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
+from roll_like.types import Group
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
@@ -119,6 +123,16 @@ def test_marks_say_where_images_are(rows: Path, folder: Path) -> None:
 def test_what_is_wrong_with_images_is_said(row: dict[str, Any], said: str, rows: Path, folder: Path) -> None:
     with pytest.raises(DataError, match=said):
         load(rows, row, folder)
+
+
+def test_demonstrations_are_behind_the_images_of_their_prompt(rows: Path, folder: Path) -> None:
+    task = load(rows, {"prompt": "What?", "images": ["1.png"], "demonstration": "A cat."}, folder)
+    demonstrations = TaskDemonstrations(renderer(folder), DemonstrationsConfig(off_policy={}), 64)
+    (trajectory,) = demonstrations.of(task)
+    assert len(task.images) == 1
+    assert trajectory.images == task.images
+    (sample,) = supervised_samples([Group(task=task, samples=(), failures=())], demonstrations.of)
+    assert sample.images == task.images
 
 
 class ImageServer(ThreadingHTTPServer):
