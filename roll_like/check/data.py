@@ -24,8 +24,7 @@ from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rewards.trial import TRIAL_SECONDS, is_cheap, try_reward
 from roll_like.rollout.demonstrations import TaskDemonstrations
-from roll_like.rollout.replay import tokens_stem
-from roll_like.rollout.storage import has_groups
+from roll_like.rollout.replay import recorded_stems
 from roll_like.types import IntArray, Picture, Task
 
 #: Pixels of a source's images that are decoded, in about two seconds. That images begin as such, and that they have
@@ -89,7 +88,7 @@ def check_demonstrations(
 def check_experience(config: PromptRunConfig) -> Iterator[Finding]:
     """Yield that a run whose right answers are to be replayed has recorded none."""
     section = config.replayed_answers
-    if section is not None and section.initial is not None and not has_groups(tokens_stem(Path(section.initial), 1)):
+    if section is not None and section.initial is not None and not recorded_stems(Path(section.initial)):
         yield Finding.error(
             "experience_replay.initial",
             f"{section.initial} has no rollouts with tokens; name the folder of a run with rollout.save_tokens: true",

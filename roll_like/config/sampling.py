@@ -557,6 +557,13 @@ class PromptConfig(PromptRunConfig, PolicyGradientConfig):
         if self.policy_rewards:
             yield from self._policy_reward_violations(self.policy_rewards[0].type)
         yield from self._off_policy_reward_violations()
+        replayed = self.replayed_answers
+        if replayed is not None and replayed.initial is not None and any(each.streaming for each in self.data.sources):
+            yield Violation(
+                ("experience_replay", "initial"),
+                "answers of another run are matched with all rows at the start, and a streamed source is read row by "
+                "row; set data.sources[].streaming: false, or remove initial",
+            )
 
     def _off_policy_reward_violations(self) -> Iterator[Violation]:
         """Yield rewards that off-policy answers do not get, or that would not be those of the policy's samples."""

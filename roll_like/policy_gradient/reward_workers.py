@@ -264,8 +264,7 @@ def demonstrations_of(
 def experience_of(config: PromptRunConfig, tasks: TaskSet, warn: Callable[[str], None]) -> ExperiencePool | None:
     """Return the pool of right answers that join groups again; None where none do.
 
-    Raises:
-        ConfigError: Another run's answers are to be in it, and it has none.
+    Another run's answers are read before the first step, and not if a checkpoint brings some.
     """
     section = config.replayed_answers
     if section is None:
@@ -273,7 +272,8 @@ def experience_of(config: PromptRunConfig, tasks: TaskSet, warn: Callable[[str],
     pool = ExperiencePool(section, seed=config.seed)
     if section.initial is not None:
         known = {task.task_id: task for task in tasks.tasks}
-        warn(pool.fill(Path(section.initial), known.get, load_renderer(config.model).vocabulary))
+        path, vocabulary = Path(section.initial), load_renderer(config.model).vocabulary
+        pool.start_with(lambda: warn(pool.fill(path, known.get, vocabulary, routes=config.replays_routes)))
     return pool
 
 

@@ -45,9 +45,10 @@ class TaskDemonstrations:
         Raises:
             DataError: It has none that can be used, and `demonstrations.unusable` refuses that.
         """
-        if task.task_id in self._known:
-            # a task that a checkpoint or a file brought is another object
-            return tuple(replace(each, task=task) for each in self._known[task.task_id])
+        known = self._known.get(task.task_id)
+        # a task that a checkpoint or a file brought is another object, and may have another prompt
+        if known is not None and all(np.array_equal(each.task.prompt_ids, task.prompt_ids) for each in known):
+            return tuple(replace(each, task=task, images=task.images) for each in known)
         try:
             return tuple(self._read(task))
         except BadRow as bad:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import numpy as np
 
 from roll_like.config.demonstrations import ExperienceReplayConfig
 from roll_like.errors import ConfigError
-from roll_like.rollout.replay import tokens_stem
-from roll_like.rollout.storage import has_groups, read_groups, write_groups
+from roll_like.rollout.replay import recorded_stems
+from roll_like.rollout.storage import read_groups, write_groups
 from roll_like.types import Group, Origin, Scored, Task, Trajectory
 from roll_like.values import at_least
 
@@ -48,6 +47,7 @@ class ExperiencePool:
         self._config = config
         self._seed = seed
         self._step = 0
+        self._start: Callable[[], object] | None = None
         self._kept: Mapping[str, tuple[_Kept, ...]] = {}
         self._stated: Mapping[str, tuple[_Kept, ...]] = {}
 
@@ -80,6 +80,9 @@ class ExperiencePool:
     def begin_step(self, step: int) -> None:
         """Forget what is too old for a step, counted from 0."""
         self._step = step
+        if self._start is not None:
+            start, self._start = self._start, None
+            start()
         self._keep(self._kept)
 
     def add(self, groups: Iterable[Group[Scored]], step: int) -> None:
@@ -94,16 +97,23 @@ class ExperiencePool:
                 kept[group.task.task_id] = (_Kept(step, answer), *older)
         self._keep(kept)
 
-    def fill(self, path: Path, tasks: Callable[[str], Task | None], vocabulary: int | None) -> str:
-        """Take the right answers that another run recorded, as if they were of the first step; return what was taken.
+    def start_with(self, fill: Callable[[], object]) -> None:
+        """Call `fill` before the first step, unless a checkpoint brings answers."""
+        self._start = fill
+
+    def fill(
+        self, path: Path, tasks: Callable[[str], Task | None], vocabulary: int | None, *, routes: bool = False
+    ) -> str:
+        """Take the right answers that another run recorded, as if they were of this step; return what was taken.
 
         Args:
             path: Folder of the run.
             tasks: Finds a task by its id.
             vocabulary: Tokens that the model knows; None where that is not known.
+            routes: Whether training needs the experts of their tokens.
 
         Raises:
-            ConfigError: It has none to the tasks of this run.
+            ConfigError: It has none to the tasks of this run, or lacks the experts.
         """
         recorded = list(_recorded(path))
         if not recorded:
@@ -118,7 +128,14 @@ class ExperiencePool:
             and np.array_equal(task.prompt_ids, group.task.prompt_ids)
             and all(vocabulary is None or sample.trajectory.token_ids.max() < vocabulary for sample in group.samples)
         ]
-        self.add(mine, 0)
+        if routes and any(sample.trajectory.routes is None for group in mine for sample in group.samples):
+            raise ConfigError(
+                f"experience_replay.initial: {path} was recorded without the experts of its tokens, which "
+                "algorithm.router_replay replays",
+                fix="record it with algorithm.router_replay: true, set that to false here, or remove "
+                "experience_replay.initial",
+            )
+        self.add([self._of_this_step(group) for group in mine], self._step)
         if not len(self):
             found = f"{len(mine)} of its {len(recorded)} groups are of prompts of this run"
             raise ConfigError(
@@ -128,6 +145,14 @@ class ExperiencePool:
                 "experience_replay.solved_reward",
             )
         return f"{len(self)} right answers of {len(self._kept)} prompts are replayed from {path}"
+
+    def _of_this_step(self, group: Group[Scored]) -> Group[Scored]:
+        """Return a group of another run with the version that samples this step: versions of runs do not compare."""
+        version, samples = self._step + 1, []
+        for sample in group.samples:
+            segments = tuple(replace(segment, policy_version=version) for segment in sample.trajectory.segments)
+            samples.append(replace(sample, trajectory=replace(sample.trajectory, segments=segments)))
+        return replace(group, samples=tuple(samples))
 
     def state(self) -> dict[str, Any]:
         """Return the steps of the answers; plain JSON. `save` writes these."""
@@ -144,6 +169,7 @@ class ExperiencePool:
 
     def load(self, directory: Path, steps: Mapping[str, Sequence[int]]) -> None:
         """Read what `save` wrote, with the steps that `state` returned."""
+        self._start = None
         self._kept = {
             group.task.task_id: tuple(map(_Kept, steps[group.task.task_id], group.samples))
             for group in read_groups(directory / POOL)
@@ -173,9 +199,6 @@ def _replayed(answer: Scored, task: Task, sample_index: int) -> Scored:
 
 
 def _recorded(path: Path) -> Iterator[Group[Scored]]:
-    """Yield the groups that a run recorded, step after step."""
-    for step in count(1):
-        stem = tokens_stem(path, step)
-        if not has_groups(stem):
-            return
+    """Yield the groups that a run recorded, step after step; steps may be missing."""
+    for stem in recorded_stems(path):
         yield from read_groups(stem)

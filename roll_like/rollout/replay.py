@@ -116,6 +116,13 @@ def tokens_stem(run_dir: Path, step: int) -> Path:
     return files.rollouts_path(run_dir, step).with_suffix("")
 
 
+def recorded_stems(run_dir: Path) -> list[Path]:
+    """Return where the groups of all recorded steps lie in a run's folder, in the order of the steps."""
+    folder = tokens_stem(run_dir, 1).parent
+    stems = {file.with_suffix("") for file in folder.glob("step_*.npz")}
+    return sorted(filter(has_groups, stems), key=lambda stem: (len(stem.name), stem.name))
+
+
 def require_recorded(run_dir: Path, steps: int) -> None:
     """Check that a run's folder has the groups of the steps 1 to `steps`.
 

@@ -345,6 +345,13 @@ def test_files_of_rollouts_hold_them(tmp_path: Path) -> None:
             "8 answers are kept of a prompt, fewer than the 9",
         ),
         (
+            changed(
+                experience_replay={"initial": "runs/x"}, data__sources=[{"path": "train.jsonl", "streaming": True}]
+            ),
+            "experience_replay.initial",
+            "a streamed source is read row by row",
+        ),
+        (
             changed(experience_replay={}, rollout__schedule={"type": "replay", "path": "runs/x"}),
             "experience_replay",
             "a replay trains on the groups that were recorded",
@@ -449,5 +456,9 @@ def test_kept_demonstrations_are_those_of_the_task_that_asks() -> None:
     again = replace(tasks[0])
     (trajectory,) = demonstrations.of(again)
     assert (trajectory.task is again, trajectory.text) == (True, "one")
+    prompt = np.array([9, 9, 9], np.int32)  # of a recording with another prompt
+    (other,) = demonstrations.of(replace(tasks[0], prompt_ids=prompt))
+    assert other.token_ids[:3].tolist() == [9, 9, 9]
+    assert (other.parts[0].prompt_length, shown.decode(other.token_ids[3:])) == (3, "one<|im_end|>")
     with pytest.raises(DataError, match="expected a demonstration"):
         found(shown=shown).keep(tasks)

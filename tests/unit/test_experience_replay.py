@@ -207,3 +207,38 @@ def test_answers_of_an_earlier_run(tmp_path: Path) -> None:
         pool(initial="runs/x", solved_reward=2).fill(tmp_path, tasks.get, 512)
     with pytest.raises(ConfigError, match="0 of its 4 groups"):  # of another model's vocabulary
         pool(initial="runs/x").fill(tmp_path, tasks.get, 5)
+
+
+def test_an_earlier_run_counts_from_the_step_that_reads_it(tmp_path: Path) -> None:
+    """Its versions are other weights', steps may be missing in it, and a checkpoint's answers come before it."""
+    (tmp_path / "run" / "rollouts").mkdir(parents=True)
+    for step in (2, 150):
+        stem = files.rollouts_path(tmp_path / "run", step).with_suffix("")
+        write_groups(stem, [group(0, [1, 0], version=step + 40, first=step)])
+    tasks = {task(0).task_id: task(0)}
+
+    def started(step: int) -> ExperiencePool:
+        answers = pool(samples_per_prompt=2)
+        answers.start_with(lambda: answers.fill(tmp_path / "run", tasks.get, None))
+        answers.begin_step(step)
+        return answers
+
+    for step in (0, 500):
+        answers = started(step)
+        joined = answers.join(group(0, [0]), ())
+        assert sorted(tokens(joined)) == [2, 150]
+        answers.begin_step(step + 3)
+        # the weights of a step, counted from 0, are those of version step + 1
+        figures = reduce(off_policy_metrics([answers.join(group(0, [0]), ())], step + 4, {Origin.REPLAYED}))
+        assert figures["replay/age"] == 3
+    earlier = pool()
+    earlier.add([group(0, [1], first=77)], 0)
+    steps = earlier.state()
+    earlier.save(tmp_path)
+    resumed = pool()
+    resumed.start_with(lambda: pytest.fail("it is not read"))
+    resumed.load(tmp_path, steps)
+    resumed.begin_step(1)
+    assert tokens(resumed.join(group(0, [0]), ())) == [77]
+    with pytest.raises(ConfigError, match=r"without the experts.*router_replay"):
+        pool().fill(tmp_path / "run", tasks.get, None, routes=True)
