@@ -77,7 +77,7 @@ class McpServer:
     ) -> None:
         await self._close()
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolImages:
+    async def call(self, name: str, arguments: dict[str, Any]) -> str | ToolImages:
         """Call a tool by the server's own name for it.
 
         Raises:
@@ -101,7 +101,7 @@ class McpServer:
         if result.is_error:
             raise ToolError(text or "the call failed")
         images = [f"data:{one.mime_type};base64,{one.data}" for one in result.content if one.type == "image"]
-        return ToolImages(text, tuple(images))
+        return ToolImages(text, tuple(images)) if images else text
 
     def _stdio(self) -> Any:
         from mcp import StdioServerParameters, stdio_client
@@ -147,7 +147,7 @@ class McpServer:
         ]
 
     def _tool(self, name: str, description: str, parameters: dict[str, Any]) -> Tool:
-        async def call(**arguments: Any) -> ToolImages:
+        async def call(**arguments: Any) -> str | ToolImages:
             return await self.call(name, arguments)
 
         try:
