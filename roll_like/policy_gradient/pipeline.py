@@ -124,7 +124,9 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
     def rollout_metrics(self, collected: Collected, policy_version: int) -> Metrics:
         """Return what a step's samples were like; `policy_version` is that of the weights that it trained."""
         figures = rollout_metrics(collected, policy_version, of_steps=self.config.uses_steps)
-        return {**figures, **off_policy_metrics(collected.groups, policy_version, self.config.off_policy_origins)}
+        there = {one.trajectory.origin for group in collected.groups for one in group.off_policy}  # of a recording
+        origins = self.config.off_policy_origins | there
+        return {**figures, **off_policy_metrics(collected.groups, policy_version, origins)}
 
     @property
     def trained(self) -> TrainingEngine[Any]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.config.algorithm import ROUTER_REPLAY
+from roll_like.config.demonstrations import ExperienceReplayConfig
 from roll_like.config.rollout import ReplaySchedule
 from roll_like.config.sampling import SamplingRunConfig
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.storage import has_groups, read_groups
-from roll_like.types import Group, Scored
+from roll_like.types import Group, Origin, Scored
 
 
 class ReplayedRollouts:
@@ -38,6 +39,10 @@ class ReplayedRollouts:
         self._rollout = config.rollout
         self._replays_routes = config.replays_routes
         self._truncation = config.rollout.truncation if config.replays_kept else ()
+        self._joining = config.off_policy_origins
+        algorithm = getattr(config, "algorithm", None)
+        replayed = () if algorithm is None else ExperienceReplayConfig().violations(algorithm)
+        self._unfit = next((violation.message for violation in replayed), None)
         self._vocabulary = vocabulary
         self._note = note
         self._noted = False
@@ -52,6 +57,7 @@ class ReplayedRollouts:
         """
         groups = read_groups(tokens_stem(self._path, step + 1))
         for group in groups:
+            self._refuse_off_policy(step, group)
             self._refuse_unknown_tokens(step, group)
             self._require_routes(step, group)
             self._require_kept(step, group)
@@ -84,8 +90,22 @@ class ReplayedRollouts:
     def load(self, directory: Path) -> None:
         """Read nothing back."""
 
+    def _refuse_off_policy(self, step: int, group: Group[Scored]) -> None:
+        origins = {one.trajectory.origin for one in group.off_policy}
+        if Origin.DEMONSTRATION in origins - self._joining:
+            raise ConfigError(
+                f"step {step + 1} of {self._path} has demonstrations among the samples of its groups, and this run has "
+                "no section demonstrations.off_policy",
+                fix="add the section, as in the recorded run; or record rollouts without it",
+            )
+        if Origin.REPLAYED in origins and self._unfit is not None:
+            raise ConfigError(
+                f"step {step + 1} of {self._path} has answers of experience_replay in its groups: {self._unfit}",
+                fix="change algorithm as it says, or record rollouts without experience_replay",
+            )
+
     def _refuse_unknown_tokens(self, step: int, group: Group[Scored]) -> None:
-        highest = max((int(sample.trajectory.token_ids.max(initial=0)) for sample in group.samples), default=0)
+        highest = max((int(sample.trajectory.token_ids.max(initial=0)) for sample in group.whole.samples), default=0)
         if highest >= self._vocabulary:
             raise ConfigError(
                 f"step {step + 1} of {self._path} has the token {highest} in task {group.task.task_id!r}, and the "
@@ -94,7 +114,7 @@ class ReplayedRollouts:
             )
 
     def _require_routes(self, step: int, group: Group[Scored]) -> None:
-        if self._replays_routes and any(sample.trajectory.routes is None for sample in group.samples):
+        if self._replays_routes and any(sample.trajectory.routes is None for sample in group.whole.samples):
             raise ConfigError(
                 f"step {step + 1} of {self._path} was recorded without the experts of its tokens, which "
                 f"{ROUTER_REPLAY} replays",
@@ -102,7 +122,8 @@ class ReplayedRollouts:
             )
 
     def _require_kept(self, step: int, group: Group[Scored]) -> None:
-        if self._truncation and any(sample.trajectory.kept is None for sample in group.samples):
+        sampled = [one for one in group.whole.samples if one.trajectory.origin is not Origin.DEMONSTRATION]
+        if self._truncation and any(sample.trajectory.kept is None for sample in sampled):
             keys = " and ".join(f"rollout.{key}" for key in self._truncation)
             raise ConfigError(
                 f"step {step + 1} of {self._path} was recorded without the tokens that {keys} kept, over which the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from roll_like.run.checkpoint import CheckpointStore
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunState
+from roll_like.types import Origin
 
 
 def recorded(run: Path, steps: int = 2, groups: int = 2) -> list[Any]:
@@ -187,3 +189,16 @@ def test_a_run_without_groups_has_none_to_record(tmp_path: Path) -> None:
     state.log(0, {})
     state.keep_rollouts(collected([group(task(0), [1.0])]))
     assert not (tmp_path / "rollouts").exists()
+
+
+@pytest.mark.parametrize("origin", [Origin.DEMONSTRATION, Origin.REPLAYED])
+def test_recorded_off_policy_answers_need_a_run_that_takes_them(tmp_path: Path, origin: Origin) -> None:
+    stem = tokens_stem(tmp_path, 1)
+    (group,) = recorded(tmp_path, 1, 1)[0]
+    joined = replace(group.samples[0], trajectory=replace(group.samples[0].trajectory, origin=origin))
+    write_groups(stem, [replace(group, off_policy=(joined,))])
+    given = {"demonstrations": {"off_policy": {}}} if origin is Origin.DEMONSTRATION else {}
+    assert source(replaying(tmp_path, steps=1, groups=1, **given))[0].collect(0).groups[0].off_policy
+    bad: dict[str, Any] = {} if given else {"algorithm": {"advantage": "opo"}}
+    with pytest.raises(ConfigError, match="no section demonstrations" if given else "takes all samples of a group"):
+        source(replaying(tmp_path, steps=1, groups=1, **bad))[0].collect(0)
