@@ -61,9 +61,9 @@ class ConsensusConfig(RewardConfig):
         if inspect.iscoroutinefunction(plugin.score) or inspect.iscoroutinefunction(plugin.answers):
             raise ValueError(f"compare: the reward {name!r} is async; write its `score` and `answers` without async")
         for key in ("name", "weight", "sources", "domains"):
-            if key in self.compare.model_fields_set:
+            if getattr(self.compare, key) != type(self.compare).model_fields[key].default:
                 raise ValueError(f"compare: {key} has no effect there; set it beside `type: consensus`")
-        if self.reward == "share" and "ties" in self.model_fields_set:
+        if self.reward == "share" and self.ties != "none":
             raise ValueError("ties has no effect with reward: share; remove it")
         return self
 

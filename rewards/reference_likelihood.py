@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -25,6 +25,7 @@ from roll_like.rewards.of_policy import Answered, PolicyForward, PolicyReward, R
 from roll_like.types import FloatArray, IntArray, Task, TrainingSample
 
 _ANSWER = "{answer}"
+_Key: TypeAlias = tuple[int | str, ...]
 
 
 class ReferenceLikelihoodConfig(RewardConfig):
@@ -97,36 +98,44 @@ class ReferenceLikelihood(PolicyReward):
 
     def measure(self, samples: Sequence[Answered], policy: PolicyForward, renderer: Renderer) -> Sequence[Outcome]:
         """Return a likelihood for each sample; a `RewardError` where its reference answer is too long."""
-        asked: dict[int, TrainingSample | RewardError] = {}
-        bare: dict[str, TrainingSample] = {}
+        asked: dict[_Key, TrainingSample | RewardError] = {}  # of a group, what differs
+        keys: list[tuple[_Key, ...]] = []  # of each sample: with its reasoning, and without any
         for index, sample in enumerate(samples):
-            placed = self._placed(sample, renderer)
-            if placed is None:
+            place = self._place(sample.completion)
+            if place is None:
+                keys.append(())
                 continue
-            asked[index] = placed
             task = sample.scored.trajectory.task
-            if self.config.debias and isinstance(placed, TrainingSample) and task.task_id not in bare:
-                bare[task.task_id] = self._without_reasoning(task, sample.completion, renderer)
-        computed = {index: one for index, one in asked.items() if isinstance(one, TrainingSample)}
-        found = policy.logprobs([*computed.values(), *bare.values()]) if computed else []
-        scores = [
-            self._likelihood(logprobs_T[sample.loss_mask])
-            for sample, logprobs_T in zip([*computed.values(), *bare.values()], found, strict=True)
-        ]
-        of_samples = dict(zip(computed, scores, strict=False))
-        of_tasks = dict(zip(bare, scores[len(computed) :], strict=True))
-        outcomes: list[Outcome] = []
-        for index, sample in enumerate(samples):
-            placed = asked.get(index)
-            if isinstance(placed, RewardError):
-                outcomes.append(placed)
-            elif placed is None:
-                outcomes.append(RewardResult(self.config.missing or 0.0, {"placed": 0.0}))
-            else:
-                outcomes.append(self._result(of_samples[index], of_tasks.get(sample.scored.trajectory.task.task_id)))
-        return outcomes
+            before, tail = _up_to(place, sample, renderer)
+            asked[index,] = self._with_answer(task, before, tail, renderer)
+            keys.append(((index,),))
+            if self.config.debias:
+                opened, tail = self._without_reasoning(sample.completion, place, tail)
+                key = (task.task_id, opened, tail)
+                if key not in asked:
+                    (written,) = renderer.encode_pieces([(opened, False)])
+                    before = np.concatenate([task.prompt_ids, written], dtype=np.int32)
+                    asked[key] = self._with_answer(task, before, tail, renderer)
+                keys.append((*keys.pop(), key))
+        computed = {key: one for key, one in asked.items() if isinstance(one, TrainingSample)}
+        found = policy.logprobs([*computed.values()]) if computed else []
+        scores: dict[_Key, float | RewardError] = {
+            key: one for key, one in asked.items() if isinstance(one, RewardError)
+        }
+        for (key, one), logprobs_T in zip(computed.items(), found, strict=True):
+            scores[key] = self._likelihood(logprobs_T[one.loss_mask])
+        return [self._outcome([scores[key] for key in of_sample]) for of_sample in keys]
 
-    def _result(self, score: float, bare: float | None) -> RewardResult:
+    def _outcome(self, scores: Sequence[float | RewardError]) -> Outcome:
+        """Return what becomes of a sample's likelihood, and that without reasoning; of neither, it has no place."""
+        reached: list[float] = []
+        for score in scores:
+            if isinstance(score, RewardError):
+                return score
+            reached.append(score)
+        return self._result(*reached) if reached else RewardResult(self.config.missing or 0.0, {"placed": 0.0})
+
+    def _result(self, score: float, bare: float | None = None) -> RewardResult:
         if bare is None:
             return RewardResult(score, {"placed": 1.0})
         gain = score - bare
@@ -145,23 +154,6 @@ class ReferenceLikelihood(PolicyReward):
             case _:
                 return float(wide_A.sum())
 
-    def _placed(self, sample: Answered, renderer: Renderer) -> TrainingSample | RewardError | None:
-        """Return prompt and reasoning with the reference answer behind them; None where the response has no place."""
-        text, trajectory = sample.completion.full_text, sample.scored.trajectory
-        place = self._place(sample.completion)
-        if place is None:
-            return None
-        sampled = trajectory.token_ids[trajectory.sampled]
-        told = characters_told(sampled, text, spell=renderer.token_bytes, special=renderer.special_ids)
-        kept = bisect_left(told, place)
-        tail = ""
-        if place in told:
-            kept += 1
-        else:  # a token goes on behind the place: what it says before it is written again, with the answer
-            tail = text[told[kept - 1] if kept else 0 : place]
-        before = np.concatenate([trajectory.task.prompt_ids, sampled[:kept]], dtype=np.int32)
-        return self._with_answer(trajectory.task, before, tail, renderer)
-
     def _place(self, completion: Completion) -> int | None:
         if self.config.after is not None:
             found = completion.full_text.rfind(self.config.after)
@@ -169,18 +161,22 @@ class ReferenceLikelihood(PolicyReward):
         # an answer that is not written has no place that could be found
         return completion.answer_start if completion.reasoning is not None and completion.text else None
 
-    def _without_reasoning(self, task: Task, completion: Completion, renderer: Renderer) -> TrainingSample:
+    def _without_reasoning(self, completion: Completion, place: int, tail: str) -> tuple[str, str]:
+        """Return what stands before the answer where nothing was thought, and what of it is scored with the answer.
+
+        Both end as in the sample, so that the same tokens are scored.
+        """
         tags = completion.tags
         text = "" if tags is None or not tags.opened else tags.close
         if self.config.after is not None:
             text += self.config.after
-        elif tags is not None and not tags.opened:
-            text = tags.open + tags.close
-        (opened,) = renderer.encode_pieces([(text, False)])
-        before = np.concatenate([task.prompt_ids, opened], dtype=np.int32)
-        placed = self._with_answer(task, before, "", renderer)
-        assert isinstance(placed, TrainingSample), "the same answer was short enough"
-        return placed
+        elif tags is not None:
+            if not tags.opened:
+                text = tags.open + tags.close
+            _, closed, between = completion.full_text[:place].rpartition(tags.close)
+            text += between if closed else ""
+        shared = next(tail[cut:] for cut in range(len(tail) + 1) if text.endswith(tail[cut:]))
+        return text.removesuffix(shared), shared
 
     def _with_answer(self, task: Task, before: IntArray, tail: str, renderer: Renderer) -> TrainingSample | RewardError:
         written = self.config.template.replace(_ANSWER, task.answer or "")
@@ -198,3 +194,20 @@ class ReferenceLikelihood(PolicyReward):
             prompt_length=len(task.prompt_ids),
             images=task.images,
         )
+
+
+def _up_to(place: int, sample: Answered, renderer: Renderer) -> tuple[IntArray, str]:
+    """Return the prompt and the sampled tokens up to a place in the text, and what they lack of the text before it.
+
+    A token that goes on behind the place is left out; what it says before the place is written again, with the answer.
+    """
+    text, trajectory = sample.completion.full_text, sample.scored.trajectory
+    sampled = trajectory.token_ids[trajectory.sampled]
+    told = characters_told(sampled, text, spell=renderer.token_bytes, special=renderer.special_ids)
+    kept = bisect_left(told, place)
+    tail = ""
+    if place in told:
+        kept += 1
+    else:
+        tail = text[told[kept - 1] if kept else 0 : place]
+    return np.concatenate([trajectory.task.prompt_ids, sampled[:kept]], dtype=np.int32), tail

@@ -11,10 +11,10 @@ import torch
 from roll_like.algorithms.logprobs import EveryToken
 from roll_like.config.sampling import PromptConfig
 from roll_like.data.chat import Renderer
-from roll_like.errors import RewardError
+from roll_like.errors import FOREIGN_ERRORS, RewardError
 from roll_like.policy_gradient.probe import evaluating, untempered_logprobs
 from roll_like.registry import REWARDS
-from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.base import RewardConfig, failure
 from roll_like.rewards.call import ResultOrError, read_outcomes
 from roll_like.rewards.of_policy import Answered, PolicyReward
 from roll_like.rewards.scorer import reward_name, scores_task, to_completion
@@ -105,11 +105,23 @@ class PolicyRewards:
         ]
         if not asked:
             return list(groups)
-        outcomes = reward.measure(asked, self._forward, self._renderer())
-        results = iter(read_outcomes(outcomes, [sample.completion for sample in asked]))
+        results = iter(self._measured(reward, asked))
         return [
             _added(group, config, results) if is_meant else group for group, is_meant in zip(groups, meant, strict=True)
         ]
+
+    def _measured(self, reward: PolicyReward, asked: Sequence[Answered]) -> list[ResultOrError]:
+        """Return a result for each sample; a `RewardError` for all where the reward raised."""
+        renderer = self._renderer()
+        try:
+            outcomes = reward.measure(asked, self._forward, renderer)
+        except _ForwardError as error:  # the policy's own: the run cannot go on
+            raise error.raised from None
+        except RewardError as error:
+            return [error] * len(asked)
+        except FOREIGN_ERRORS as error:
+            return [failure(error)] * len(asked)
+        return read_outcomes(outcomes, [sample.completion for sample in asked], method="measure")
 
 
 def _added(group: Group[Scored], config: RewardConfig, results: Iterator[ResultOrError]) -> Group[Scored]:
@@ -134,6 +146,14 @@ def _added(group: Group[Scored], config: RewardConfig, results: Iterator[ResultO
     return replace(group, samples=tuple(samples), failures=tuple(failures))
 
 
+class _ForwardError(Exception):
+    """Carries what the policy's forward pass raised through a reward, whose own errors lose its samples alone."""
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__(str(raised))
+        self.raised = raised
+
+
 class EngineForward:
     """A trained model's forward pass as rewards ask for it: `PolicyForward`."""
 
@@ -142,15 +162,23 @@ class EngineForward:
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Return the log-probability of each target."""
-        return self._policy.ask(untempered_logprobs, samples)
+        return self._ask(untempered_logprobs, samples)
 
     def entropies(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Return the entropy at each target."""
-        return self._policy.ask(untempered_entropies, samples)
+        return self._ask(untempered_entropies, samples)
 
     def certainties(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Return KL(uniform ‖ policy) at each target."""
-        return self._policy.ask(untempered_certainties, samples)
+        return self._ask(untempered_certainties, samples)
+
+    def _ask(
+        self, question: Callable[[Any, RankModel, MicroBatch], FloatArray], samples: Sequence[TrainingSample]
+    ) -> list[FloatArray]:
+        try:
+            return self._policy.ask(question, samples)
+        except Exception as error:
+            raise _ForwardError(error) from error
 
 
 @torch.no_grad()

@@ -136,14 +136,14 @@ class _Threads:
         return results[0]
 
 
-def read_outcomes(raw: Any, completions: Sequence[Completion]) -> list[ResultOrError]:
-    """Return what a reward has returned for completions; a `RewardError` in the place of what is no finite number."""
+def read_outcomes(raw: Any, completions: Sequence[Completion], *, method: str = "score") -> list[ResultOrError]:
+    """Return what a reward's method has returned; a `RewardError` in the place of what is no finite number."""
     expected = len(completions)
     if not isinstance(raw, Sequence | np.ndarray) or isinstance(raw, str | bytes):
-        error = RewardError(f"`score` should return a list of {expected} results, found {type(raw).__name__}")
+        error = RewardError(f"`{method}` should return a list of {expected} results, found {type(raw).__name__}")
         return [error] * expected
     if len(raw) != expected:
-        return [RewardError(f"`score` returned {len(raw)} results for {expected} completions")] * expected
+        return [RewardError(f"`{method}` returned {len(raw)} results for {expected} completions")] * expected
     return [_read_outcome(outcome, completion) for outcome, completion in zip(raw, completions, strict=True)]
 
 

@@ -181,12 +181,19 @@ def test_rows_need_no_answer_and_a_bad_one_is_found() -> None:
     reward.close()
 
 
+@pytest.mark.parametrize("settings", [{}, {"reward": "share"}, {"compare": {"type": "multiple_choice"}}])
+def test_settings_can_be_written_out(settings: dict[str, Any]) -> None:
+    config = ConsensusConfig.model_validate(settings)
+    assert ConsensusConfig.model_validate(config.model_dump()) == config
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"compare": "length"}, "the reward 'length' finds no answers"),
         ({"compare": "async_words"}, "is async"),
         ({"compare": {"type": "math", "weight": 2.0}}, "weight has no effect there"),
+        ({"compare": {"type": "math", "name": "other"}}, "name has no effect there"),
         ({"reward": "share", "ties": "all"}, "ties has no effect with reward: share"),
         ({"min_share": 1.5}, "less than or equal to 1"),
     ],

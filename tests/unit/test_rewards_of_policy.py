@@ -28,6 +28,7 @@ from roll_like.config.training import TrainingConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError, GenerationError, RewardError
 from roll_like.policy_gradient.policy_rewards import EngineForward, PolicyRewards
+from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.of_policy import Answered
 from roll_like.rewards.scorer import to_completion
@@ -263,6 +264,8 @@ def test_without_a_place_for_the_answer(text: str) -> None:
     [
         ({}, THINK, "<think>a</think>41", "<think></think>"),
         ({}, replace(THINK, opened=True), "a</think>41", "</think>"),
+        ({}, THINK, "<think>a</think>\n\n41", "<think></think>\n\n"),
+        ({}, replace(THINK, opened=True), "a</think>\n41", "</think>\n"),
         ({"after": "<answer>"}, THINK, "a<answer>41", "<answer>"),
         ({"after": "<answer>"}, replace(THINK, opened=True), "a</think><answer>41", "</think><answer>"),
     ],
@@ -279,12 +282,36 @@ def test_the_score_without_reasoning_is_subtracted(
     policy = Reads()
     group = [answered(text, tags=tags), answered(text, tags=tags, index=1)]
     results = likelihood(group, policy, debias=True, **settings)
-    assert texts(policy)[-1] == (PROMPT + bare, "42")
+    assert texts(policy)[1] == (PROMPT + bare, "42")
     assert len(policy.asked) == 3, "once for a group"
-    full, _, without = (math.exp(0.01 * len(one) - 2.0) for one in policy.asked)
+    full, without, _ = (math.exp(0.01 * len(one) - 2.0) for one in policy.asked)
     assert isinstance(results[0], RewardResult)
     assert results[0].value == pytest.approx(full - without)
     assert results[0].details == pytest.approx({"placed": 1.0, "likelihood": full, "without_reasoning": without})
+
+
+def test_the_same_tokens_are_scored_without_reasoning() -> None:
+    """` the` is one token, `the` three: what of it stands before the place is scored with the answer in both."""
+    group = [answered("so it is the end", answer="the"), answered("it is 9", answer="the", index=1)]
+    policy = Told()
+    results = likelihood(group, policy, after="is ", debias=True, max_answer_tokens=3)
+    assert texts(policy) == [
+        (PROMPT + "so it is", " the"),
+        (PROMPT + "is", " the"),
+        (PROMPT + "it is ", "the"),
+        (PROMPT + "is ", "the"),
+    ]
+    counts = [int(one.loss_mask.sum()) for one in policy.asked]
+    assert counts == [1, 1, 3, 3]
+    assert not any(isinstance(result, RewardError) for result in results)
+
+
+def test_an_answer_that_is_too_long_without_reasoning_loses_its_sample_alone() -> None:
+    """Of the token ` the` the mark `t` is a part; `the` without the space is more tokens."""
+    group = [answered("so the", answer="he"), answered("so t7", answer="he", index=1)]
+    results = likelihood(group, Told(), after="t", debias=True, max_answer_tokens=2)
+    assert isinstance(results[0], RewardError)
+    assert isinstance(results[1], RewardResult)
 
 
 def test_reasoning_that_does_harm_gets_nothing_less_than_0_in_probabilities() -> None:
@@ -361,6 +388,43 @@ def test_what_cannot_be_scored_is_a_failure_and_an_empty_group_is_rejected() -> 
     assert [(failure.stage, failure.name) for failure in after.failures] == [("reward", "reference_likelihood")]
     with pytest.raises(GenerationError, match="1 of 4 samples of step 1 were lost"):
         rewards_of([config], accepted=0.1).add(step, 0)
+
+
+class Raises(Confidence):
+    def measure(self, samples: Sequence[Answered], policy: Any, renderer: Renderer) -> Sequence[Outcome]:
+        del renderer
+        policy.entropies([])
+        return [1 / len(samples[5:]) for _ in samples]
+
+
+class ReturnsOne(Confidence):
+    def measure(self, samples: Sequence[Answered], policy: Any, renderer: Renderer) -> Sequence[Outcome]:
+        del samples, policy, renderer
+        return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"), [(Raises, "division by zero"), (ReturnsOne, "`measure` returned 1 results for 2")]
+)
+def test_a_reward_that_fails_loses_samples_and_says_whose_they_are(
+    plugin: type[Confidence], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    REWARDS.names()
+    monkeypatch.setitem(REWARDS._plugins, "confidence", plugin)
+    after = rewards_of([ConfidenceConfig(name="sure")], accepted=1.0).add(collected([sampled("a"), sampled("b")]), 0)
+    assert [(failure.stage, failure.name) for failure in after.failures] == [("reward", "sure")] * 2
+    assert all(message in failure.error for failure in after.failures)
+
+
+def test_a_policy_that_fails_ends_the_run_with_its_own_error() -> None:
+    class Broken:
+        def ask(self, *_: Any) -> Any:
+            raise OSError("a rank is gone")
+
+    made = rewards_of([ConfidenceConfig()], accepted=1.0)
+    made._forward = EngineForward(Broken())  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="a rank is gone"):
+        made.add(collected([sampled("a")]), 0)
 
 
 # ---- configurations ------------------------------------------------------------------------------
