@@ -8,7 +8,9 @@ It runs in processes of its own, because sympy never finishes with some expressi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -16,7 +18,7 @@ from pydantic import Field, model_validator
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.child_pool import ChildPool
-from roll_like.builtin.rewards.mathematics import SameAnswer, Verdict
+from roll_like.builtin.rewards.mathematics import GivenAnswer, SameAnswer, Verdict
 from roll_like.data.numbers import read_number
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
@@ -101,25 +103,45 @@ class Math(Reward):
     def answers(self, completions: Sequence[Completion]) -> Sequence[str | RewardError]:
         """Return the answer of each completion, the same text where `math` takes two for the same."""
         read = self._same([(completion.text, ()) for completion in completions])
-        same: dict[str, str] = {}
         givers: dict[str, str] = {}  # of each answer the first response that gives it
-        found: list[str | RewardError] = []
-        for completion, result in zip(completions, read, strict=True):
-            if isinstance(result, RewardError) or not result[0] or result[0] in same:
-                found.append(result if isinstance(result, RewardError) else same.get(result[0], ""))
-                continue
-            (compared,) = self._same([(completion.text, tuple(givers.values()))])
-            if isinstance(compared, RewardError):
-                found.append(compared)
-                continue
-            text, place = compared
-            same[text] = text if place < 0 else [*givers][place]
-            givers.setdefault(same[text], completion.text)
-            found.append(same[text])
-        return found
+        texts: dict[str, str] = {}
+        counts: Counter[str] = Counter()
+        for completion, one in zip(completions, read, strict=True):
+            if not isinstance(one, RewardError) and one.text:
+                givers.setdefault(one.read, completion.text)
+                texts[one.read] = one.text
+                counts[one.read] += 1
+        named = self._classes(sorted(counts, key=lambda one: (-counts[one], texts[one], one)), givers, texts)
+        return [one if isinstance(one, RewardError) else named[one.read] if one.text else "" for one in read]
 
-    def _same(self, pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, int] | RewardError]:
-        """Return what `same_answer` finds for a response and others; a `RewardError` where it failed."""
+    def _classes(
+        self, answers: Sequence[str], givers: Mapping[str, str], texts: Mapping[str, str]
+    ) -> dict[str, str | RewardError]:
+        """Return a text for each answer, equal for the same answers.
+
+        That two answers are the same as a third does not make them the same (50 and 0.5, both right for 50 %), so an
+        answer joins the first of those that are the same as all of its own, the more frequent ones first.
+        """
+        classes: dict[str, list[str]] = {}
+        named: dict[str, str | RewardError] = {}
+        for answer in answers:
+            before = [one for one in named if not isinstance(named[one], RewardError)]
+            (compared,) = self._same([(givers[answer], tuple(givers[one] for one in before))])
+            if isinstance(compared, RewardError):
+                named[answer] = compared
+                continue
+            same = {before[place] for place in compared.same}
+            name = next((name for name, members in classes.items() if same.issuperset(members)), None)
+            if name is None:
+                text = texts[answer]
+                others = (f"{text} [{number}]" for number in count(2))  # 3 cm beside 3 m
+                name = text if text not in classes else next(one for one in others if one not in classes)
+            classes.setdefault(name, []).append(answer)
+            named[answer] = name
+        return named
+
+    def _same(self, pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[GivenAnswer | RewardError]:
+        """Return what `same_answer` finds for responses and others; a `RewardError` where it failed."""
         settings = (self.config.boxed, self.config.relative_tolerance, self.config.compare)
         results = self._pool.run([SameAnswer(response, others, *settings) for response, others in pairs])
         return [

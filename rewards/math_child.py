@@ -1,7 +1,7 @@
 """The process that compares mathematical answers. Run as a script by `rewards.child_pool`.
 
 It reads `(reference, response, boxed, tolerance, compare)` or a `SameAnswer` from the pipe whose file descriptor is its
-first argument. It writes None once, when it is ready, and for each request a `Verdict` or what `same_answer` returns,
+first argument. It writes None once, when it is ready, and for each request a `Verdict` or a `GivenAnswer`,
 or a `RuntimeError` where sympy raised.
 `response` is None when only the reference answer is to be read. It ends when the pipe is closed, and its own alarm
 kills it if the pool is gone.
@@ -15,7 +15,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from roll_like.builtin.rewards.mathematics import SameAnswer, Verdict
+from roll_like.builtin.rewards.mathematics import GivenAnswer, SameAnswer, Verdict
 from roll_like.builtin.rewards.mathematics.grader import grade, same_answer
 from roll_like.errors import FOREIGN_ERRORS, describe_error
 
@@ -41,7 +41,7 @@ def answer_requests(connection: Connection, *, limit_seconds: float, memory_byte
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, limit_seconds)
-        answer: Verdict | tuple[str, int] | RuntimeError
+        answer: Verdict | GivenAnswer | RuntimeError
         try:
             answer = same_answer(request) if isinstance(request, SameAnswer) else grade(*request)
         except FOREIGN_ERRORS as error:  # sympy's; the pool's owner makes a failure of it

@@ -111,7 +111,7 @@ class ReferenceLikelihood(PolicyReward):
             keys.append(((index,),))
             if self.config.debias:
                 opened, tail = self._without_reasoning(sample.completion, place, tail)
-                key = (task.task_id, opened, tail)
+                key: _Key = (task.task_id, opened, tail)
                 if key not in asked:
                     (written,) = renderer.encode_pieces([(opened, False)])
                     before = np.concatenate([task.prompt_ids, written], dtype=np.int32)

@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 
 
 class SameAnswer(NamedTuple):
-    """A request to read a response's answer, and to find the first of other responses that gives the same.
+    """A request to read a response's answer, and to find which of other responses give the same.
 
     Attributes:
         response: The response, without its reasoning.
@@ -44,3 +44,17 @@ class SameAnswer(NamedTuple):
     boxed: bool
     tolerance: float
     compare: str
+
+
+class GivenAnswer(NamedTuple):
+    """The answer to it.
+
+    Attributes:
+        text: The response's answer; empty where it has none. Units are left out.
+        read: How it was read: equal for answers that need no comparison.
+        same: Places of the others that give the same answer.
+    """
+
+    text: str
+    read: str
+    same: tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from roll_like.builtin.rewards.mathematics import SameAnswer, Verdict
+from roll_like.builtin.rewards.mathematics import GivenAnswer, SameAnswer, Verdict
 from roll_like.builtin.rewards.mathematics.comparison import AnswerComparison
 from roll_like.builtin.rewards.mathematics.kinds import Named, Numbers, Reading, Several
 from roll_like.builtin.rewards.mathematics.reading import parse_answer
@@ -89,36 +89,40 @@ def read_reference(text: str) -> tuple[Reading, ...]:
     return tuple(readings)
 
 
-def same_answer(asked: SameAnswer) -> tuple[str, int]:
-    """Return a response's answer as text, and which of other responses is the first to give the same answer.
+def same_answer(asked: SameAnswer) -> GivenAnswer:
+    """Return a response's answer, and which of other responses give the same answer.
 
     Without a reference answer words count in a box only. Two answers are the same if each is right where the other is
-    the reference: 1/3 and 0.333333 are, π and 3.14 are not.
-
-    Returns:
-        The text is empty where there is no answer; the place is −1 where no other is the same.
+    the reference: 1/3 and 0.333333 are, π and 3.14 are not. Words are compared as words, not as products.
     """
     if asked.compare == "math_verify":
         return _same_to_math_verify(asked)
     found = _read_response(asked.response, asked.boxed)
     if not found:
-        return "", -1
+        return GivenAnswer("", "", ())
     comparison = AnswerComparison(asked.tolerance)
-    for place, other in enumerate(asked.others):
-        held = _read_response(other, asked.boxed)
-        if comparison.any_equal(held, found) and comparison.any_equal(found, held):
-            return written(found[0]), place
-    return written(found[0]), -1
+    others = [_read_response(other, asked.boxed) for other in asked.others]
+    same = (place for place, other in enumerate(others) if _are_same(comparison, found, other))
+    return GivenAnswer(written(found[0]), repr(found), tuple(same))
 
 
-def _same_to_math_verify(asked: SameAnswer) -> tuple[str, int]:
+def _are_same(comparison: AnswerComparison, one: tuple[Reading, ...], other: tuple[Reading, ...]) -> bool:
+    for kind in (Word, Choice):  # `HTH` is no product, and of `I` and `i` one is a letter
+        if any(isinstance(reading, kind) for reading in one) and any(isinstance(reading, kind) for reading in other):
+            one, other = (tuple(reading for reading in side if isinstance(reading, kind)) for side in (one, other))
+    return comparison.any_equal(one, other) and comparison.any_equal(other, one)
+
+
+def _same_to_math_verify(asked: SameAnswer) -> GivenAnswer:
     import math_verify
 
     found, *others = (math_verify.parse(text, parsing_timeout=None) for text in (asked.response, *asked.others))
-    for place, held in enumerate(others):
-        if all(math_verify.verify(*pair, timeout_seconds=None) for pair in ((held, found), (found, held))):
-            return str(found[-1]), place
-    return str(found[-1]) if found else "", -1
+    same = (
+        place
+        for place, held in enumerate(others)
+        if all(math_verify.verify(*pair, timeout_seconds=None) for pair in ((held, found), (found, held)))
+    )
+    return GivenAnswer(str(found[-1]) if found else "", str(found), tuple(same))
 
 
 @lru_cache(maxsize=1024)

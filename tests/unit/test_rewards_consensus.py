@@ -87,6 +87,52 @@ def test_equal_answers_in_other_forms_are_one() -> None:
     assert values(["(A)", "The answer is B.", "**B**", "A or B"], compare=choices) == [0, 1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        ("HTH", "HHT"),
+        ("east", "seat"),
+        ("stop", "post", "spot"),
+        (r"\text{BAC}", "ABC"),
+        ("3 cm", "3 m"),
+        ("i", "I"),
+        ("A", "a"),
+        ("e", "E"),
+        ("xy", "2xy"),
+    ],
+)
+def test_different_answers_do_not_vote_together(boxes: tuple[str, ...]) -> None:
+    reward = Math(MathConfig())
+    found = reward.answers([completion(f"\\boxed{{{box}}}") for box in boxes])
+    reward.close()
+    assert len(set(found)) == len(boxes)
+    assert all(isinstance(one, str) and one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "together"),
+    [
+        (("50", "50\\%", "0.5"), ({"0.5", "50\\%"},)),
+        (("0.5", "0.5", "50\\%", "50"), ({"0.5", "50\\%"},)),
+        (("3", "3 cm", "3 m"), ({"3", "3 m"},)),
+        (("3", "3 m", "3 m", "3 cm"), ({"3", "3 m"},)),
+        (("1/3", "0.333333", "2/6", "HHT", "HHT", "xy", "yx"), ({"1/3", "0.333333", "2/6"},)),
+    ],
+)
+def test_answers_vote_together_in_any_order(boxes: tuple[str, ...], together: tuple[set[str], ...]) -> None:
+    """An answer that is the same as two others which are not the same joins one of them, whatever the order."""
+    reward = Math(MathConfig())
+    for seed in range(4):
+        order = random.Random(seed).sample(boxes, len(boxes))
+        found = reward.answers([completion(f"\\boxed{{{box}}}") for box in order])
+        classes: dict[Any, set[str]] = {}
+        for box, one in zip(order, found, strict=True):
+            classes.setdefault(one, set()).add(box)
+        expected = [*together, *({box} for box in set(boxes).difference(*together))]
+        assert sorted(map(sorted, classes.values())) == sorted(map(sorted, expected))
+    reward.close()
+
+
 def test_words_are_answers_of_mathematics_in_boxes_alone() -> None:
     """Without a reference answer nothing says that a sentence is one."""
     reward = Math(MathConfig())
