@@ -409,7 +409,7 @@ class Failure:
     """A sample that infrastructure lost; counted, never trained on.
 
     Attributes:
-        stage: `generate`, `reward` or `environment`.
+        stage: `generate`, `reward` or `environment`; `demonstration` where a reward failed on one.
         name: The reward, environment or replica that failed.
         error: The error's text, with its cause.
         origin: The task's file and line.
@@ -419,6 +419,11 @@ class Failure:
     name: str
     error: str
     origin: str
+
+    @property
+    def of_policy(self) -> bool:
+        """Whether it is a sample of the policy that was lost, and no demonstration."""
+        return self.stage != Origin.DEMONSTRATION.value
 
     def __post_init__(self) -> None:
         # an error may quote what a policy wrote in a call

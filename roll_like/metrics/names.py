@@ -97,6 +97,7 @@ train/clip_fraction_dual | share | clipped dual | Share of tokens that the dual 
 train/covariance_fraction | share | penalised | Share of tokens that `clip_cov` leaves out or `kl_cov` penalises.
 demonstrations/groups | share | demonstrated | Share of the groups that a demonstration has joined.
 demonstrations/reward | – | their reward | Mean reward of the demonstrations in groups, as the run's rewards score them.
+demonstrations/failures | samples | not scored | Demonstrations that a reward failed on; groups go on without them.
 demonstrations/tokens | tokens | demonstrated | Tokens of demonstrations in groups.
 demonstrations/probability | – | their probability | Mean probability of these tokens under the policy.
 demonstrations/cross_entropy | nats/token | cross-entropy | Mean of −log π of supervised tokens of demonstrations.

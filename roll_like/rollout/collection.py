@@ -80,10 +80,11 @@ class Collected:
             GenerationError: With the counts and the first failure.
         """
         scored = sum(len(group.samples) for group in (*self.groups, *self.rejected))
-        lost = len(self.failures)
+        of_policy = [failure for failure in self.failures if failure.of_policy]
+        lost = len(of_policy)
         if not lost or lost <= accepted * (scored + lost):
             return
-        first = self.failures[0]
+        first = of_policy[0]
         raise GenerationError(
             f"{lost} of {scored + lost} samples of {what} were lost to failures, above "
             f"rollout.max_failure_fraction: {accepted:g}. The first, at {first.stage} "

@@ -37,7 +37,7 @@ def rollout_metrics(collected: Collected, policy_version: int, *, of_steps: bool
     metrics |= {
         "rollout/tokens": Sum(float(collected.tokens)),
         "rollout/samples": Sum(float(len(samples))),
-        "rollout/failures": Sum(float(len(collected.failures))),
+        "rollout/failures": Sum(float(sum(failure.of_policy for failure in collected.failures))),
         "rollout/groups/accepted": Sum(float(len(collected.groups))),
         "rollout/groups/rejected": Sum(float(len(rejected))),
         "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
@@ -46,6 +46,8 @@ def rollout_metrics(collected: Collected, policy_version: int, *, of_steps: bool
         **staleness_metrics(collected.groups, policy_version),
         **collected.metrics,
     }
+    if lost := sum(not failure.of_policy for failure in collected.failures):
+        metrics["demonstrations/failures"] = Sum(float(lost))
     if samples:
         rewards = np.array([sample.reward for sample in samples])
         metrics["rollout/reward/std"] = Mean(float(rewards.std()), len(samples))

@@ -17,7 +17,7 @@ from roll_like.inference.interface import GenerateRequest, Generation, Sampling,
 from roll_like.rollout.collection import GroupRunner, SampleCounter, SampleProgress, no_progress
 from roll_like.rollout.reward_pools import RewardPools
 from roll_like.rollout.router import RequestAborted, Router, SampleLost
-from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
+from roll_like.types import Failure, Group, Origin, Part, Scored, Task, Trajectory
 
 
 class OffPolicyAnswers(Protocol):
@@ -142,8 +142,12 @@ class _PromptRunner:
         others = () if joining is None else joining.to_score(task)
         given = tuple(replace(one, sample_index=beyond + place) for place, one in enumerate(others))
         scored = await self._scorer.score(Group(task=task, samples=(*trajectories, *given), failures=failures))
+        known = sum(one.trajectory.sample_index >= beyond for one in scored.samples)
+        own = len(scored.failures) - (len(given) - known)  # they are in the order of the samples
+        lost = tuple(replace(one, stage=Origin.DEMONSTRATION.value) for one in scored.failures[own:])
         of_policy = replace(
             scored,
+            failures=(*scored.failures[:own], *lost),
             samples=tuple(one for one in scored.samples if one.trajectory.sample_index < last),
             baselines=tuple(one for one in scored.samples if one.trajectory.sample_index == last),
         )

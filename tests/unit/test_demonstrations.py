@@ -223,6 +223,11 @@ def test_a_demonstration_that_cannot_be_scored_is_a_failure() -> None:
     group = sampled(["lost"], OffPolicyConfig())
     assert (group.off_policy, [failure.name for failure in group.failures]) == ((), ["toy"])
     assert len(group.samples) == 2
+    # it is none of the policy's: one of three would be too many
+    collected = Collected(groups=(group,), rejected=(), failures=group.failures, started=1, tokens=12)
+    collected.refuse_too_many_failures(0.1, "step 1")
+    metrics = rollout_metrics(collected, 0)
+    assert (metrics["rollout/failures"].value, metrics["demonstrations/failures"].value) == (0, 1)
 
 
 def test_only_unsolved_groups_are_joined() -> None:
