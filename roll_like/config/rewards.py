@@ -115,11 +115,10 @@ class RewardsConfig(ConfigModel):
                     f"{reward.type!r} is computed by the trainer when the groups of a step are complete, which "
                     f"pipeline: {pipeline} does not do; use pipeline: rlvr, or another reward",
                 )
-            parts = getattr(reward, "use", ())
-            for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
+            for path, part in _parts(reward, ("rewards", "use", index)):
                 if by_policy(part):
                     yield Violation(
-                        ("rewards", "use", index, "use", place),
+                        path,
                         f"{part.type!r} is computed by the trainer, and {reward.type!r} by reward workers, which do "
                         "not have its value; list it in rewards.use itself",
                     )
@@ -212,6 +211,15 @@ class OptionalRewardsConfig(RewardsConfig):
     use: tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...] = Field(
         default=(), description="Rewards, weighted; each is reported on its own."
     )
+
+
+def _parts(reward: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield what a reward is made of, at every depth, with where it is written."""
+    parts = getattr(reward, "use", ())
+    for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
+        inner = (*path, "use", place)
+        yield inner, part
+        yield from _parts(part, inner)
 
 
 def by_policy(reward: Any) -> bool:

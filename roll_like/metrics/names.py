@@ -64,7 +64,7 @@ rollout/cuts | – | cuts | How often the chat template rewrote history, a mean 
 rollout/conversations | – | conversations | Conversations that an agent program held, a mean over episodes.
 rollout/ignored_options | – | ignored | Requests of an agent program with options that are ignored, a mean.
 rollout/consensus/share | share | agreement | Mean share of a group's samples with its most frequent answer.
-rollout/consensus/label_accuracy | share | label accuracy | Share of groups whose most frequent answer is right.
+rollout/consensus/label_accuracy | share | label accuracy | Share of samples whose group's most common answer is right.
 rollout/consensus/reward_accuracy | share | reward accuracy | Share of samples rewarded as the reference answer would.
 rollout/reference_likelihood/placed | share | placed | Share of responses with a place for the reference answer.
 rollout/reference_likelihood/without_reasoning | – | without reasoning | The same likelihood without any reasoning.

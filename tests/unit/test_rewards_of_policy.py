@@ -439,6 +439,9 @@ BASE: dict[str, Any] = {
 }
 
 
+INNER = {"type": "composite", "name": "inner", "use": ["length", "confidence"]}
+
+
 def test_no_worker_is_started_for_them() -> None:
     config = RLVRConfig.from_values({**BASE, "rewards": {"use": ["confidence"]}})
     assert config.scoring == ()
@@ -457,6 +460,10 @@ def test_no_worker_is_started_for_them() -> None:
         ({"rewards": {"use": ["confidence"], "pools": {"a": {"rewards": ["confidence"]}}}}, "not a worker's"),
         (
             {"rewards": {"use": [{"type": "composite", "use": ["confidence", "math"]}]}},
+            "list it in rewards.use itself",
+        ),
+        (
+            {"rewards": {"use": [{"type": "composite", "use": ["math", INNER]}]}},
             "list it in rewards.use itself",
         ),
     ],
