@@ -27,6 +27,7 @@ from roll_like.config.algorithm import AlgorithmConfig, CorrectionConfig
 from roll_like.config.demonstrations import DemonstrationsConfig, SFTTermConfig
 from roll_like.config.training import TrainingConfig
 from roll_like.errors import ConfigError, EngineError
+from roll_like.policy_gradient import objective
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.objective import PolicyObjective, SFTWeight, policy_batches, with_reference
 from roll_like.policy_gradient.supervised import supervised_samples
@@ -260,6 +261,24 @@ def test_a_step_with_demonstrations_is_luffys(gamma: float | None, max_tokens: i
     assert figures["train/tokens"] <= own
     assert figures["mismatch/logprob_difference_max"] >= plain["mismatch/logprob_difference_max"] - 1e-6
     assert figures["mismatch/logprob_difference_max"] < 1.5  # 0 in the place of a log-probability would be further off
+
+
+@pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
+def test_statistics_of_a_batch_are_of_the_policys_samples(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[float]] = []
+    whole = objective.whole_batch
+
+    def recorded(*arguments: Any) -> Any:
+        batch = whole(*arguments)
+        seen.append(sorted(batch.old_logprobs_N.tolist()))
+        return batch
+
+    monkeypatch.setattr(objective, "whole_batch", recorded)
+    for groups in (fixed_groups(0.2, 0), with_demonstrations(fixed_groups(0.2, 0))):
+        Trainer({"off_policy": {}}, {"loss": loss}).step(groups)
+    without, beside = seen
+    assert len(without) > 10
+    assert beside == pytest.approx(without)
 
 
 def test_demonstrations_leave_losses_of_sequences_alone() -> None:
