@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from config_files import changed
-from guessing_models import make_mtp_family
+from guessing_models import make_eagle3_head, make_mtp_family
 from pydantic import ValidationError
 from test_config_check import ROW, lines
 from test_config_rules import CUDA
@@ -147,10 +147,11 @@ PAIRS: dict[tuple[str, str], tuple[Outcome, Outcome]] = {
 
 @pytest.fixture(scope="module")
 def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model, one that is a mixture of experts, and one that also has layers which predict further tokens."""
+    """A model, one that is a mixture of experts, one whose own layers guess, and what guesses beside a model."""
     folder = tmp_path_factory.mktemp("models")
     mixture, guessing = make_family("qwen3_moe", folder / "mixture"), make_mtp_family("glm4_moe", folder / "guessing")
-    return {"": tiny_model, "routes": mixture, "own layers": guessing}
+    head = make_eagle3_head(folder / "head")
+    return {"": tiny_model, "draft": tiny_model, "head": head, "routes": mixture, "own layers": guessing}
 
 
 @pytest.fixture
@@ -164,8 +165,8 @@ def errors(tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPa
         model = str(models[next((name for name in ("own layers", "routes") if name in names), "")])
         if changes.get("inference__quantization") and device == "cuda":
             changes["inference__quantization"] = "fp8"
-        if {"draft", "head"} & set(names):
-            changes["inference__speculative"] = changes["inference__speculative"] | {"model": model}
+        for beside in {"draft", "head"} & set(names):
+            changes["inference__speculative"] = changes["inference__speculative"] | {"model": str(models[beside])}
         if device == "cpu" and "changes alone" in names:
             changes |= {"resources__nodes": 2, "resources__address": "auto"}
         base = changed(CUDA, resources__gpu="H100") if device == "cuda" else changed(inference={"type": "vllm"})
