@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.models.checkpoint_names import tensor_groups
-from roll_like.models.stored import StoredTensor, read_tensor, rows_of, stated_json, stored_tensors
+from roll_like.models.stored import StoredTensor, equal_values, read_tensor, stated_json, stored_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class FurtherLayers:
         ]
         copies: dict[str, list[str]] = {}
         for name in found:
-            whole = next((each for each in candidates if _equal(stored, name, each)), None)
+            whole = next((each for each in candidates if equal_values(stored, name, each)), None)
             if whole is not None:
                 copies.setdefault(whole, []).append(name)
         copied = {name for names in copies.values() for name in names}
@@ -104,14 +104,3 @@ def _owner(name: str) -> str:
     """Return the layer that a tensor is of; empty for those outside of layers."""
     match = _LAYER.match(name)
     return "" if match is None else match[0]
-
-
-def _equal(stored: Mapping[str, StoredTensor], one: str, other: str) -> bool:
-    """Whether two tensors are equal in the precision of the narrower one."""
-    if stored[one].shape != stored[other].shape:
-        return False
-    for left, right in zip(rows_of(stored, one), rows_of(stored, other), strict=True):
-        narrow = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
-        if not bool((left.to(narrow) == right.to(narrow)).all()):
-            return False
-    return True

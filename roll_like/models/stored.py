@@ -146,6 +146,17 @@ def rows_of(stored: Mapping[str, StoredTensor], name: str) -> Iterator[Tensor]:
             yield matrix[start : start + _ROWS]
 
 
+def equal_values(stored: Mapping[str, StoredTensor], one: str, other: str) -> bool:
+    """Whether two tensors are equal, in the precision of the narrower one; they are read until they differ."""
+    if stored[one].shape != stored[other].shape:
+        return False
+    for left, right in zip(rows_of(stored, one), rows_of(stored, other), strict=True):
+        narrow = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+        if not bool((left.to(narrow) == right.to(narrow)).all()):
+            return False
+    return True
+
+
 def refuse_adapter(path: Path) -> None:
     """Raise a ConfigError where an adapter lies beside a model's config.json, or alone."""
     file = path / ADAPTER

@@ -14,7 +14,7 @@ from roll_like.errors import ConfigError
 from roll_like.models.checkpoint_names import tensor_groups
 from roll_like.models.imports import quick_imports, quiet
 from roll_like.models.modules import COMPLETE, UNTIE, load_for_training, load_model_config, untied
-from roll_like.models.stored import StoredTensor, refuse_adapter, refuse_quantized, rows_of, stored_tensors
+from roll_like.models.stored import StoredTensor, equal_values, refuse_adapter, refuse_quantized, stored_tensors
 from roll_like.models.vision import FAMILIES
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _refuse_incomplete(
     stated: Mapping[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
     for one, other in stated.items():
         names = _file_names(model, one, other)
-        if all(name in stored for name in names) and not _same(stored, *names):
+        if all(name in stored for name in names) and not _one_tensor(stored, *names):
             raise ConfigError(untied(path, one, other), fix=UNTIE)
 
 
@@ -114,9 +114,6 @@ def _file_names(model: Any, *names: str) -> list[str]:
     return [group.tensors[0] for name in names for group in tensor_groups(model, {name: shapes[name]})]
 
 
-def _same(stored: Mapping[str, StoredTensor], one: str, other: str) -> bool:
-    """Return whether two tensors have the same numbers; they are read until they differ."""
-    if stored[one].shape != stored[other].shape or stored[one].dtype != stored[other].dtype:
-        return False
-    pairs = zip(rows_of(stored, one), rows_of(stored, other), strict=True)
-    return all(bool((first == second).all()) for first, second in pairs)
+def _one_tensor(stored: Mapping[str, StoredTensor], one: str, other: str) -> bool:
+    """Return whether two tensors have the same precision and the same numbers."""
+    return stored[one].dtype == stored[other].dtype and equal_values(stored, one, other)
